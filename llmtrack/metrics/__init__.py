@@ -1,6 +1,7 @@
-"""The one place for the names of params, metrics and tags, with unit, direction and meaning.
+"""Names, units, directions and meanings of all params, metrics and tags.
 
-A metric has its entry in `measured.py`, a param in `conditions.py`, a tag in `identity.py`; `docs/metrics.md` is made of them.
+Metrics are declared in `measured.py`, params in `conditions.py`, tags in `identity.py`; `docs/metrics.md` is generated
+from them.
 """
 
 from __future__ import annotations
@@ -39,25 +40,25 @@ PARAM_BY_NAME = {param.name: param for param in PARAMS}
 
 
 def metric(name: str) -> Metric:
-    """Return a metric's entry; of one that is not in the table, what is safe to assume."""
+    """Return a metric's entry, or safe defaults for an unknown one."""
     return METRIC_BY_NAME.get(name) or Metric(name, "-", "-", "not known", "not known", timed=True)
 
 
 def as_shown(name: str, value: Any) -> str:
-    """Return a value of a metric as tables show it."""
+    """Format a metric's value as in tables."""
     return (metric(name).shown or _LAST).render(value)
 
 
 def role(param: str) -> Role:
-    """Return what two runs are that differ in a param; one that is not in the table configures something."""
+    """Return a param's role; unknown params count as configuration."""
     return PARAM_BY_NAME[param].role if param in PARAM_BY_NAME else Param.role
 
 
 def params_with(*roles: Role) -> tuple[str, ...]:
-    """Return the known params of some roles."""
+    """Return the known params with the given roles."""
     return tuple(param.name for param in PARAMS if param.role in roles)
 
 
 def in_place(entries: Iterable[Described]) -> list[Described]:
-    """Return metrics or params in the order of their columns."""
+    """Sort metrics or params by the order of their columns."""
     return sorted(entries, key=lambda entry: (entry.shown or _LAST).place)

@@ -1,4 +1,4 @@
-"""Make docs/metrics.md: python -m llmtrack.metrics > docs/metrics.md."""
+"""Generate docs/metrics.md: python -m llmtrack.metrics > docs/metrics.md."""
 
 from llmtrack.metrics.page import page
 

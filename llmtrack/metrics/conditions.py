@@ -1,4 +1,4 @@
-"""The params: the one place for each condition of a run."""
+"""Params: the conditions of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _multiple(value: Any) -> str:
     return "longest" if value == 1 else f"x{value}"
 
 
-# A row each, however long.
+# One row each, regardless of line length.
 # fmt: off
 PARAMS: tuple[Param, ...] = (
     _implied("scenario", str, "name of the scenario, unique within its study"),

@@ -1,4 +1,4 @@
-"""What is said of a metric, a param or a tag: all that is to be known to show and to compare it."""
+"""Types of the entries for metrics, params and tags."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Role = Literal["configuration", "work", "convention", "repeats", "found", "impli
 
 @dataclass(frozen=True)
 class Shown:
-    """How a metric or a condition is shown in a table.
+    """Display of a metric or condition in tables.
 
     Attributes:
-        title: heading of its column.
-        render: a value as text.
-        place: columns stand in this order; those of no place come last, as they are declared.
-        quiet: a metric is shown only where it is asked for, a condition only where runs differ in it.
-        spread: whether half the 95 % interval is shown beside the value, as a share of it.
-        told: whether the change from the baseline is told where no other metrics are asked for.
-        change: what the metric is called there; empty: as in the heading.
-        keep: how long a table that is too wide for the terminal keeps the column: the least leaves first.
+        title: column heading.
+        render: format a value.
+        place: column order; entries without one come last, in order of declaration.
+        quiet: show a metric only on request, a condition only if runs differ in it.
+        spread: show half of the 95 % interval beside the value, as a share of it.
+        told: compare it with the baseline by default.
+        change: name in such a comparison; empty for the heading.
+        keep: importance when a table is too wide; the lowest leaves first.
     """
 
     title: str
@@ -39,25 +39,21 @@ class Shown:
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a run, and all that is to be known to show and to compare it.
+    """A metric.
 
     Attributes:
-        name: key of the metric.
-        unit: unit in words, or `-` for a ratio.
-        better: which direction is better, or `-` where neither is.
-        meaning: what it tells.
-        formula: how it is computed.
-        sampled: whether it is taken once per repeat, so that it has a spread.
-        needs: what must be the same on both sides to compare it: the `work`, the `machine`, or of a figure of a text the
-            `convention` by which it is scored, that and the scored `text`, or these and its `tokens`, and of one against
-            another model that `reference`.
-        timed: whether it is computed from a time, so that one value has a noise which is not known; a unit of time tells
-            so by itself.
-        tolerance: relative change up to which two values count as equal, where one value tells. Sums in another order, on
-            another machine or batch size, move a loss by less than a thousandth; the peak of a process depends on what
-            its allocator keeps.
-        headline: whether it is compared unless other metrics are named.
-        shown: how tables show it; None: only where it is asked for.
+        unit: `-` for a ratio.
+        better: which direction is better, or `-` for neither.
+        sampled: whether it is measured once per repeat, so that it has a spread.
+        needs: what must agree to compare two values: the `work`, the `machine`; for metrics of a text, the `convention`
+            of scoring, also the scored `text`, or also its `tokens`; for a comparison with another model, the
+            `reference`.
+        timed: whether it depends on a time, so that a single value has unknown noise; implied by a unit of time.
+        tolerance: relative difference up to which two noise-free values count as equal. Summation order on another
+            machine or batch size changes a loss by less than a thousandth; a process's peak memory depends on what its
+            allocator keeps.
+        headline: whether it is compared by default.
+        shown: display in tables; None for only on request.
     """
 
     name: str
@@ -74,17 +70,17 @@ class Metric:
 
     @property
     def of_text(self) -> bool:
-        """Whether it depends on a text and how that is scored."""
+        """Whether it depends on a text and its scoring."""
         return not {"convention", "text", "tokens"}.isdisjoint(self.needs)
 
     @property
     def rate(self) -> bool:
-        """Whether it is work per time, of which only the times may be averaged."""
+        """Whether it is work per time, so that only the times may be averaged."""
         return self.unit.endswith("/s")
 
     @property
     def sureness(self) -> Sureness:
-        """`sampled` (one value per repeat), `exact` (would be the same again) or `once` (noise is not known)."""
+        """`sampled` (one value per repeat), `exact` (reproducible) or `once` (unknown noise)."""
         if self.sampled:
             return "sampled"
         return "once" if self.timed or self.rate or self.unit in ("s", "ms") else "exact"
@@ -92,20 +88,16 @@ class Metric:
 
 @dataclass(frozen=True)
 class Param:
-    """One condition of a run.
+    """A condition of a run.
 
     Attributes:
-        name: key of the param.
         kind: Python type of its values when read back.
-        meaning: what it says.
-        shown: how tables show it where runs differ in it, and above them where they do not; None: only where it is
-            asked for.
-        role: what two runs are that differ in it: of another `configuration` (what is not known is one, too), of other
-            `work`, of another `convention` by which a text is scored; or of the same one, since it tells only how often
-            it `repeats`, what was `found` or named on the way, or what others `implied` already, so that nobody asks
-            what it changes.
-        choice: how a takeaway writes what a user chose, with `{}` for the value; empty: its name and the value; None: nobody
-            chose it, it follows from the model or is part of how quality is judged.
+        shown: display in tables if runs differ in it, above them if they agree; None for only on request.
+        role: what a difference means: another `configuration` (the default for unknown params), other `work`, another
+            scoring `convention`; or nothing, because it only records how often a call `repeats`, a `found` result or
+            name, or something `implied` by others.
+        choice: phrase in takeaways for a user's choice, with `{}` for the value; empty for name and value; None if it
+            is not a choice but follows from the model or belongs to how quality is judged.
     """
 
     name: str
@@ -118,22 +110,17 @@ class Param:
 
 @dataclass(frozen=True)
 class Tag:
-    """One piece of identity or provenance of a run.
-
-    Attributes:
-        name: key of the tag.
-        meaning: what it says.
-    """
+    """A tag with identity or provenance of a run."""
 
     name: str
     meaning: str
 
 
 def decimals(places: int) -> Callable[[Any], str]:
-    """Return what writes a number with so many decimals."""
+    """Return a formatter with a fixed number of decimals."""
     return lambda value: f"{value:,.{places}f}"
 
 
 def percent(places: int) -> Callable[[Any], str]:
-    """Return what writes a share in percent with so many decimals."""
+    """Return a formatter for shares in percent."""
     return lambda value: f"{value:.{places}%}"

@@ -1,11 +1,11 @@
-"""The tags: the one place for each piece of identity and provenance of a run."""
+"""Tags: identity and provenance of a run."""
 
 from __future__ import annotations
 
 from llmtrack.metrics.entry import Tag
 from llmtrack.metrics.names import ASKED_TAG
 
-# A row each, however long.
+# One row each, regardless of line length.
 # fmt: off
 TAGS: tuple[Tag, ...] = (
     Tag("llmtrack.kind", "`study` (one execution of an experiment) or `scenario` (one measured cell); `set_aside`: a cell's run that was disturbed and remeasured, which nothing else shows"),

@@ -1,4 +1,4 @@
-"""The metrics: the one place for each number of a run."""
+"""Metrics: the numbers of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmtrack.metrics.entry import Better, Metric, Need, Shown, decimals, percen
 
 
 def _of_stage(name: str, what: str, time: str, moved: str, done: str) -> tuple[Metric, ...]:
-    """Return the metrics that place a stage of a run under the roofline of its device (`llmtrack.measure.roofline`)."""
+    """Return the roofline metrics of a stage (`llmtrack.measure.roofline`)."""
     return (
         Metric(f"{name}_mib", "MiB", "lower", f"bytes that {what} must move at least", f"{moved}; bytes / 2^20"),
         Metric(
@@ -49,12 +49,12 @@ def _of_stage(name: str, what: str, time: str, moved: str, done: str) -> tuple[M
 def _count(
     name: str, unit: str, meaning: str, better: Better = "-", needs: tuple[Need, ...] = ("convention",)
 ) -> Metric:
-    """Return the metric of how many of something there are."""
+    """Return a counting metric."""
     return Metric(name, unit, better, meaning, "count", needs=needs)
 
 
 def _of_energy(prefix: str, what: str, tokens: str) -> tuple[Metric, ...]:
-    """Return the metrics of the energy that timed calls took (`llmtrack.measure.energy`)."""
+    """Return the energy metrics of timed calls (`llmtrack.measure.energy`)."""
     shown = Shown("J/token", decimals(3), place=135, quiet=True, keep=27) if not prefix else None
     return (
         Metric(
@@ -80,12 +80,12 @@ def _of_energy(prefix: str, what: str, tokens: str) -> tuple[Metric, ...]:
 
 
 _speed = partial(Shown, quiet=True, spread=True)
-"""How the speed of a phase is shown, of which changes are by a multiple."""
+"""Display of the speed of a phase."""
 
 SPIKE = 1.1
-"""Perplexity over the reference's, or the baseline's, from which on it is told in words."""
+"""Perplexity ratio to the reference or baseline from which a warning is given."""
 
-# A row each, however long.
+# One row each, regardless of line length.
 # fmt: off
 METRICS: tuple[Metric, ...] = (
     Metric("total_latency_s", "s", "lower", "time of one whole generate call", "end - start", True, shown=Shown("latency s", decimals(3), place=10, keep=38)),

@@ -1,4 +1,4 @@
-"""The text of docs/metrics.md."""
+"""Generate the text of docs/metrics.md."""
 
 from __future__ import annotations
 

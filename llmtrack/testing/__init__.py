@@ -1,10 +1,10 @@
-"""A conformance kit: the tests that every engine, executor and experiment must pass, to be run by the package that brings one.
+"""Conformance tests for engines, executors and experiments of other packages.
 
     class TestMine(EngineConformance):
         def load(self, model):
             return my_engine.load(Variant(model, backend="mine"))
 
-It needs pytest, and nothing else of this package needs it.
+Requires pytest, which the rest of this package does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tests that every engine must pass, whatever runs below it; one that takes a row at a time may refuse several."""
+"""Conformance tests of an engine; one that takes a single row at a time may reject batches."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from llmtrack.testing.models import ending_model, spoiled_model
 
 SIDES = ("left", "right")
 LONGEST = 1024
-"""Tokens of the longest row that is scored here."""
+"""Maximum length of a scored row."""
 
 
 class EngineConformance:
-    """Derive a class of tests from it, give `load`, and run pytest.
+    """Base class of an engine's tests: implement `load` and run pytest.
 
     Attributes:
-        model: what most tests load: small, and its answers need not make sense.
+        model: model for most tests; small, since its answers need not make sense.
         prompts: texts of unequal lengths to generate from and to score.
-        texts: texts that come back as they were when they are encoded and decoded.
+        texts: texts that survive encoding and decoding unchanged.
         new_tokens: tokens to generate.
-        tolerance: share by which a sum of log-likelihoods may differ from the plain loop's.
-        predicts: whether tokens are chosen by the logits that the engine shows; an engine that plays a script does not.
+        tolerance: relative tolerance of a log-likelihood sum against the plain loop's.
+        predicts: whether tokens follow from the exposed logits; False for an engine that plays a script.
     """
 
     model = "synthetic:tiny"
@@ -45,19 +45,19 @@ class EngineConformance:
     predicts = True
 
     def load(self, model: str) -> Engine:
-        """Return the engine of a model, given as a spec or as a folder."""
+        """Load the engine of a model, given as a spec or folder."""
         raise NotImplementedError("a class of conformance tests says how its engine is loaded")
 
     def load_ending(self, eos_id: int, folder: Path) -> Engine:
-        """Return the engine of the same model, with an ordinary token as its end of a sequence."""
+        """Load the same model with an ordinary token as its end-of-sequence token."""
         return self.load(str(ending_model(self.model, folder, eos_id)))
 
     def load_spoiled(self, folder: Path) -> Engine:
-        """Return the engine of a model whose logits are no numbers, or refuse it with kind `non_finite`."""
+        """Load a model with NaN logits, or reject it with kind `non_finite`."""
         return self.load(str(spoiled_model(self.model, folder)))
 
     def banned(self, engine: Engine) -> frozenset[int]:
-        """Return the tokens that end a sequence, which are not to be chosen when the end is ignored."""
+        """Return the end-of-sequence tokens, which must not be chosen when the end is ignored."""
         eos = engine.info.special_tokens.eos_id
         return frozenset() if eos is None else frozenset({eos})
 
@@ -73,14 +73,14 @@ class EngineConformance:
         """The prompts as token ids."""
         return tuple(tuple(engine.encode(text)) for text in self.prompts)
 
-    # What it is.
+    # Interface.
 
     def test_it_has_all_that_an_engine_has(self, engine: Engine) -> None:
-        """Methods, and facts of the right kind."""
+        """All methods, and facts of the right type."""
         assert incomplete(engine) == ""
 
     def test_what_it_says_of_itself_is_possible(self, engine: Engine) -> None:
-        """Names, sizes, special tokens, facts and tags."""
+        """Plausible names, sizes, special tokens, facts and tags."""
         info = engine.info
         assert isinstance(info, EngineInfo)
         assert info.model_id
@@ -106,13 +106,13 @@ class EngineConformance:
     # Text.
 
     def test_text_comes_back(self, engine: Engine) -> None:
-        """Encoded and decoded, with and without special tokens."""
+        """Round trip with and without special tokens."""
         for text in self.texts:
             assert engine.decode(engine.encode(text, special_tokens=False)) == text
             assert engine.decode(engine.encode(text)) == text, "special tokens are left out of a text"
 
     def test_tokens_are_entries_of_the_vocabulary(self, engine: Engine) -> None:
-        """Of any text, an empty one included."""
+        """For any text, including an empty one."""
         for text in (*self.texts, "", " ", "naïve café, 中文 🚢\n\t"):
             ids = engine.encode(text)
             assert all(isinstance(token, int) and 0 <= token < engine.info.vocab_size for token in ids), text
@@ -120,7 +120,7 @@ class EngineConformance:
 
     @pytest.mark.parametrize("special_tokens", [True, False])
     def test_tokens_know_which_part_of_the_text_they_cover(self, engine: Engine, special_tokens: bool) -> None:
-        """In order, apart, all of it; what was put before the text covers none of it."""
+        """Ordered, disjoint and complete; added tokens cover nothing."""
         for text in (*self.texts, "naïve café, 中文 🚢\n\t"):
             found = engine.tokenize(text, special_tokens)
             assert list(found.ids) == list(engine.encode(text, special_tokens))
@@ -140,7 +140,7 @@ class EngineConformance:
     def test_it_generates_as_many_tokens_as_asked_each_in_a_step(
         self, engine: Engine, rows: tuple[tuple[int, ...], ...]
     ) -> None:
-        """`on_step` is called as each token is there, once for all rows."""
+        """`on_step` is called once per step for all rows."""
         for new_tokens in (1, 2, self.new_tokens):
             ids, steps = generate(engine, rows[:1], new_tokens)
             assert [len(row) for row in ids] == [new_tokens]
@@ -148,7 +148,7 @@ class EngineConformance:
             assert all(0 <= token < engine.info.vocab_size for token in ids[0])
 
     def test_it_generates_what_a_plain_loop_does(self, engine: Engine, rows: tuple[tuple[int, ...], ...]) -> None:
-        """Greedy, with the cache and without it; the loop has neither cache nor pads."""
+        """Greedy, with and without cache, compared with a loop without cache or pads."""
         if not self.predicts:
             pytest.skip("this engine plays a script: its tokens do not follow from its logits")
         with logits_shown():
@@ -160,7 +160,7 @@ class EngineConformance:
     def test_it_remembers_nothing_from_one_call_to_the_next(
         self, engine: Engine, rows: tuple[tuple[int, ...], ...]
     ) -> None:
-        """A call says the same again after another one."""
+        """A call gives the same result after another one."""
         first = generate(engine, rows[:1], self.new_tokens)
         generate(engine, rows[1:2], self.new_tokens)
         assert generate(engine, rows[:1], self.new_tokens) == first
@@ -170,7 +170,7 @@ class EngineConformance:
     def test_a_row_says_in_a_batch_what_it_says_alone(
         self, engine: Engine, rows: tuple[tuple[int, ...], ...], use_cache: bool, pad_to_multiple: int
     ) -> None:
-        """Padded on the left, whatever the longest row is; an engine that cannot must refuse with kind `unsupported`."""
+        """Left padding does not change the output; an engine that cannot batch must reject with kind `unsupported`."""
         alone = [generate(engine, (row,), self.new_tokens, use_cache=use_cache)[0][0] for row in rows]
         batch = generate_unless_refused(
             engine, rows, self.new_tokens, use_cache=use_cache, pad_to_multiple=pad_to_multiple
@@ -180,7 +180,7 @@ class EngineConformance:
     def test_right_padding_leaves_the_longest_row_as_it_is_alone(
         self, engine: Engine, rows: tuple[tuple[int, ...], ...]
     ) -> None:
-        """The others go on from their pads, which can be timed; an engine that cannot refuses with `unsupported`."""
+        """Other rows continue from their pads, which is only useful for timing; rejecting with `unsupported` is fine."""
         longest = max(range(len(rows)), key=lambda row: len(rows[row]))
         batch = generate_unless_refused(engine, rows, self.new_tokens, padding_side="right")
         if batch is None:
@@ -191,7 +191,7 @@ class EngineConformance:
         assert ids[longest] == generate(engine, (rows[longest],), self.new_tokens)[0][0]
 
     def test_rows_of_one_length_need_no_side(self, engine: Engine, rows: tuple[tuple[int, ...], ...]) -> None:
-        """Without pads both sides are the same."""
+        """Without pads, the padding side does not matter."""
         equal = tuple(row[: min(map(len, rows[:2]))] for row in rows[:2])
         left, right = (generate_unless_refused(engine, equal, self.new_tokens, padding_side=side) for side in SIDES)
         assert left == right
@@ -199,7 +199,7 @@ class EngineConformance:
     def test_a_row_ends_with_its_end_unless_that_is_ignored(
         self, engine: Engine, rows: tuple[tuple[int, ...], ...], tmp_path: Path
     ) -> None:
-        """The end is kept and counted, nothing comes after it, and the batch stops with its longest row."""
+        """The end token is kept and counted, nothing follows it, and the batch stops with its longest row."""
         free = [generate(engine, (row,), self.new_tokens)[0][0] for row in rows]
         eos = free[0][2]
         ending = self.load_ending(eos, tmp_path / "ending")
@@ -222,7 +222,7 @@ class EngineConformance:
 
     @pytest.mark.parametrize("side", SIDES)
     def test_sums_are_those_of_a_plain_loop(self, engine: Engine, rows: tuple[tuple[int, ...], ...], side: str) -> None:
-        """Of each row, in nats, in float64, over every token but the first, however the rows are padded."""
+        """Per row, in nats and float64, over every token but the first, regardless of padding."""
         with logits_shown():
             expected = [loops.negative_log_likelihood(engine, row, [True] * len(row)) for row in rows]
         sums, counts = engine.score(*pad_rows(rows, 0, side))
@@ -234,7 +234,7 @@ class EngineConformance:
     def test_only_what_is_asked_for_is_scored(
         self, engine: Engine, rows: tuple[tuple[int, ...], ...], side: str
     ) -> None:
-        """Tokens that do not count are context all the same."""
+        """Tokens that do not count still serve as context."""
         flags = [[place % 3 == 1 for place in range(len(row))] for row in rows]
         with logits_shown():
             expected = [loops.negative_log_likelihood(engine, *pair) for pair in zip(rows, flags, strict=True)]
@@ -246,7 +246,7 @@ class EngineConformance:
     def test_a_score_does_not_depend_on_the_rows_beside_it(
         self, engine: Engine, rows: tuple[tuple[int, ...], ...]
     ) -> None:
-        """A row alone has the sum that it has in a batch."""
+        """A row has the same sum alone and in a batch."""
         with logits_shown():
             together, _ = engine.score(*pad_rows(rows, 0, "right"))
         alone = [float(engine.score(*pad_rows([row], 0, "right"))[0]) for row in rows]
@@ -255,21 +255,21 @@ class EngineConformance:
     def test_logits_are_those_of_the_next_token_of_each(
         self, engine: Engine, rows: tuple[tuple[int, ...], ...]
     ) -> None:
-        """(tokens, vocabulary), float32, on the host."""
+        """Shape (tokens, vocabulary), float32, on the host."""
         with logits_shown():
             logits = engine.next_token_logits(rows[0])
         assert logits.shape == (len(rows[0]), engine.info.vocab_size)
         assert (logits.dtype, logits.device.type) == (torch.float32, "cpu")
 
     def test_a_row_that_fills_the_context_is_scored(self, engine: Engine) -> None:
-        """Nothing is generated behind it, so it needs no room there."""
+        """Scoring needs no room for generated tokens."""
         length = min(engine.info.context_length or 0, LONGEST)
         logits = engine.next_token_logits([1] * length) if length else torch.zeros(0)
         assert len(logits) == length
         assert torch.isfinite(logits).all()
 
     def test_a_model_that_computes_no_numbers_is_told(self, rows: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
-        """Its engine refuses it, or shows logits that are no numbers: none may be made up."""
+        """NaN logits are rejected or exposed, never hidden."""
         with pytest.raises(ScenarioError) as caught:
             self._run_spoiled(rows[:1], tmp_path / "spoiled")
         assert caught.value.kind == NON_FINITE
@@ -286,10 +286,10 @@ class EngineConformance:
         finally:
             engine.close()
 
-    # The machine.
+    # Resources.
 
     def test_memory_can_be_read(self, engine: Engine, rows: tuple[tuple[int, ...], ...]) -> None:
-        """A peak since the last reset in bytes, or None where it is not known; waiting for the device works."""
+        """The peak since the last reset in bytes, or None if unknown; synchronizing works."""
         engine.synchronize()
         engine.reset_peak_memory()
         generate(engine, rows[:1], 2)
@@ -298,7 +298,7 @@ class EngineConformance:
         assert peak is None or (isinstance(peak, int) and peak > 0)
 
     def test_it_can_be_closed_and_loaded_again(self, engine: Engine, rows: tuple[tuple[int, ...], ...]) -> None:
-        """And says the same; another one that is loaded is not touched by it."""
+        """Same results after reloading; other loaded engines are unaffected."""
         before, _ = generate(engine, rows[:1], self.new_tokens)
         for _ in range(2):
             other = self.load(self.model)
@@ -310,7 +310,7 @@ class EngineConformance:
 def generate(
     engine: Engine, rows: Sequence[Sequence[int]], new_tokens: int, **settings: bool | int | str
 ) -> tuple[tuple[tuple[int, ...], ...], int]:
-    """Return the new tokens of each row, and how many steps were told of."""
+    """Return the new tokens of each row, and the number of reported steps."""
     steps: list[None] = []
     request = GenerateRequest(tuple(map(tuple, rows)), new_tokens, **settings)  # type: ignore[arg-type]
     new_ids = engine.generate(request, lambda: steps.append(None)).new_ids
@@ -320,7 +320,7 @@ def generate(
 def generate_unless_refused(
     engine: Engine, rows: Sequence[Sequence[int]], new_tokens: int, **settings: bool | int | str
 ) -> tuple[tuple[tuple[int, ...], ...], int] | None:
-    """Return the same, or None where an engine says that it cannot take such rows side by side."""
+    """Like `generate`; None if the engine rejects the batch."""
     try:
         return generate(engine, rows, new_tokens, **settings)
     except ScenarioError as error:
@@ -330,7 +330,7 @@ def generate_unless_refused(
 
 
 class logits_shown:  # noqa: N801 - a context manager
-    """Skip what an engine that does not show its logits cannot be tried by: it says so by NotImplementedError."""
+    """Skip tests of logits for engines that raise NotImplementedError."""
 
     def __enter__(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The tests that every executor must pass, wherever it measures."""
+"""Conformance tests of an executor."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from llmtrack.spec.task import GenerateTask, RepeatPolicy
 
 
 class ExecutorConformance:
-    """Derive a class of tests from it, give `make`, and run pytest.
+    """Base class of an executor's tests: implement `make` and run pytest.
 
     Attributes:
-        variant: what is measured: small.
+        variant: model to measure; small.
     """
 
     variant = Variant("synthetic:tiny", device="cpu")
@@ -34,32 +34,32 @@ class ExecutorConformance:
         executor.close()
 
     def scenario(self, name: str, new_tokens: int = 3) -> Scenario:
-        """Return a scenario that takes a moment."""
+        """Return a short scenario."""
         task = GenerateTask(("abcd",), max_new_tokens=new_tokens)
         return Scenario(name, self.variant, task, RepeatPolicy(0, 2, 0, 2))
 
     def test_it_has_all_that_an_executor_has(self, executor: Executor) -> None:
-        """Methods, by their names."""
+        """All methods."""
         assert [name for name in METHODS if not callable(getattr(executor, name, None))] == []
 
     def test_it_describes_the_machine_that_measures(self, executor: Executor) -> None:
-        """Texts by name, the devices among them."""
+        """A mapping of texts that includes the devices."""
         facts = executor.machine()
         assert all(isinstance(each, str) for pair in facts.items() for each in pair), facts
         assert "cpu" in facts["devices"].split(",")
 
     def test_it_refuses_no_backend_that_is_there(self, executor: Executor) -> None:
-        """Before a study, `check` raises nothing for what can be measured."""
+        """`check` accepts measurable scenarios."""
         executor.check((self.scenario("a"),))
 
     def test_it_identifies_the_model_of_a_scenario(self, executor: Executor) -> None:
-        """Texts by name, the same each time: `resume` goes by them."""
+        """A reproducible mapping of texts, which `resume` relies on."""
         tags = executor.identify(self.scenario("a"))
         assert all(isinstance(each, str) for pair in tags.items() for each in pair), tags
         assert executor.identify(self.scenario("another name")) == tags
 
     def test_each_scenario_has_one_outcome_as_it_ends(self, executor: Executor) -> None:
-        """Whatever the order in which they end; what was asked for is what was measured."""
+        """In any order, with the requested scenario."""
         wanted = {"a": 3, "b": 5}
         scenarios = [self.scenario(name, new_tokens) for name, new_tokens in wanted.items()]
         found = outcomes(executor, scenarios)
@@ -70,7 +70,7 @@ class ExecutorConformance:
             assert outcome.metrics["tokens_generated"] == wanted[outcome.scenario.name]
 
     def test_one_that_fails_costs_no_other(self, executor: Executor) -> None:
-        """A prompt that leaves no room in the context is a failure, with its kind."""
+        """A prompt that leaves no room in the context fails with its kind."""
         found = outcomes(executor, [self.scenario("too long", 10**6), self.scenario("after it")])
         assert {each.scenario.name: type(each) for each in found} == {
             "too long": Failure,
@@ -81,14 +81,14 @@ class ExecutorConformance:
         assert failed.reason
 
     def test_it_can_be_closed_twice(self) -> None:
-        """Closing frees what is loaded, or nothing."""
+        """Closing is idempotent."""
         executor = self.make()
         executor.close()
         executor.close()
 
 
 def outcomes(executor: Executor, scenarios: Sequence[Scenario]) -> list[Outcome]:
-    """Return what came of scenarios, in the order in which they ended."""
+    """Return the outcomes of scenarios, in order of completion."""
     events: list[Event] = []
     executor.run(scenarios, events.append)
     return [each for each in events if isinstance(each, (Measurement, Failure))]

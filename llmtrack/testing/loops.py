@@ -1,4 +1,4 @@
-"""What an engine must agree with, as a textbook has it: one token after the other, nothing cached, nothing padded."""
+"""Reference implementations that an engine must agree with: token by token, without cache or padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def greedy(engine: Engine, prompt: Sequence[int], new_tokens: int, banned: Collection[int]) -> tuple[int, ...]:
-    """Return the most likely token after each other one, `banned` ones never."""
+    """Generate greedily, never choosing banned tokens."""
     ids = list(prompt)
     for _ in range(new_tokens):
         logits = engine.next_token_logits(ids)[-1].clone()
@@ -22,7 +22,7 @@ def greedy(engine: Engine, prompt: Sequence[int], new_tokens: int, banned: Colle
 
 
 def negative_log_likelihood(engine: Engine, row: Sequence[int], counted: Sequence[bool]) -> float:
-    """Return the sum over the tokens of a row that count, of each given those before it, in nats and in float64."""
+    """Return the summed negative log-likelihood of the counted tokens of a row, in nats and float64."""
     logits = engine.next_token_logits(row).double()
     return sum(
         float(_log_sum_exp(logits[place - 1]) - logits[place - 1, row[place]])

@@ -1,4 +1,4 @@
-"""Folders of small models that behave in a known way: one that ends its text, and one that computes no numbers."""
+"""Small model folders with known behaviour: one that ends its text, and one with NaN logits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llmtrack.models.view import LOCAL
 
 
 def ending_model(spec: str, folder: Path, eos_id: int) -> Path:
-    """Copy a model to a folder and make an ordinary token its end-of-sequence token, in all files that name one.
+    """Copy a model and make an ordinary token its end-of-sequence token in all config files.
 
     Args:
-        spec: as `load_model` takes it.
-        folder: is made.
+        spec: as for `load_model`.
+        folder: created.
         eos_id: the token.
     """
     from transformers import AutoTokenizer
@@ -33,7 +33,7 @@ def ending_model(spec: str, folder: Path, eos_id: int) -> Path:
 
 
 def spoiled_model(spec: str, folder: Path) -> Path:
-    """Copy a model to a folder and make the scales of its norms NaN, so that none of its logits is a number."""
+    """Copy a model and set the scales of its norms to NaN, so that all logits are NaN."""
     from safetensors.torch import load_file, save_file
 
     path = _copy(spec, folder) / "model.safetensors"

@@ -1,7 +1,7 @@
-"""Names, records, spool, tracker and queries: everything that talks to MLflow, and imports it."""
+"""Everything that talks to MLflow: names, records, spool, tracker and queries."""
 
 import os
 
-# Where its server does not answer, MLflow's telemetry takes a variable out of the environment, in a thread of its own, while
-# requests of other threads go through all variables for a proxy's: one of them then fails. Decided when mlflow is imported.
+# If its server is unreachable, MLflow's telemetry thread removes an environment variable while requests in other threads
+# iterate over all of them for proxy settings, which can fail. Read when mlflow is imported.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -1,4 +1,4 @@
-"""Close the runs of processes that were killed before they could: nothing else ever would."""
+"""End the runs of processes that were killed before they could end them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def close_abandoned(tracking_uri: str | None = None) -> list[str]:
-    """End, as killed, the runs in state RUNNING whose process was of this machine and is gone; return their names.
+    """End the RUNNING runs whose process ran on this machine and is gone; return their names.
 
-    Runs of other machines, and those that do not say whose they are, are left alone.
+    Runs of other or unknown machines are left alone.
 
     Args:
         tracking_uri: the store.

@@ -1,7 +1,7 @@
-"""Aliases of runs, such as `production`, kept as a tag as a model registry keeps them of models.
+"""Aliases of runs, such as `production`, stored as tags.
 
-MLflow cannot change two runs at once. So the new run gets the alias first and the old one loses it then, and the tag's
-value is the time: whoever looks in between takes the newest, and at no moment is there none.
+MLflow cannot update two runs atomically. The new run therefore gets the alias before the old one loses it, and the
+tag's value is the time: readers take the newest, so that there is always one.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _MOST = 1000
 
 
 def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | None:
-    """Give a run an alias; within its MLflow experiment, any other run loses it.
+    """Give a run an alias; any other run of its MLflow experiment loses it.
 
     Args:
         name: letters, digits and `_.-`.
-        run_id: the run of a scenario, or of a study for all its scenarios; its first 8 characters do.
+        run_id: run of a scenario, or of a study for all its scenarios; the first 8 characters suffice.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Returns:
         The run that had the alias before, or None.
 
     Raises:
-        UsageError: the name is not accepted, or there is no such run.
+        UsageError: the name is invalid, or there is no such run.
         TrackingError: the store cannot be used.
     """
     key = alias_tag(name)
@@ -51,15 +51,13 @@ def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | 
 
 
 def run_of_alias(source: Source, name: str, experiment: str | None = None) -> str:
-    """Return the id of the run that has an alias.
+    """Return the id of the run with an alias.
 
     Args:
-        source: the store.
-        name: the alias.
-        experiment: name of the llmtrack or MLflow experiment, where several have such an alias.
+        experiment: llmtrack or MLflow experiment, if several have such an alias.
 
     Raises:
-        UsageError: no run has it, or runs of several MLflow experiments have.
+        UsageError: no run has it, or runs of several MLflow experiments do.
         TrackingError: the store cannot be read.
     """
     holders = [
@@ -77,17 +75,17 @@ def run_of_alias(source: Source, name: str, experiment: str | None = None) -> st
 
 
 def alias_tag(name: str) -> str:
-    """Return the tag that keeps an alias.
+    """Return the tag of an alias.
 
     Raises:
-        UsageError: the name is not accepted.
+        UsageError: the name is invalid.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name of an alias: use letters, digits and _ . -")
+        raise UsageError(f"invalid alias {name!r}: use letters, digits and _ . -")
     return schema.ALIAS_PREFIX + name
 
 
 def _holders(source: Source, key: str) -> list[Known]:
-    """Return the runs that have an alias, the one it was given last first."""
+    """Return the runs with an alias, the latest first."""
     runs = source.newest(Wanted(has_tag=key), _MOST)
     return sorted(runs, key=lambda run: int(run.tags[key]), reverse=True)

@@ -1,4 +1,4 @@
-"""Add a report to the run of a study that has ended."""
+"""Add a report to the run of a finished study."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def add_report(
     tracking_uri: str | None = None,
     metrics: Mapping[str, float] | None = None,
 ) -> None:
-    """Write a report's note, files and figures to a study's run, in place of those that it has.
+    """Replace the note, files and metrics of a report on a study's run.
 
     Args:
         run_id: the study's run.
-        note: Markdown for its page; empty: the page keeps what it has.
-        files: artifact path to the file.
-        warnings: what could not be made, in place of what could not be made before.
+        note: Markdown for its page; empty to keep the current one.
+        files: artifact path to file.
+        warnings: failed parts of the report, replacing earlier ones.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
-        metrics: values of the study as a whole.
+        metrics: headline metrics of the study.
 
     Raises:
         TrackingError: the store cannot be written.

@@ -1,4 +1,4 @@
-"""Read back what a tracked run holds beside its numbers: raw samples, values per step, texts."""
+"""Read a tracked run's raw samples, series and text artifacts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from mlflow import MlflowClient
 
-# Column of runs that holds the raw samples of each, by metric; see `decide.verdicts.with_samples`.
+# Column with the raw samples of each run by metric; see `decide.verdicts.with_samples`.
 SAMPLES = "raw_samples"
 Samples = Mapping[str, Sequence[float]]
 
@@ -33,14 +33,14 @@ _FILE = "samples.json"
 
 
 def raw_samples(run_id: str, tracking_uri: str | None = None) -> dict[str, tuple[float, ...]]:
-    """Return the samples of each metric in the order they were taken; empty if the run has none.
+    """Return the samples of each metric in measurement order; empty if the run has none.
 
     Args:
         run_id: MLflow run id of a scenario.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Raises:
-        UsageError: the artifact `samples.json` is not what llmtrack writes.
+        UsageError: the artifact `samples.json` is not in llmtrack's format.
         TrackingError: there is no store.
     """
     return _samples(run_id, artifact_text(run_id, _FILE, tracking_uri))
@@ -49,12 +49,12 @@ def raw_samples(run_id: str, tracking_uri: str | None = None) -> dict[str, tuple
 def samples_by_run(
     run_ids: Sequence[str], tracking_uri: str | None = None, lenient: bool = False
 ) -> dict[str, Samples]:
-    """Return the raw samples of several runs by their ids; see `raw_samples`.
+    """Return the raw samples of several runs by id; see `raw_samples`.
 
     Args:
         run_ids: MLflow run ids of scenarios.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
-        lenient: what cannot be read is left out.
+        lenient: skip unreadable ones.
     """
     forgiven = (LlmtrackError,) if lenient else ()
     found: dict[str, Samples] = {}
@@ -83,12 +83,12 @@ def measurements(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Returns:
-        Columns `metric` (string), `unit` (string, as in docs/metrics.md), `repeat` (Int64, from 1 in the order
-        they were taken), `value` (float64, in that unit). No rows if the run has no raw samples, as a perplexity,
-        which is scored once.
+        Columns `metric` (string), `unit` (string, as in docs/metrics.md), `repeat` (Int64, from 1 in measurement
+            order), `value` (float64, in that unit). Empty if the run has no raw samples, like a perplexity, which is
+            scored once.
 
     Raises:
-        UsageError: there is no such run, or its artifact `samples.json` is not what llmtrack writes.
+        UsageError: there is no such run, or its artifact `samples.json` is not in llmtrack's format.
         TrackingError: there is no store.
     """
     import pandas as pd
@@ -115,7 +115,7 @@ def series(run_id: str, name: str, tracking_uri: str | None = None) -> list[floa
 
     Args:
         run_id: MLflow run id.
-        name: name of the series without its prefix, such as `token_latency_ms`.
+        name: without prefix, such as `token_latency_ms`.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Raises:
@@ -128,12 +128,12 @@ def series(run_id: str, name: str, tracking_uri: str | None = None) -> list[floa
 
 
 def artifact_text(run_id: str, path: str, tracking_uri: str | None = None) -> str:
-    """Return a text artifact; empty if the run has none of that path, or it cannot be fetched; see `artifact_texts`."""
+    """Return a text artifact; empty if it is missing or unreadable; see `artifact_texts`."""
     return artifact_texts([run_id], path, tracking_uri)[0]
 
 
 def artifact_texts(run_ids: Sequence[str], path: str, tracking_uri: str | None = None) -> list[str]:
-    """Return a text artifact of each of some runs, in their order; empty where there is none, or it cannot be fetched.
+    """Return a text artifact of each run, in order; empty if it is missing or unreadable.
 
     Args:
         run_ids: MLflow run ids.
@@ -148,7 +148,7 @@ def artifact_texts(run_ids: Sequence[str], path: str, tracking_uri: str | None =
     folders = {run_id: folder for run_id, root in (roots or {}).items() if (folder := _folder(root))}
     if roots is not None and len(folders) == len(roots):
         return [_text_in(folders[each], path) if each in folders else "" for each in run_ids]
-    # A bar for a file of a few lines would fill the output.
+    # Suppress MLflow's progress bar for tiny files.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     client = store.open_existing(uri)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -156,7 +156,7 @@ def artifact_texts(run_ids: Sequence[str], path: str, tracking_uri: str | None =
 
 
 def local_artifact(run_id: str, path: str, tracking_uri: str | None = None) -> Path | None:
-    """Return where an artifact lies on this machine, or None if it is not there or lies elsewhere.
+    """Return the local path of an artifact, or None if it is missing or remote.
 
     Args:
         run_id: MLflow run id.
@@ -173,12 +173,12 @@ def local_artifact(run_id: str, path: str, tracking_uri: str | None = None) -> P
 
 
 def _fetched(client: MlflowClient, run_id: str, path: str) -> str:
-    """Return a text artifact as MLflow gives it; empty where there is none."""
+    """Download a text artifact through MLflow; empty if missing."""
     from mlflow.exceptions import MlflowException
 
     with tempfile.TemporaryDirectory() as folder:
         try:
-            # Asked for first: fetching what is not there takes MLflow several tries.
+            # List first: MLflow retries the download of a missing file several times.
             if path not in {each.path for each in client.list_artifacts(run_id)}:
                 return ""
             client.download_artifacts(run_id, path, folder)
@@ -195,9 +195,9 @@ def _text_in(folder: Path, path: str) -> str:
 
 
 def _folder(artifact_uri: str) -> Path | None:
-    """Return the folder of this machine that a URI of artifacts names, if it does."""
+    """Return the local folder of an artifact URI, or None."""
     root = urlsplit(artifact_uri)
     if root.scheme not in ("", "file"):
         return None
-    # As MLflow reads it, which decodes a plain path, too.
+    # Like MLflow, which also decodes a plain path.
     return Path(url2pathname(root.path if root.scheme else artifact_uri))

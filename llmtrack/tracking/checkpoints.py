@@ -1,4 +1,4 @@
-"""Fetch the checkpoints of tracked runs, so that they can be loaded where nothing is known of MLflow."""
+"""Download the checkpoints of tracked runs, so that they can be loaded without MLflow."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 
 
 def fetch_checkpoints(scenarios: Sequence[Scenario], tracking_uri: str | None = None) -> None:
-    """Fetch, once, every `runs:/RUN_ID/PATH` that the scenarios name as their model, into the cache of models.
+    """Download every `runs:/RUN_ID/PATH` model of the scenarios into the model cache, once.
 
-    In a list of candidates, one that cannot be had is left for loading to report.
+    In a list of candidates, an unavailable one is left for the loader to report.
 
     Args:
-        scenarios: what is to be measured.
         tracking_uri: the store that holds the runs.
 
     Raises:
-        UsageError: a model that is the only candidate is not there.
+        UsageError: the only candidate is unavailable.
         TrackingError: the store cannot be read.
     """
     models = {scenario.variant.model for scenario in scenarios}
@@ -51,7 +50,7 @@ def _fetch(source: ModelSource, tracking_uri: str | None) -> Path:
     def build(folder: Path) -> dict[str, Any]:
         client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
         needed = _size(client, source.spec, run_id, path)
-        # A bar for a few files would fill the output.
+        # Suppress MLflow's progress bar for a few files.
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         downloads = folder / "download"
         downloads.mkdir()
@@ -60,7 +59,7 @@ def _fetch(source: ModelSource, tracking_uri: str | None) -> Path:
                 fetched = Path(client.download_artifacts(run_id, path, str(downloads)))
                 for file in fetched.iterdir():
                     shutil.move(str(file), folder / file.name)
-            except Exception as error:  # Of the store, its artifacts' server or this disk: MLflow has no kind for it.
+            except Exception as error:  # MLflow has no common error for store, artifact server and local disk.
                 raise ModelLoadError(
                     f"{source.spec}: its files cannot be fetched ({store_errors.one_line(error)}): check the run's artifacts"
                 ) from error
@@ -71,12 +70,12 @@ def _fetch(source: ModelSource, tracking_uri: str | None) -> Path:
 
 
 def _size(client: MlflowClient, spec: str, run_id: str, path: str) -> int:
-    """Return the bytes of a model folder; refuse one that is not there: MLflow would say so after many tries."""
+    """Return the bytes of a model folder; reject a missing one at once, as MLflow would retry."""
     from mlflow.exceptions import MlflowException
 
     try:
         sizes = {each.path: each.file_size or 0 for each in client.list_artifacts(run_id, path)}
-    except OSError as error:  # A link in a store of files that leads nowhere.
+    except OSError as error:  # A dangling link in a file store.
         raise ModelLoadError(
             f"{spec}: its files cannot be fetched ({store_errors.one_line(error)}): check the run's artifacts"
         ) from error

@@ -1,4 +1,4 @@
-"""Bring records to one MLflow experiment, each kept in the spool until it is there."""
+"""Deliver records to one MLflow experiment, keeping each in the spool until it arrives."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _FIRST_RETRY_S = 30.0
 
 
 class Delivery:
-    """The way to one MLflow experiment of one store, which may be away for a while.
+    """Delivery to one MLflow experiment of a store that may be temporarily unreachable.
 
     Args:
-        tracking_uri: the store, resolved.
-        experiment: name of the MLflow experiment; empty: the store's default.
+        tracking_uri: the resolved store.
+        experiment: MLflow experiment; empty for the store's default.
         spool: where records are kept.
-        notify: is given messages for the user, one line each.
-        joins: the run of `mlflow run` that the first study joins, whose experiment it is then, or None.
+        notify: receives one-line messages for the user.
+        joins: run of `mlflow run` that the first study joins, which also determines the experiment, or None.
 
     Attributes:
-        tracking_uri: the store; it may hold credentials.
-        experiment: name of the MLflow experiment.
-        experiment_id: its id, or None while the store cannot be reached.
-        offline: whether the store could not be reached; records stay in the spool meanwhile.
-        spool: where records are kept until they are in MLflow.
-        joins: the run to join, until a study has joined it.
-        secrets: what no text that is written may hold.
+        tracking_uri: the store; may contain credentials.
+        experiment: MLflow experiment.
+        experiment_id: its id, or None while the store is unreachable.
+        offline: whether the store is unreachable; records stay in the spool meanwhile.
+        spool: keeps records until they are in MLflow.
+        joins: run to join, until a study has joined it.
+        secrets: texts to remove from everything written.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Delivery:
 
     @property
     def display_uri(self) -> str:
-        """The store's address without credentials, fit to be printed."""
+        """The store's address without credentials."""
         return redact(self.tracking_uri, self.secrets)
 
     def open(self) -> None:
-        """Find the experiment in the store; if a server does not answer, go on offline.
+        """Find the experiment in the store; continue offline if a server does not answer.
 
         Raises:
             TrackingError: the store refuses: no such database folder, no permission, a deleted experiment.
@@ -79,7 +79,7 @@ class Delivery:
             self._go_offline(error)
 
     def run_of(self, record_id: str) -> str | None:
-        """Return the id of the run that a record was written to, or None if none was by this object."""
+        """Return the run id of a record written by this object, or None."""
         return self._run_ids.get(record_id)
 
     def write(
@@ -90,20 +90,19 @@ class Delivery:
         known: bool = False,
         last: bool = False,
     ) -> str | None:
-        """Write a record, or keep it in the spool; return the id of its run, or None if it stays there.
+        """Write a record, or keep it in the spool; return its run id, or None if it is only kept.
 
         Args:
-            record: what to write.
-            run_id: the run to write it to; None: that of its id, or a new one.
-            files: artifact path to the content, or to the file to copy.
-            known: whether the run may be there already, and is to be written to once more.
-            last: whether nothing follows: a store that was away is tried all the same, and locks are waited for longer.
+            run_id: run to write to; None for the record's own, or a new one.
+            files: artifact path to content, or to a file to copy.
+            known: whether the run may exist already and is written to again.
+            last: whether nothing follows: retry an unreachable store once more, and wait longer for locks.
 
         Raises:
-            TrackingError: neither the spool nor the store takes it.
+            TrackingError: neither the spool nor the store accepts it.
         """
         if record.record_id in self._run_ids and not known:
-            return self._run_ids[record.record_id]  # The same outcome, logged twice.
+            return self._run_ids[record.record_id]  # The same outcome was logged twice.
         there = {k: v for k, v in (files or {}).items() if not isinstance(v, Path) or v.is_file()}
         if gone := sorted(set(files or {}) - set(there)):
             self._notify(f"{record.run_name}: {', '.join(gone)} cannot be kept, no such file any more")
@@ -120,7 +119,7 @@ class Delivery:
             pushed = sync.push_entry(self.spool, entry.name, client, self.experiment_id or "", wait_s)
         except ArtifactsError as error:
             pushed = error.run_id
-            # Of the first run, and of the study: those of others are missing alike.
+            # Report it for the first run and the study only: other runs fail alike.
             self._say_once(
                 f"{record.run_name}: the numbers are tracked, but not {', '.join(sorted({*record.texts, *there}))} "
                 f"({error}); files are kept in {self.spool.folder}, `llmtrack sync` tries again",
@@ -135,7 +134,7 @@ class Delivery:
         return pushed
 
     def attempt(self, call: Callable[[MlflowClient], object]) -> bool:
-        """Ask the store for something by which nothing is lost if it fails; return whether it did it."""
+        """Make an optional request to the store; return whether it succeeded."""
         if self._client is None or not self._may_try():
             return False
         try:
@@ -146,12 +145,12 @@ class Delivery:
         return True
 
     def waiting(self, study_id: str) -> int:
-        """Return how many records of a study, or of the studies of a suite, are kept in the spool."""
+        """Return the number of records of a study, or of a suite's studies, in the spool."""
         of = ("llmtrack.study_id", "llmtrack.suite_id")
         return self.spool.waiting(lambda entry: study_id in map(entry.record.tags.get, of))
 
     def sync(self) -> sync.SyncResult:
-        """Send everything in the spool that belongs to this store; see `llmtrack.tracking.sync.sync`."""
+        """Send all records of this store in the spool; see `llmtrack.tracking.sync.sync`."""
         return sync.push_all(self.spool, self.tracking_uri, only_own=True)
 
     def _connected(self) -> MlflowClient:
@@ -174,7 +173,7 @@ class Delivery:
         return client
 
     def _notice_own_disk(self, client: MlflowClient) -> None:
-        """Say it if files would land on this machine's disk, which a server elsewhere never sees."""
+        """Warn if files would be stored on this machine's disk, where a remote server cannot find them."""
         place = client.get_experiment(self.experiment_id or "").artifact_location
         if urlsplit(self.tracking_uri).scheme in ("http", "https") and urlsplit(place).scheme in ("", "file"):
             self._say_once(
@@ -184,10 +183,10 @@ class Delivery:
             )
 
     def _write_directly(self, entry: Entry, files: Mapping[str, bytes | Path], full: TrackingError) -> str:
-        """Write a record that the spool cannot keep; what the store does not take now is lost.
+        """Write a record that the spool cannot keep; what the store rejects now is lost.
 
         Raises:
-            TrackingError: the store cannot be reached either.
+            TrackingError: the store is unreachable, too.
         """
         self._say_once(
             f"{full}; written to {self.display_uri} directly, what it does not take at once is lost",
@@ -211,7 +210,7 @@ class Delivery:
     def _target(self) -> Target:
         number, name = self.experiment_id or "", self.experiment
         if self._client is None:
-            # Offline since the start: where it would have gone, as far as is known here.
+            # Offline since the start: the intended target, as far as known.
             name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or ""
             number = "" if name else os.environ.get("MLFLOW_EXPERIMENT_ID") or ""
         return Target(redact(self.tracking_uri), name, number)

@@ -1,9 +1,9 @@
-"""Read runs straight from a SQLite database of this machine: MLflow makes an object of every value, nine tenths of its time.
+"""Read runs directly from a local SQLite database: nine tenths of MLflow's time go into an object per value.
 
-Nothing is written: the file is opened read-only, and no statement keeps a writer waiting for long. It is read only where the
-release of MLflow and the columns of its tables are those that are known here; else MLflow reads, as it does from
-every other store. Values mean what they do to MLflow, which a test of made-up histories holds. Where the database itself is of
-the release that is known, MLflow is not even imported, which takes longer than to read.
+The file is opened read-only, and no statement blocks writers for long. It is only used if MLflow's release and the
+table columns are known; otherwise MLflow reads, as for every other store. A test on generated histories checks that
+values mean the same as in MLflow. If the database itself is of the known release, MLflow is not even imported, which
+would take longer than reading.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from llmtrack.tracking.filters import Wanted
 from llmtrack.tracking.parsing import RunParser
 
 NEWEST = (3, 17)
-"""The newest release of MLflow whose tables were compared: a newer one may keep values elsewhere."""
+"""Newest MLflow release whose tables were verified; a newer one may store values elsewhere."""
 
 MIGRATED = "dc11669786a5"
-"""Of a database of that release: MLflow itself opens it as it is, and neither refuses nor migrates it."""
+"""Alembic revision of that release: MLflow opens such a database without rejecting or migrating it."""
 
 _RUNS = "run_uuid name source_type source_name entry_point_name user_id status start_time end_time source_version"
 _EXPERIMENTS = {
@@ -40,16 +40,16 @@ _TABLES = {
     "latest_metrics": "key value timestamp step is_nan run_uuid",
 }
 _SCANNED, _ASKED = 20_000, 500
-"""Rows of a statement that goes through a table, and runs of one that asks for theirs."""
+"""Rows per table-scan statement, and runs per lookup statement."""
 
 Found = TypeVar("Found")
 
-# To look it up in files takes longer than to ask a database.
+# Cached, because looking it up in files takes longer than a query.
 installed_version = cache(packages.installed_version)
 
 
 class Known(NamedTuple):
-    """A run, as far as it is told apart from others: its id, its MLflow experiment's, and its tags."""
+    """A run's identity: its id, MLflow experiment id, and tags."""
 
     run_id: str
     experiment_id: str
@@ -57,10 +57,10 @@ class Known(NamedTuple):
 
 
 def experiment_names(uri: str) -> dict[str, str] | None:
-    """Return id to name of every active MLflow experiment as MLflow lists them, or None where MLflow has to say.
+    """Return the names of active MLflow experiments by id, in MLflow's order, or None to fall back to MLflow.
 
     Args:
-        uri: the store, resolved.
+        uri: the resolved store.
     """
 
     def ask(database: sqlite3.Connection) -> dict[str, str] | None:
@@ -79,7 +79,7 @@ def experiment_names(uri: str) -> dict[str, str] | None:
 
 
 def newest(uri: str, experiment_ids: Sequence[str], wanted: Wanted, limit: int) -> list[Known] | None:
-    """Return the newest runs that are wanted, or None where MLflow has to read them; see `read`."""
+    """Return the newest matching runs, or None to fall back to MLflow; see `read`."""
 
     def ask(database: sqlite3.Connection) -> list[Known]:
         condition, values = _condition(experiment_ids, wanted)
@@ -94,7 +94,7 @@ def newest(uri: str, experiment_ids: Sequence[str], wanted: Wanted, limit: int) 
 
 
 def artifact_roots(uri: str, run_ids: Sequence[str]) -> dict[str, str] | None:
-    """Return where MLflow keeps the artifacts of each run that there is, a URI, or None where MLflow has to say."""
+    """Return the artifact URI of each existing run, or None to fall back to MLflow."""
 
     def ask(database: sqlite3.Connection) -> dict[str, str]:
         text = "SELECT run_uuid, artifact_uri FROM runs WHERE run_uuid IN (SELECT value FROM json_each(?))"
@@ -110,14 +110,13 @@ def read(
     wanted: Wanted,
     on_page: Callable[[int], None],
 ) -> RunParser | None:
-    """Return the runs that are wanted, or None where MLflow has to read them.
+    """Return the matching runs, or None to fall back to MLflow.
 
     Args:
-        uri: the store, resolved.
-        experiment_names: names of MLflow experiments by id.
-        experiment_ids: where to look.
-        wanted: which runs.
-        on_page: is told how many there are.
+        uri: the resolved store.
+        experiment_names: MLflow experiment names by id.
+        experiment_ids: experiments to search.
+        on_page: called with the number of runs.
     """
 
     def ask(database: sqlite3.Connection) -> RunParser:
@@ -133,7 +132,7 @@ def read(
 
 
 def _asked(uri: str, ask: Callable[[sqlite3.Connection], Found], tables: Mapping[str, str] = _TABLES) -> Found | None:
-    """Return what a database answers, or None where it is not one that is known here, or cannot be read."""
+    """Query a database; None if it is unknown or unreadable."""
     path = store.sqlite_path(uri)
     if path is None or "?" in uri or not _is_known_mlflow():
         return None
@@ -142,11 +141,11 @@ def _asked(uri: str, ask: Callable[[sqlite3.Connection], Found], tables: Mapping
             known = all(_is_known(database, table, columns) for table, columns in tables.items())
             return ask(database) if known else None
     except (sqlite3.Error, ValueError):
-        return None  # What keeps us from reading is MLflow's to tell.
+        return None  # MLflow reports the reason.
 
 
 def _is_known(database: sqlite3.Connection, table: str, known: str) -> bool:
-    """Return whether a table has the columns that are known, no more and no fewer."""
+    """Return whether a table has exactly the known columns."""
     kind = database.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchone()
     columns = {str(column[1]) for column in database.execute(f"PRAGMA table_info({table})")}
     return kind == ("table",) and columns == set(known.split())
@@ -158,9 +157,9 @@ def _is_known_mlflow() -> bool:
 
 
 def _fill(found: RunParser, database: sqlite3.Connection, experiment_ids: Sequence[str], wanted: Wanted) -> None:
-    """Add runs, and then their values: what a run that has ended is read with is then complete."""
+    """Add runs first and then their values, so that a finished run is complete."""
     condition, values = _condition(experiment_ids, wanted)
-    # A run without a name has the one of its tag.
+    # A run without a name uses its tag's.
     named = "SELECT value FROM tags WHERE tags.run_uuid = runs.run_uuid AND key = 'mlflow.runName'"
     name = f"COALESCE(NULLIF(name, ''), ({named}), name)"
     wanted_runs = database.execute(
@@ -170,9 +169,9 @@ def _fill(found: RunParser, database: sqlite3.Connection, experiment_ids: Sequen
     for run in wanted_runs:
         found.begin(*run)
     (count,) = database.execute("SELECT COUNT(*) FROM runs").fetchone()
-    # The values of a run are found by an index; where most runs are wanted, going through all of a table is faster.
+    # Values of a run are found by an index; for most of the runs, a table scan is faster.
     read_table = _all if 2 * len(found) > count else partial(_of_runs, tuple(found.run_ids))
-    # A value that is no number says nothing, and the last one of a series nothing of the run as a whole.
+    # Skip NaN, and series, whose last value does not describe the run as a whole.
     numbers = f"NOT is_nan AND key NOT LIKE '{SERIES_PREFIX}%'"
     found.put(
         params=read_table(database, "params", "value"),
@@ -182,7 +181,7 @@ def _fill(found: RunParser, database: sqlite3.Connection, experiment_ids: Sequen
 
 
 def _condition(experiment_ids: Sequence[str], wanted: Wanted) -> tuple[str, list[Any]]:
-    """Return the condition of the runs that are wanted, and its values."""
+    """Return the SQL condition for the matching runs, with its parameters."""
     parts = ["lifecycle_stage = 'active'", "experiment_id IN (SELECT value FROM json_each(?))"]
     values: list[Any] = [json.dumps([int(each) for each in experiment_ids])]
 
@@ -206,7 +205,7 @@ def _condition(experiment_ids: Sequence[str], wanted: Wanted) -> tuple[str, list
         parts.append(among("params", f"key IN ('model_id', 'model') AND {holds.format('value')}"))
         values.append(wanted.model.strip())
     if wanted.search:
-        # As MLflow does, by the tag: old runs have their name only there.
+        # By the tag, like MLflow: old runs have their name only there.
         named = among("tags", f"key = 'mlflow.runName' AND {holds.format('value')}")
         param = among("params", f"key IN ('scenario', 'model_id', 'model') AND {holds.format('value')}")
         parts.append(f"({named} OR {param})")
@@ -215,7 +214,7 @@ def _condition(experiment_ids: Sequence[str], wanted: Wanted) -> tuple[str, list
 
 
 def _all(database: sqlite3.Connection, table: str, value: str, condition: str = "1") -> Iterator[Any]:
-    """Yield run, key and value of all of a table; some at once, or a writer would wait for the whole of it."""
+    """Yield run, key and value of a whole table in chunks, so as not to block writers."""
     (last,) = database.execute(f"SELECT MAX(rowid) FROM {table}").fetchone()
     text = f"SELECT run_uuid, key, {value} FROM {table} WHERE rowid BETWEEN ? AND ? AND {condition}"
     for first in range(0, (last or 0) + 1, _SCANNED):

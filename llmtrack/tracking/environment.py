@@ -1,4 +1,4 @@
-"""Where a measurement ran: git commit, versions, processor and memory, and the id of what affects speed."""
+"""Describe where a measurement ran: git commit, versions, CPU and memory, and the id of what affects speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmtrack.host.units import GIB
 from llmtrack.spec.serialization import digest
 from llmtrack.version import FOLDER, __version__
 
-# Instruction sets that decide which kernels an inference library picks.
+# Instruction sets that determine the kernels of inference libraries.
 INSTRUCTION_SETS = (
     "avx2",
     "fma",
@@ -40,7 +40,7 @@ INSTRUCTION_SETS = (
     "sve2",
 )
 
-# These say which code or machine it was, but two machines that differ only in them are equally fast.
+# Identity of code and machine, which does not affect speed.
 NOT_SPEED = frozenset(
     {
         "git_branch",
@@ -57,25 +57,25 @@ NOT_SPEED = frozenset(
     }
 )
 
-# A build server checks out a commit and no branch; these say which it was: of a pull request, then of a push.
+# CI servers check out a commit without a branch and name the branch here, for pull requests and pushes.
 _BRANCH_VARIABLES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "BRANCH_NAME")
 
 _GIT_TIMEOUT_S = 10
 
 
 def environment(worker_facts: Mapping[str, str] | None = None, model_folders: Sequence[Path] = ()) -> dict[str, str]:
-    """Return facts about this machine and code, with the worker's own (torch, threads, GPU) merged in.
+    """Return facts about this machine and code, merged with the worker's (torch, threads, GPU).
 
-    Never fails: what cannot be found out is left out.
+    Never fails: unknown facts are left out.
 
     Args:
-        worker_facts: what the worker says of itself, and of its machine where that is another one.
-        model_folders: where the models lie: `git_branch` and its like are of the user's repository, which may be theirs.
+        worker_facts: the worker's facts, including its machine if it is another one.
+        model_folders: folders of the models, whose repository may be the user's for `git_branch` etc.
     """
-    # The branch that a build server names is the user's.
+    # The CI server's branch is that of the user's repository.
     own = {f"llmtrack_{key}": value for key, value in _git((FOLDER,)).items() if key != "git_branch"}
     worker = {key: str(value) for key, value in (worker_facts or {}).items()}
-    # A worker elsewhere tells of its own machine; of this one nothing may be mixed in.
+    # A remote worker describes its own machine; do not mix in facts of this one.
     here = {} if "machine" in worker else machine_facts()
     return {**here, **_git(_user_folders(model_folders)), **own, **worker}
 
@@ -86,7 +86,7 @@ def environment_id(facts: Mapping[str, str]) -> str:
 
 
 def environment_tags(facts: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts as tags, with the environment's id and the tag that MLflow shows as the version."""
+    """Return the facts as tags, with the environment id and the version tag shown by MLflow."""
     tags = {schema.ENV_TAG_PREFIX + key: str(value) for key, value in facts.items()}
     tags["llmtrack.environment_id"] = environment_id(facts)
     tags["llmtrack.version"] = __version__
@@ -99,10 +99,10 @@ def environment_tags(facts: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def machine_facts() -> dict[str, str]:
-    """Return facts about the machine and the versions here; what cannot be found out is left out."""
+    """Return facts about this machine and its versions; unknown ones are left out."""
     import psutil
 
-    # Every Arm CPU of macOS has it, and nobody says so there.
+    # All Arm CPUs of macOS support it without reporting it.
     flags = {"asimd"} if platform.system() == "Darwin" and platform.machine() == "arm64" else cpu_flags()
     memory_gib = psutil.virtual_memory().total / GIB
     facts = {
@@ -123,9 +123,9 @@ def machine_facts() -> dict[str, str]:
 
 @cache
 def _git(folders: tuple[Path, ...]) -> dict[str, str]:
-    """Return commit, branch and dirty state of the first folder that is in a repository, if git can tell."""
+    """Return commit, branch and dirty state of the first folder in a repository, if git is available."""
     for folder in folders:
-        # A virtual environment inside somebody's repository is not that repository's code.
+        # A virtual environment within a repository is not that repository's code.
         if _run_git(folder, "check-ignore", "--quiet", ".") is not None:
             continue
         commit = _run_git(folder, "rev-parse", "HEAD")
@@ -141,15 +141,15 @@ def _git(folders: tuple[Path, ...]) -> dict[str, str]:
 
 
 def _branch(folder: Path) -> str:
-    """Return the branch that is checked out or, where a build server checked out none, the one it names."""
+    """Return the checked-out branch, or the one named by the CI server."""
     branch = _run_git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
     return branch or next(filter(None, map(os.environ.get, _BRANCH_VARIABLES)), "")
 
 
 def _user_folders(model_folders: Sequence[Path]) -> tuple[Path, ...]:
-    """Return where the user's repository may be: where the program was started, where the models lie, where it lies.
+    """Return candidate folders of the user's repository: working folder, models, program.
 
-    MLflow starts a project in the project's own folder; so llmtrack's own repository comes last.
+    MLflow starts a project in the project's own folder, so llmtrack's own repository comes last.
     """
     program = getattr(sys.modules.get("__main__"), "__file__", None)
     folders = [Path.cwd(), *model_folders, *([Path(program).absolute().parent] if program else [])]
@@ -160,13 +160,13 @@ def _user_folders(model_folders: Sequence[Path]) -> tuple[Path, ...]:
 
 @cache
 def _repository(folder: Path) -> str:
-    """Return the root of the repository that a folder is in; empty if it is in none."""
+    """Return the root of a folder's repository, or an empty text."""
     return _run_git(folder, "rev-parse", "--show-toplevel") or ""
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:
     try:
-        # Without optional locks a benchmark never disturbs a git command of the user.
+        # Do not take locks that could disturb the user's git commands.
         done = subprocess.run(
             ["git", "--no-optional-locks", *arguments],
             cwd=folder,

@@ -1,4 +1,4 @@
-"""Keep the facts of a run's environment as one tag: as tags of their own they push the answer off MLflow's page of a run."""
+"""Store environment facts in one tag: separate tags would clutter MLflow's run page."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SEARCHED = frozenset(ENV_TAG_PREFIX + name for name in SEARCHED_FACTS)
 
 
 def split(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return tags with the facts of the environment in one of them, as JSON; older versions had a tag for each.
+    """Move the environment facts of tags into one JSON tag; older versions had a tag per fact.
 
-    A fact for which there is no room in it stays a tag.
+    Facts that do not fit remain tags.
     """
     own = {key: value for key, value in tags.items() if not key.startswith(ENV_TAG_PREFIX)}
     facts = {key: str(value) for key, value in tags.items() if key not in own}
@@ -29,25 +29,25 @@ def split(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def unsearched(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the tags that runs have no tag of their own for any more."""
+    """Return the given fact tags that runs no longer have individually."""
     named = {key: value for key, value in tags.items() if isinstance(key, str) and value}
     return {key: value for key, value in named.items() if key.startswith(ENV_TAG_PREFIX) and key not in SEARCHED}
 
 
 def column(tag: str) -> str:
-    """Return the column that a fact is read back as."""
+    """Return the column of a fact."""
     return f"env.{tag.removeprefix(ENV_TAG_PREFIX)}"
 
 
 def artifact(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts as the artifact that a person reads, by its path; nothing where none are known."""
+    """Return the facts as a readable JSON artifact by path; empty if there are none."""
     facts = {key.removeprefix(ENV_TAG_PREFIX): value for key, value in tags.items() if key.startswith(ENV_TAG_PREFIX)}
     return {ARTIFACT: json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False) + "\n"} if facts else {}
 
 
 @lru_cache(maxsize=1024)
 def joined(text: str) -> Mapping[str, str]:
-    """Return the facts that the tag's value holds, by the tags that older versions kept them in; none if it is broken."""
+    """Parse the tag into the per-fact tags of older versions; empty if invalid."""
     try:
         return {ENV_TAG_PREFIX + str(name): str(value) for name, value in json.loads(text).items()}
     except (ValueError, AttributeError):

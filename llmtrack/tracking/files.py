@@ -1,4 +1,4 @@
-"""Files on their way to MLflow: below their root, without credentials, and with no room of their own where a disk is full."""
+"""Prepare files for MLflow: confined to their root, without credentials, and without copying if possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEXT_SUFFIXES = frozenset({".csv", ".html", ".json", ".log", ".md", ".svg", ".t
 
 @contextmanager
 def handed_over(files: Mapping[str, bytes | Path]) -> Iterator[tuple[Path | None, list[str]]]:
-    """Give a folder of files that need no room of their own, as far as that goes, and the names that had none."""
+    """Provide a folder of links to the files, and the names of missing ones."""
     if not files:
         yield None, []
         return
@@ -49,7 +49,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def clean_content(path: Path, secrets: tuple[str, ...]) -> bytes | Path:
-    """Return a text file's content without credentials; other files are copied as they are.
+    """Return a text file's content without credentials; other files are copied unchanged.
 
     Raises:
         TrackingError: it cannot be read.
@@ -65,6 +65,6 @@ def clean_content(path: Path, secrets: tuple[str, ...]) -> bytes | Path:
 
 
 def safe_path(name: str) -> str:
-    """Return an artifact path that stays below its root."""
+    """Confine an artifact path to its root."""
     parts = [part for part in PurePosixPath(name).parts if part not in ("/", "..", ".")]
     return "/".join(parts) or "file"

@@ -1,4 +1,4 @@
-"""Turn what a person asks for into MLflow filter strings, and check what they cannot say."""
+"""Convert user filters to MLflow filter strings, and check what those cannot express."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ Moment = str | date
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which runs are wanted.
+    """Filter of runs.
 
     Attributes:
-        experiment: name of the llmtrack experiment.
-        study_id: id of the study.
+        experiment: llmtrack experiment.
         model: part of the model's name.
         kind: `scenario` or `study`.
         search: an MLflow filter, or a word.
-        status: state of the run.
-        tags: key and value of tags.
-        since: start time at least.
-        until: start time before.
-        run_id: the first characters of the run's id, or all of it.
-        has_tag: key of a tag that it has, whatever the value.
+        status: run status.
+        tags: required tags.
+        since: inclusive lower bound of the start time.
+        until: exclusive upper bound of the start time.
+        run_id: the id or its first characters.
+        has_tag: key of a tag that must exist.
     """
 
     experiment: str | None = None
@@ -55,24 +54,24 @@ class Wanted:
     has_tag: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what a program may give and is nothing of the kind.
+        """Validate the arguments.
 
         Raises:
-            UsageError: it is.
+            UsageError: one has a wrong type.
         """
         for name in ("experiment", "study_id", "model", "kind", "search", "status"):
             text_or_none(name.removesuffix("_id"), getattr(self, name))
         if not isinstance(self.tags, Mapping) or not all(isinstance(each, str) for each in self.tags):
-            raise UsageError(f"tags {self.tags!r} are no texts by their keys: write {{'KEY': 'VALUE'}}")
+            raise UsageError(f"tags {self.tags!r} must map strings to strings: {{'KEY': 'VALUE'}}")
 
     @property
     def in_mlflows_words(self) -> bool:
-        """Whether the search is a filter that only MLflow understands, and no word."""
+        """Whether `search` is an MLflow filter rather than a word."""
         return bool(self.search and _OPERATOR.search(self.search))
 
     @property
     def equal_tags(self) -> dict[str, str]:
-        """Tags that a run must have, and their values."""
+        """Required tags with their values."""
         tags = {
             "llmtrack.kind": self.kind,
             "llmtrack.experiment": self.experiment,
@@ -83,10 +82,10 @@ class Wanted:
 
     @property
     def limits(self) -> dict[str, str | int]:
-        """Attributes of a run, each with its operator, and what they must be.
+        """Conditions on run attributes, by attribute with operator.
 
         Raises:
-            UsageError: the status or a time is not understood.
+            UsageError: the status or a time is invalid.
         """
         if self.status is not None and self.status.upper() not in STATUSES:
             raise UsageError(f"unknown status {self.status!r}: use one of {', '.join(STATUSES)}")
@@ -100,10 +99,10 @@ class Wanted:
         return limits
 
     def filters(self) -> list[str]:
-        """Return MLflow filters whose results together hold every wanted run, and maybe some more.
+        """Return MLflow filters whose results together include every matching run, and possibly more.
 
         Raises:
-            UsageError: the status or a time is not understood, or a value cannot be quoted.
+            UsageError: the status or a time is invalid, or a value cannot be quoted.
         """
         fixed = [f"tags.{key_quoted(tag)} = {quoted(value)}" for tag, value in self.equal_tags.items()]
         fixed += [
@@ -113,11 +112,11 @@ class Wanted:
         if self.run_id:
             fixed.append(f"attributes.run_id LIKE {quoted(self.run_id + '%')}")
         if self.has_tag:
-            # Older releases of MLflow know no IS NOT NULL for tags.
+            # Older MLflow releases lack IS NOT NULL for tags.
             fixed.append(f"tags.{key_quoted(self.has_tag)} LIKE '%'")
         if self.search and self.in_mlflows_words:
             fixed.append(self.search)
-        # MLflow has no OR: one query for each place where a word may stand.
+        # MLflow has no OR: use one query per searched attribute.
         places = [[""], [""]]
         if self.model:
             places[0] = [f"params.{key} ILIKE {_pattern(self.model)}" for key in ("model_id", "model")]
@@ -127,7 +126,7 @@ class Wanted:
         return [" and ".join(filter(None, [*fixed, *chosen])) for chosen in itertools.product(*places)]
 
     def holds(self, run: Run) -> bool:
-        """Return whether the words really occur, since `_` and `%` are wildcards to MLflow."""
+        """Return whether a run contains the words literally, since `_` and `%` are wildcards in MLflow."""
         models = [run.data.params.get("model_id", ""), run.data.params.get("model", "")]
         if self.model and not _contain(models, self.model):
             return False
@@ -138,14 +137,14 @@ class Wanted:
 
 
 def milliseconds(moment: Moment) -> int:
-    """Return a moment as milliseconds since the epoch.
+    """Convert a moment to milliseconds since the epoch.
 
     Args:
-        moment: a datetime or date; ISO text such as `2026-11-28` or `2026-11-28T10:00`; or how long ago: `90m`,
-            `24h`, `7d`, `2w`. Without a time zone it is UTC.
+        moment: a datetime or date; ISO text such as `2026-11-28` or `2026-11-28T10:00`; or an age: `90m`, `24h`, `7d`,
+            `2w`. UTC unless a time zone is given.
 
     Raises:
-        UsageError: the text is none of these.
+        UsageError: the text is invalid.
     """
     if isinstance(moment, str):
         ago = _AGO.fullmatch(moment.strip().lower())
@@ -154,15 +153,15 @@ def milliseconds(moment: Moment) -> int:
                 span = timedelta(**{_UNITS[ago[2]]: int(ago[1])})
                 return round(1000 * (datetime.now(timezone.utc) - span).timestamp())
             except (OverflowError, ValueError):
-                raise UsageError(f"{moment[:60]!r} ago is before all time: use less, such as 52w") from None
+                raise UsageError(f"{moment[:60]!r} ago is out of range: use less, such as 52w") from None
         try:
-            # Python 3.10 does not know the Z that everybody writes.
+            # Python 3.10 does not accept a trailing Z.
             moment = datetime.fromisoformat(moment.strip().replace("Z", "+00:00"))
         except ValueError:
             raise UsageError(
                 f"{moment!r} is not a time: use 2026-11-28, 2026-11-28T10:00 or how long ago, such as 7d or 12h"
             ) from None
-    if not isinstance(moment, date) or moment != moment:  # pandas' NaT is a date that is not itself
+    if not isinstance(moment, date) or moment != moment:  # pandas' NaT is a date unequal to itself
         raise UsageError(f"{moment!r} is not a time: give a date, or a text such as 2026-11-28 or 7d")
     if not isinstance(moment, datetime):
         moment = datetime(moment.year, moment.month, moment.day)
@@ -172,10 +171,10 @@ def milliseconds(moment: Moment) -> int:
 
 
 def quoted(value: str) -> str:
-    """Return a value as a string of MLflow's filter language.
+    """Quote a value for MLflow's filter language.
 
     Raises:
-        UsageError: it holds both kinds of quotes.
+        UsageError: it contains both kinds of quotes.
     """
     if "'" not in value:
         return f"'{value}'"
@@ -185,13 +184,13 @@ def quoted(value: str) -> str:
 
 
 def key_quoted(key: str) -> str:
-    """Return a key as MLflow's filter language takes it.
+    """Quote a key for MLflow's filter language.
 
     Raises:
-        UsageError: it holds a backtick.
+        UsageError: it contains a backtick.
     """
     if "`" in key or not key:
-        raise UsageError(f"{key!r} is no key that MLflow can search for")
+        raise UsageError(f"MLflow cannot search for the key {key!r}")
     return f"`{key}`"
 
 
@@ -200,5 +199,5 @@ def _contain(texts: Iterable[str], word: str) -> bool:
 
 
 def _pattern(word: str) -> str:
-    # Quotes would end MLflow's string early; as wildcards they find at least what is wanted.
+    # Replace quotes, which would end MLflow's string, by wildcards, which match at least what is wanted.
     return "'%" + re.sub(r"['\"\\]", "_", word.strip()) + "%'"

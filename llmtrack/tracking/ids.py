@@ -1,4 +1,4 @@
-"""The one rule for ids of runs: what is printed of them, and that as much is taken for them everywhere."""
+"""Full and abbreviated run ids, as printed and accepted everywhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmtrack.tracking.filters import Wanted
 from llmtrack.tracking.source import Source
 
 SHORT_ID = 8
-"""Characters of an id that lists print."""
+"""Printed characters of an id."""
 
 _WHOLE = re.compile(r"[0-9a-f]{32}")
 _ID = re.compile(rf"[0-9a-f]{{{SHORT_ID},32}}")
@@ -19,25 +19,25 @@ _NAMED = 5
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text is the whole id of a run."""
+    """Return whether a text is a complete run id."""
     return bool(_WHOLE.fullmatch(text))
 
 
 def may_be_id(text: str) -> bool:
-    """Return whether a text is an id of a run, or the beginning of one that is long enough to be taken for it."""
+    """Return whether a text is a run id or a sufficiently long prefix."""
     return bool(_ID.fullmatch(text))
 
 
 def is_study_id(text: str) -> bool:
-    """Return whether a text is an id that a study is given: `precision-20261128-014301-3f2a`."""
+    """Return whether a text has the form of a study id: `precision-20261128-014301-3f2a`."""
     return bool(_STUDY.fullmatch(text))
 
 
 def run_of_id(source: Source, text: str) -> Known | None:
-    """Return the run that an id, or the first characters of one, names; None if there is none.
+    """Return the run with an id or id prefix, or None.
 
     Raises:
-        UsageError: several runs begin like that.
+        UsageError: the prefix is ambiguous.
         TrackingError: the store cannot be read.
     """
     if not may_be_id(text):

@@ -1,7 +1,7 @@
-"""Make any key and value fit MLflow's limits (pure functions).
+"""Fit keys and values into MLflow's limits (pure functions).
 
-The numbers are those of MLflow 3: a value over its limit is cut without a word, and one bad key rejects a
-whole batch, so both are handled here, visibly.
+The limits are those of MLflow 3, which silently truncates long values and rejects a whole batch for one bad key; both
+are handled visibly here.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ _BAD_KEY_CHARACTER = re.compile(r"[^\w.\- :/]")
 
 @dataclass(frozen=True)
 class Fitted:
-    """Params, metrics and tags that MLflow accepts, and what was done to make them fit.
+    """Params, metrics and tags that MLflow accepts.
 
     Attributes:
-        params: key to value.
-        metrics: key to finite value.
-        series: key to finite values with their steps.
-        tags: key to value, `llmtrack.omitted` included where something was changed.
-        run_name: name of the run.
+        metrics: finite values.
+        series: finite values with their steps.
+        tags: including `llmtrack.omitted` if something was changed.
     """
 
     params: dict[str, str]
@@ -46,9 +44,9 @@ class Fitted:
 
 
 def fit_key(key: str) -> str:
-    """Return a key that MLflow accepts, equal to `key` where that is accepted already."""
+    """Return a key that MLflow accepts, unchanged if it already does."""
     key = _BAD_KEY_CHARACTER.sub("_", _encodable(key))[:MAX_KEY]
-    # MLflow reads a key as a path, which must be relative, normal, and stay below its root.
+    # MLflow treats a key as a path, which must be relative, normalized and confined to its root.
     fitted = posixpath.normpath(key).lstrip("/") or "_"
     if fitted == "." or fitted.startswith(".."):
         fitted = "_" + fitted[1:]
@@ -56,7 +54,7 @@ def fit_key(key: str) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the text cut to `limit` characters, with a visible mark where it was cut."""
+    """Truncate a text with a visible mark."""
     return cut(text, limit, SHORTENED_MARK)
 
 
@@ -67,9 +65,9 @@ def fit_limits(
     tags: Mapping[str, str],
     run_name: str,
 ) -> Fitted:
-    """Make a run's data fit MLflow's limits, without credentials.
+    """Fit a run's data into MLflow's limits, without credentials.
 
-    The tag `llmtrack.omitted` says what was changed.
+    The tag `llmtrack.omitted` records the changes.
     """
     omitted = [tags["llmtrack.omitted"]] if "llmtrack.omitted" in tags else []
     fitted_params = _fit_texts("param", params, MAX_PARAM_VALUE, omitted)
@@ -134,5 +132,5 @@ def _free(key: str, taken: set[str]) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Replace lone surrogates and NUL, which neither UTF-8 nor PostgreSQL takes."""
+    """Replace lone surrogates and NUL, which UTF-8 or PostgreSQL reject."""
     return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "�")

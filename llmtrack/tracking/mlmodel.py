@@ -1,4 +1,4 @@
-"""Lay a model's folder out as an MLflow model, which `mlflow.pyfunc.load_model("runs:/RUN_ID/model")` loads back."""
+"""Package a model folder as an MLflow model for `mlflow.pyfunc.load_model("runs:/RUN_ID/model")`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmtrack.host.packages import installed_version
 ARTIFACT = "model"
 LOADER = "llmtrack.serving"
 
-# By the kind of a model's folder: what its loading needs, beside llmtrack itself.
+# Requirements by kind of model folder, in addition to llmtrack.
 _REQUIREMENTS = {
     "onnx": ("onnxruntime", "onnx", "transformers", "torch", "optimum-onnx"),
     "torch": ("transformers", "torch", "safetensors"),
@@ -22,9 +22,10 @@ _REQUIREMENTS = {
 
 @contextmanager
 def mlflow_model(folder: Path) -> Iterator[Mapping[str, Path]]:
-    """Yield the files of an MLflow model, by their artifact path; they are there while the context is.
+    """Yield the files of an MLflow model by artifact path, valid within the context.
 
-    Its `predict` takes prompts (a list, or a table of one column) and returns what the model goes on with; `max_new_tokens` is a parameter.
+    Its `predict` takes prompts (a list, or a table of one column) and returns the continuations; `max_new_tokens` is a
+    parameter.
 
     Args:
         folder: model and tokenizer; weights as ONNX or safetensors.
@@ -41,7 +42,7 @@ def mlflow_model(folder: Path) -> Iterator[Mapping[str, Path]]:
     kind = "onnx" if any(folder.glob("*.onnx")) else "torch"
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch, ARTIFACT)
-        # Requirements are given: finding them out would load the model in a process of its own.
+        # Give the requirements explicitly: MLflow would load the model in another process to infer them.
         mlflow.pyfunc.save_model(
             str(target),
             loader_module=LOADER,
@@ -58,5 +59,5 @@ def mlflow_model(folder: Path) -> Iterator[Mapping[str, Path]]:
 
 def _pinned(packages: tuple[str, ...]) -> list[str]:
     known = ((name, installed_version(name)) for name in packages)
-    # A local part such as +cpu is not a release that others can install.
+    # Drop local version suffixes such as +cpu, which others cannot install.
     return [f"{name}=={found.partition('+')[0]}" for name, found in known if found]

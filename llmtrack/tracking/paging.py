@@ -1,8 +1,8 @@
-"""Read every page of a search of runs, fast and with bounded memory.
+"""Read all pages of a run search quickly and with bounded memory.
 
-Where the time goes: MLflow builds an object for every metric, param and tag, and Python's garbage collector, which
-wakes up with their number, doubles it; so it is paused while a page is built. A server does that work in its own
-processes; so several pages are asked of it at once, each for a stretch of start times.
+MLflow builds an object per metric, param and tag, and garbage collection doubles the time, so it is paused while a page
+is built. A server does that work in its own processes, so several pages are requested at once, each for an interval of
+start times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OLDEST_FIRST = "attributes.start_time ASC"
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Start times from `low` to `high`, both included, in milliseconds; `token` if it is partly read."""
+    """Start times from `low` to `high`, inclusive, in milliseconds; `token` if partly read."""
 
     low: int
     high: int
@@ -40,10 +40,10 @@ class _Stretch:
 
 
 def read_pages(client: MlflowClient, experiment_ids: Sequence[str], text: str) -> Iterator[list[Run]]:
-    """Yield all runs that an MLflow filter finds, a page at a time; a server's come in no order, some twice.
+    """Yield all runs matching an MLflow filter, page by page; from a server unordered and with duplicates.
 
     Raises:
-        UsageError: MLflow does not understand the filter.
+        UsageError: MLflow rejects the filter.
         TrackingError: the store cannot be read.
     """
     if not experiment_ids:
@@ -53,13 +53,13 @@ def read_pages(client: MlflowClient, experiment_ids: Sequence[str], text: str) -
     with uncollected():
         for page in pages:
             yield page
-            # Only what is young: the garbage of one page, not the whole program.
+            # Only the young generation: the garbage of one page.
             del page
             gc.collect(1)
 
 
 def newest_runs(client: MlflowClient, experiment_ids: Sequence[str], text: str, limit: int = 1) -> list[Run]:
-    """Return the newest runs that an MLflow filter finds; raises as `read_pages`."""
+    """Return the newest runs matching an MLflow filter; raises as `read_pages`."""
     return list(_page(client, experiment_ids, text, limit)) if experiment_ids else []
 
 
@@ -74,17 +74,17 @@ def _in_turn(client: MlflowClient, experiment_ids: Sequence[str], text: str) -> 
 
 
 def _from_server(client: MlflowClient, experiment_ids: Sequence[str], text: str) -> Iterator[list[Run]]:
-    """Read the first page alone, which is mostly all there is, and then stretches of start times at once.
+    """Read the first page alone, which is usually everything, then intervals of start times concurrently.
 
-    A stretch that holds more than a page is split where its page ends, so that no stretch of crowded times is left
-    to one request. MLflow's page tokens could only be followed one after the other.
+    An interval with more than a page is split at the end of its page, so that crowded times are shared among requests.
+    MLflow's page tokens only allow sequential reading.
     """
     first = _page(client, experiment_ids, text, _FIRST_PAGE)
     yield list(first)
     if not first.token:
         return
     oldest = _page(client, experiment_ids, text, 1, order=_OLDEST_FIRST)
-    # Another process may have deleted runs meanwhile.
+    # Another process may have deleted runs in the meantime.
     low = min(run.info.start_time for run in [*oldest, *first])
     todo = _split(_Stretch(low, first[-1].info.start_time), _AT_ONCE)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -106,21 +106,21 @@ def _from_server(client: MlflowClient, experiment_ids: Sequence[str], text: str)
 def _read_stretch(
     client: MlflowClient, experiment_ids: Sequence[str], text: str, stretch: _Stretch
 ) -> tuple[list[Run], list[_Stretch]]:
-    """Return one page of a stretch, and the stretches that are left of it."""
+    """Return one page of an interval, and the remaining intervals."""
     limits = f"attributes.start_time >= {stretch.low} and attributes.start_time <= {stretch.high}"
     page = _page(client, experiment_ids, f"{text} and {limits}" if text else limits, PAGE, token=stretch.token)
     if not page.token:
         return list(page), []
     last = page[-1].info.start_time
     if last == stretch.high:
-        # A whole page of runs of one millisecond: time cannot split them.
+        # A whole page within one millisecond cannot be split by time.
         return list(page), [_Stretch(stretch.low, stretch.high, page.token)]
-    # More runs may have begun in the last one's millisecond: those seen are read again and not counted twice.
+    # More runs may have started in the last millisecond: it is read again, and duplicates are dropped.
     return list(page), _split(_Stretch(stretch.low, last), 2)
 
 
 def _split(stretch: _Stretch, parts: int) -> list[_Stretch]:
-    """Return at most so many stretches that cover a stretch."""
+    """Split an interval into at most `parts`."""
     length = stretch.high - stretch.low + 1
     edges = [stretch.low + length * part // parts for part in range(parts + 1)]
     return [_Stretch(low, high - 1) for low, high in itertools.pairwise(edges) if low < high]

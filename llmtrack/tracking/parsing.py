@@ -1,4 +1,4 @@
-"""Parse MLflow's runs, which are texts by name, into typed ones: once, where they are read."""
+"""Parse MLflow's untyped runs into typed ones."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ _FIELDS = (
     "environment_id",
     "model_uri",
 )
-"""What a run's tags say of it under the same name, but for how it is written: `warnings` and `baseline`."""
+"""Fields stored in tags of the same name; `warnings` and `baseline` have a special format."""
 
 _TAGS = frozenset(_PREFIX + name for name in (*_FIELDS, "warnings", "baseline"))
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
 Value = TypeVar("Value")
-# Id of a run, key, and value of each.
+# Run id, key and value.
 Values = Iterable[tuple[str, str, Value]]
 
 
 @dataclass
 class _Read:
-    """What was read of a run so far."""
+    """Raw data of a run so far."""
 
     name: str | None
     status: str
@@ -63,13 +63,13 @@ class _Read:
 
 
 class RunParser:
-    """Takes what is read of runs as it arrives, and makes typed runs of it.
+    """Collects the raw data of runs and builds typed runs.
 
-    Thousands of runs share a few texts: each is kept once, and parsed once for each param.
+    Thousands of runs share few distinct texts: each is stored once, and parsed once per param.
     """
 
     def __init__(self, experiment_names: Mapping[str, str]) -> None:
-        """Begin; `experiment_names` maps an MLflow experiment's id to its name."""
+        """Start with the names of MLflow experiments by id."""
         self._experiment_names = experiment_names
         self._read: dict[str, _Read] = {}
         self._texts: dict[str, str] = {}
@@ -79,17 +79,17 @@ class RunParser:
 
     @property
     def run_ids(self) -> Collection[str]:
-        """Ids of the runs that are there, in the order in which they came."""
+        """Ids of the runs, in order of arrival."""
         return self._read.keys()
 
     def add(self, run: MlflowRun) -> None:
-        """Add a run of MLflow's, unless it is there already."""
+        """Add an MLflow run, unless present."""
         info, data = run.info, run.data
         if info.run_id in self._read:
             return
         run_id = info.run_id
         self.begin(run_id, info.run_name, info.status, info.experiment_id, info.start_time, info.end_time)
-        # A value that is no number says nothing, and the last one of a series nothing of the run as a whole.
+        # Skip NaN, and series, whose last value does not describe the run as a whole.
         metrics = {
             key: number
             for key, number in data.metrics.items()
@@ -106,13 +106,13 @@ class RunParser:
         start_time: int | None,
         end_time: int | None,
     ) -> None:
-        """Add a run that is not there yet, and has no values yet."""
+        """Add a new run without values."""
         experiment = self._experiment_names.get(experiment_id, "")
         self._read[run_id] = _Read(name, status, experiment, start_time, end_time)
 
     def put(self, params: Values[str], metrics: Values[float], tags: Values[str]) -> None:
-        """Put values of runs that are there, metrics without series; what is of another run is left out."""
-        # Older versions have the spread among the metrics, and digests among the params, which then count.
+        """Add values to present runs, metrics without series; values of other runs are ignored."""
+        # Older versions stored spreads as metrics and digests as params, which are used then.
         read, text_of = self._read.get, self._texts.setdefault
         for run_id, key, number in metrics:
             if (run := read(run_id)) is not None:
@@ -125,13 +125,13 @@ class RunParser:
                 run.params[key] = text_of(text, text)
 
     def runs(self) -> Runs:
-        """Return all runs that were added, newest first."""
+        """Build all runs, newest first."""
         texts: dict[str, set[str]] = defaultdict(set)
         for read in self._read.values():
             for name, text in read.params.items():
                 texts[name].add(text)
         typed = {name: _typed(name, found) for name, found in texts.items()}
-        # What has another's name cannot stand beside it as a column.
+        # Names that clash with other columns are prefixed.
         taken = {*IDENTITY, *schema.METRIC_BY_NAME}
         of_params = {name: f"params.{name}" if name in taken else name for name in texts}
         taken = {*IDENTITY, *schema.PARAM_BY_NAME, *of_params.values()}
@@ -153,7 +153,7 @@ def _put_tag(run: _Read, key: str, text: str) -> None:
     elif key.startswith(schema.DIGEST_PREFIX):
         run.params[key.removeprefix(schema.DIGEST_PREFIX)] = text
     elif key == TAG and run.status == RUNNING and is_gone(text):
-        # Its process has left it so, and `close_abandoned` will say so.
+        # Its process is gone; `close_abandoned` will end it.
         run.status = KILLED
         run.tags |= {"outcome": "killed", "reason": REASON}
 
@@ -197,7 +197,7 @@ def _moment(milliseconds: int | None) -> datetime | None:
 
 
 def _typed(name: str, texts: Collection[str]) -> Mapping[str, Any]:
-    """Return the value of each text of a param: of its kind or, if that is unknown or wrong, of the narrowest that fits all."""
+    """Parse each text of a param: by its kind or, if unknown or invalid, by the narrowest kind that fits all."""
     known = schema.PARAM_BY_NAME.get(name)
     kind = known.kind if known else None
     for candidate in (kind,) if kind is str else (kind, int, float, bool):
@@ -211,7 +211,7 @@ def _typed(name: str, texts: Collection[str]) -> Mapping[str, Any]:
 
 
 def _value(text: str, kind: type) -> Any:
-    """Return a text as a value of a kind, None if it says that there is none.
+    """Parse a text as a kind; None for an explicit none.
 
     Raises:
         ValueError: it is of another kind.
@@ -226,6 +226,6 @@ def _value(text: str, kind: type) -> Any:
         except KeyError:
             raise ValueError(text) from None
     if kind is int and not re.fullmatch(r"[+-]?\d{1,18}", text):
-        raise ValueError(text)  # int() would also take 1_000, and a digest of digits overflows.
+        raise ValueError(text)  # int() would also accept 1_000, and an all-digit digest overflows.
     value = kind(text)
     return value if value == value else None

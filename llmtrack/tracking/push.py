@@ -1,4 +1,4 @@
-"""Write one record to MLflow so that it is there exactly once, however often it is tried."""
+"""Write a record to MLflow exactly once, regardless of retries."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
-# MLflow refuses a request over 1 MB; up to 1,000 metrics travel in the same one.
+# MLflow rejects requests over 1 MB, which may also carry up to 1,000 metrics.
 _MAX_REQUEST = 600_000
 
-# Limits of MLflow's datasets.
+# Limits of MLflow datasets.
 _MAX_DATASET_NAME = 500
 _MAX_DIGEST = 36
 
@@ -42,7 +42,7 @@ class ArtifactsError(TrackingError):
     """The numbers of a record are in MLflow, its files are not.
 
     Attributes:
-        run_id: the run that the numbers are in.
+        run_id: the run with the numbers.
     """
 
     def __init__(self, run_id: str, why: str) -> None:
@@ -57,21 +57,19 @@ def push(
     files: Path | None,
     progress: Callable[[Entry], None],
 ) -> str:
-    """Write an entry's record to its run, which is found or created, and return the run's id.
+    """Write an entry's record to its run, which is found or created; return the run id.
 
-    Each step may be repeated: equal params and metrics are one, and a run is created only after no run with
-    the record's id was found, if one may have been created before.
+    Every step is idempotent: equal params and metrics are merged, and if a run may have been created before, it is
+    looked up by the record's id first.
 
     Args:
-        client: client of the store.
         experiment_id: where a new run is created.
-        entry: what to write.
         files: folder of the artifacts beside the record's texts, or None.
-        progress: is called, before anything else happens, with the entry as it must be remembered.
+        progress: called with the updated entry before each step, to persist it.
 
     Raises:
-        mlflow.MlflowException: the store failed; try again with the entry last given to `progress`.
-        ArtifactsError: the run is complete but for its files.
+        mlflow.MlflowException: the store failed; retry with the entry last passed to `progress`.
+        ArtifactsError: only the files are missing.
     """
     entry = _with_run(client, experiment_id, entry, progress)
     run_id = entry.run_id or ""
@@ -86,23 +84,23 @@ def push(
     except Exception as error:
         raise ArtifactsError(run_id, one_line(error)) from error
     finally:
-        # Where only the artifacts fail, the run is complete to whoever looks; they follow with the next try.
+        # If only the artifacts fail, the run is otherwise complete; the next attempt adds them.
         if record.status != RUNNING:
             client.set_terminated(run_id, status=record.status, end_time=record.end_ms)
     return run_id
 
 
 def push_steps(client: MlflowClient, run_id: str, rows: Iterable[StepValues]) -> None:
-    """Write steps to a run in one request (of each 1,000 values); steps that are there already stay one.
+    """Write steps to a run in requests of up to 1,000 values; repeated steps are merged.
 
     Raises:
-        mlflow.MlflowException: the store failed; some of the values may be there.
+        mlflow.MlflowException: the store failed; some values may be written.
     """
     client.log_batch(run_id, metrics=_step_metrics(rows), synchronous=True)
 
 
 def reopen(client: MlflowClient, run_id: str) -> None:
-    """Set a run that ended back to RUNNING, and take away what was said of its end.
+    """Set a finished run back to RUNNING and remove its outcome.
 
     Raises:
         mlflow.MlflowException: the store failed.
@@ -113,7 +111,7 @@ def reopen(client: MlflowClient, run_id: str) -> None:
 
 
 def _step_metrics(rows: Iterable[StepValues]) -> list[Metric]:
-    """Return MLflow metrics; their times are those of the steps, by which the same one, written twice, is one."""
+    """Return MLflow metrics with the times of the steps, so that repeated ones are merged."""
     from mlflow.entities import Metric
 
     return [
@@ -125,7 +123,7 @@ def _step_metrics(rows: Iterable[StepValues]) -> list[Metric]:
 
 
 def redacted(record: RunRecord, secrets: tuple[str, ...]) -> RunRecord:
-    """Return the record with credentials removed from every text in it."""
+    """Return the record with credentials removed from all texts."""
 
     def clean(texts: Mapping[str, str]) -> dict[str, str]:
         return {key: redact(str(text), secrets) for key, text in texts.items()}
@@ -161,9 +159,9 @@ def _with_run(client: MlflowClient, experiment_id: str, entry: Entry, progress: 
 
 
 def _find(client: MlflowClient, experiment_id: str, record_id: str) -> str | None:
-    """Return the run of a record; of several, left by retried requests, keep one and delete the rest."""
+    """Return the run of a record; if retries left several, keep one and delete the rest."""
     runs = list(client.search_runs([experiment_id], f"tags.`{_RECORD_ID}` = '{record_id}'"))
-    # The one that was written to has params; ties are broken so that every process keeps the same one.
+    # Prefer the one with params; break ties deterministically, so that all processes keep the same one.
     runs.sort(key=lambda run: (-len(run.data.params), run.info.run_id))
     for ghost in runs[1:]:
         client.delete_run(ghost.info.run_id)
@@ -172,14 +170,14 @@ def _find(client: MlflowClient, experiment_id: str, record_id: str) -> str | Non
 
 def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> str:
     fitted = _fit(record)
-    # The tags by which people and programs find a run are there from its first moment.
+    # Set the tags that runs are searched by on creation.
     wanted = ("llmtrack.kind", "llmtrack.experiment", "llmtrack.study_id", "llmtrack.scenario", _RECORD_ID)
     tags = {key: fitted.tags[key] for key in wanted if key in fitted.tags}
     run = client.create_run(
         experiment_id, start_time=record.start_ms, tags={**tags, **_author_tags()}, run_name=fitted.run_name
     )
     if int(os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES") or 0) and client.tracking_uri.startswith("http"):
-        # MLflow repeats the request when the answer is lost, which leaves a second run.
+        # MLflow retries when the response is lost, which creates a second run.
         return _find(client, experiment_id, record.record_id) or run.info.run_id
     return run.info.run_id
 
@@ -248,12 +246,12 @@ def _of_corpus(key: str, fitted: Fitted) -> bool:
 
 
 def _size(texts: Mapping[str, str]) -> int:
-    """Return the bytes that texts take in a request, where other than ASCII is escaped."""
+    """Return the bytes of texts in a request, which escapes non-ASCII characters."""
     return sum(len(json.dumps(key)) + len(json.dumps(value)) for key, value in texts.items())
 
 
 def _log_artifacts(client: MlflowClient, run_id: str, record: RunRecord, files: Path | None) -> None:
-    # A run that goes on tells it at its end.
+    # A running run writes them at its end.
     texts = {**({} if record.status == RUNNING else facts.artifact(record.tags)), **record.texts}
     if texts:
         with tempfile.TemporaryDirectory(prefix="llmtrack-") as folder:

@@ -1,4 +1,4 @@
-"""Read tracked runs back, typed: through MLflow's public API, or straight from a database that is known."""
+"""Read tracked runs back, typed: through MLflow's API, or directly from a known database."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 STUDY_KINDS = ("study:ID", "the id of its run", "latest", "latest:EXPERIMENT", "alias:NAME")
 SUITE = "suite"
-# Experiment of the run that holds a table of `compare`, and no scenarios.
+# Experiment of runs that hold a `compare` table and no scenarios.
 COMPARISON = "compare"
 _STUDY, _SUITE = "llmtrack.study_id", "llmtrack.suite_id"
 _STUDIES_NAMED = 200
@@ -53,29 +53,29 @@ def runs(
     """Return tracked runs, newest first, one row each.
 
     Args:
-        experiment: name of an llmtrack experiment, or else of an MLflow experiment.
-        study: a study or suite: its id, the id of its run (or the 8 characters that are listed), `latest` (the newest suite, or
-            study outside of one), `latest:EXPERIMENT` (the newest study of it) or `alias:NAME`, each also with `#SCENARIO`. Of a suite, the scenarios of all its studies.
-        model: part of the model's name, in any case.
-        kind: `scenario`, `study`, or None for both and for runs that are not llmtrack's.
-        search: an MLflow filter (`params.dtype = 'float32'`), or a word that the run's name, the scenario
-            or the model must contain.
+        experiment: llmtrack experiment, or else MLflow experiment.
+        study: a study or suite: its id, the id of its run (or the 8 characters that are listed), `latest` (the newest
+            suite, or the newest study outside of one), `latest:EXPERIMENT` (its newest study) or `alias:NAME`, each
+            also with `#SCENARIO`. For a suite, the scenarios of all its studies.
+        model: part of the model's name, case-insensitive.
+        kind: `scenario`, `study`, or None for both and for runs not made by llmtrack.
+        search: an MLflow filter (`params.dtype = 'float32'`), or a word contained in the run name, scenario or model.
         status: `RUNNING`, `FINISHED`, `FAILED` or `KILLED`.
         tracking_uri: the store; see `llmtrack.tracking.store.resolve_tracking_uri`.
-        progress: show a bar on a terminal while pages arrive.
-        tags: key and value of tags that the runs must have, such as `{"llmtrack.env.git_branch": "main"}`.
-        since: started then or later: a datetime, ISO text (UTC) or how long ago, such as `7d`.
-        until: started before then.
+        progress: show a progress bar on a terminal.
+        tags: required tags, such as `{"llmtrack.env.git_branch": "main"}`.
+        since: inclusive lower bound of the start time: a datetime, ISO text (UTC) or an age such as `7d`.
+        until: exclusive upper bound of the start time.
         columns: only these columns, in this order.
 
     Returns:
-        The columns of `llmtrack.tracked.frames.ID_COLUMNS`, then a column for each param and metric of `metrics/`, whether
-        or not a run has it, then any others: params with the type their values have, metrics as float64 in the units
-        that docs/metrics.md names, facts about the machine as `env.NAME`. A param or metric whose name is taken
-        becomes `params.NAME` or `metrics.NAME`. A missing value is `<NA>`, of a float NaN.
+        The columns of `llmtrack.tracked.frames.ID_COLUMNS`, then a column for each param and metric of `metrics/`,
+            whether or not a run has it, then any others: params with the type of their values, metrics as float64 in
+            the units of docs/metrics.md, machine facts as `env.NAME`. A param or metric whose name is taken becomes
+            `params.NAME` or `metrics.NAME`. Missing values are `<NA>`, for floats NaN.
 
     Raises:
-        UsageError: no such experiment, study or column, or MLflow does not understand the filter.
+        UsageError: no such experiment, study or column, or MLflow rejects the filter.
         TrackingError: the store cannot be read.
     """
     found = frame_of(
@@ -115,12 +115,12 @@ def tracked_runs(
     everywhere = list(source.names)
     named, _, scenario = (text_or_none("study", study) or "").partition("#")
     study_id = _study_id(source, named, experiment) if study else None
-    # What they may be else is told where all is looked at.
+    # Other interpretations are reported below.
     of_tags = dict(tags) if isinstance(tags, Mapping) else tags or {}
     if study_id and kind == "scenario" and study_id.startswith(f"{SUITE}-"):
         of_tags = {**of_tags, "llmtrack.suite_id": study_id}
         study_id = None
-    # Only older versions have a tag of each fact: those are asked of the runs.
+    # Only older versions have a tag per fact: filter those after reading.
     of_facts = facts.unsearched(of_tags) if isinstance(of_tags, Mapping) else {}
     left = {key: of_tags[key] for key in of_tags if key not in of_facts} if of_facts else of_tags
     wanted = Wanted(experiment, study_id, model, kind, search, status, left, since, until)
@@ -131,7 +131,7 @@ def tracked_runs(
             found = _gather(source, by_name, dataclasses.replace(wanted, experiment=None), on_page)
     held = _taken_over(source, study_id) if study_id and kind in (None, "scenario") else {}
     if held:
-        # Of any study and experiment.
+        # From any study and experiment.
         others = dataclasses.replace(wanted, study_id=None, experiment=None)
         ids = ", ".join(map(quoted, held))
         for text in others.filters():
@@ -148,7 +148,7 @@ def tracked_runs(
 
 
 def of_scenario(found: Runs, scenario: str, named: str) -> Runs:
-    """Return the runs of one scenario among those that a selector named.
+    """Return the runs of one scenario among those selected.
 
     Raises:
         UsageError: there is none.
@@ -161,7 +161,7 @@ def of_scenario(found: Runs, scenario: str, named: str) -> Runs:
 
 
 def runs_of_id(run_id: str, tracking_uri: str | None = None) -> Runs:
-    """Return the run of a scenario that an id names, or all scenarios of the study whose run it is; see `runs`.
+    """Return the scenario run with an id, or all scenarios of the study with that run; see `runs`.
 
     Args:
         run_id: the id, or its first characters.
@@ -186,7 +186,7 @@ def studies(
 
 
 def study_run(study: str, tracking_uri: str | None = None) -> Run:
-    """Return the run of one study or suite.
+    """Return the run of a study or suite.
 
     Args:
         study: as in `runs`.
@@ -205,7 +205,7 @@ def study_run(study: str, tracking_uri: str | None = None) -> Run:
 
 
 def why_empty(study: str | None, tracking_uri: str | None = None) -> str:
-    """Say that a study which has no scenario runs yet is running; empty where that is not so, or no study is named.
+    """Explain that a study without scenario runs is still running; empty otherwise.
 
     Args:
         study: as in `runs`.
@@ -240,7 +240,7 @@ def _gather(source: Source, experiment_ids: Sequence[str], wanted: Wanted, on_pa
 
 @contextlib.contextmanager
 def _progress(shown: bool) -> Iterator[Callable[[int], None]]:
-    """Give a function that is told the number of runs read so far; MLflow cannot say how many there are."""
+    """Provide a callback for the number of runs read so far; MLflow does not report the total."""
     if not shown:
         yield lambda count: None
         return
@@ -253,14 +253,14 @@ def _progress(shown: bool) -> Iterator[Callable[[int], None]]:
 
 
 def _study_id(source: Source, study: str, experiment: str | None) -> str:
-    """Return the id of the study that a selector names; see `runs`."""
+    """Return the id of the selected study; see `runs`."""
     kind, colon, value = study.removeprefix("study:").partition(":")
     if kind == "alias" and value:
         study = run_of_alias(source, value, experiment)
     elif kind == "latest":
         study, experiment = "latest", value or experiment
     elif colon:
-        raise UsageError(f"{study!r} names no study: use {', '.join(STUDY_KINDS)}")
+        raise UsageError(f"invalid study {study!r}: use {', '.join(STUDY_KINDS)}")
     else:
         study = kind
     any_study = Wanted(experiment, kind="study")
@@ -282,7 +282,7 @@ def _study_id(source: Source, study: str, experiment: str | None) -> str:
 
 
 def newest_study(experiment: str | None = None, tracking_uri: str | None = None) -> str:
-    """Return the id that `latest` names; see `runs`.
+    """Return the id of `latest`; see `runs`.
 
     Raises:
         UsageError: nothing is tracked yet.
@@ -292,9 +292,9 @@ def newest_study(experiment: str | None = None, tracking_uri: str | None = None)
 
 
 def _newest(source: Source, wanted: Wanted) -> str:
-    """Return the id of the newest study that a person started, or of the newest of a name; empty if there is none.
+    """Return the id of the newest study started by the user, or the newest of an experiment; empty if there is none.
 
-    A suite starts its studies by itself: the suite is meant, unless one of them is named.
+    Studies within a suite only count if their experiment is named.
     """
     tags: list[Mapping[str, str]] = []
     for limit in (1, _STUDIES_NAMED):
@@ -302,7 +302,7 @@ def _newest(source: Source, wanted: Wanted) -> str:
         for each in tags:
             if wanted.experiment or (_SUITE not in each and each.get("llmtrack.experiment") != COMPARISON):
                 return each[_STUDY]
-    # The suite's own run may be in another store, or not be sent yet.
+    # The suite's own run may be in another store, or not yet sent.
     return next((each.get(_SUITE) or each[_STUDY] for each in tags), "")
 
 
@@ -312,9 +312,9 @@ def _taken_over(source: Source, study_id: str) -> dict[str, tuple[str, bool]]:
 
 
 def _ids_by_mlflow_name(source: Source, experiment: str) -> list[str]:
-    """Return the MLflow experiment of that name, where no run bears it as the llmtrack experiment's."""
+    """Return the MLflow experiment of that name, if no llmtrack experiment has it."""
     if source.newest(Wanted(experiment)):
-        return []  # The experiment is there; the other filters leave nothing of it.
+        return []  # The experiment exists, but the other filters exclude everything.
     ids = [number for number, name in source.names.items() if name == experiment]
     if ids:
         return ids

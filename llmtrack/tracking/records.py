@@ -1,4 +1,4 @@
-"""What is written of one run, as plain data: built from an outcome, kept in the spool, pushed to MLflow."""
+"""Records: the data of one run, built from an outcome, kept in the spool, and pushed to MLflow."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from llmtrack.spec.task import GenerateTask, not_asked
 from llmtrack.tracked.run import FAILED, FINISHED, KILLED, RUNNING
 from llmtrack.tracking import spreads
 
-# Prompts are in the workload's digest; how much is printed changes nothing that is measured; how many workers there were is
-# known when it is measured.
+# Prompts are in the workload's digest, printing does not affect measurements, and the actual number of workers is
+# recorded by the measurement.
 _NOT_CONDITIONS = ("prompts", "verbose", "workers")
 _CLOCK = re.compile(r"-(\d\d)(\d\d)\d\d-")
 _LONGEST_MODEL = 40
 
 
 SET_ASIDE = "set_aside"
-"""Kind of the run of a scenario that was disturbed and measured again: kept, and no run of a scenario to anyone who asks."""
+"""Kind of a disturbed and remeasured run: kept, but not returned as a scenario run."""
 
 
 @dataclass(frozen=True)
 class StudyContext:
-    """What every run of a study has in common.
+    """Data common to all runs of a study.
 
     Attributes:
-        study_id: id of the study, such as `prompt_length-20261128-014301-3f2a`.
-        experiment: name of the llmtrack experiment.
-        suite_id: id of the suite that the study is part of, or None.
-        tags: tags that every run of the study carries: versions, environment, git commit.
+        study_id: such as `prompt_length-20261128-014301-3f2a`.
+        experiment: llmtrack experiment.
+        suite_id: id of its suite, or None.
+        tags: tags of every run of the study: versions, environment, git commit.
     """
 
     study_id: str
@@ -48,20 +48,19 @@ class StudyContext:
 @kept("steps")
 @dataclass(frozen=True)
 class RunRecord:
-    """Everything that is written of one run.
+    """All data of one run.
 
     Attributes:
-        record_id: identity; pushed twice, it is still one run.
-        run_name: name of the run.
-        status: `FINISHED`, `FAILED`, `KILLED` or, of a study that goes on, `RUNNING`.
+        record_id: identity; pushing it twice creates one run.
+        status: `FINISHED`, `FAILED`, `KILLED`, or `RUNNING` for a study in progress.
         start_ms: milliseconds since the epoch.
         end_ms: milliseconds since the epoch.
         params: conditions.
         metrics: one value each.
         series: one value per step each.
-        steps: values of series at steps that not all of them share, with their times.
+        steps: values by step with times, for series with different steps.
         tags: identity and provenance.
-        texts: artifact path to its text.
+        texts: artifact path to text.
     """
 
     record_id: str
@@ -78,7 +77,7 @@ class RunRecord:
 
 
 def study_record(study: StudyContext, question: str, settings: Mapping[str, Scalar], start_ms: int) -> RunRecord:
-    """Return the record of a study that begins."""
+    """Return the record of a starting study."""
     return RunRecord(
         record_id=study.study_id,
         run_name=study_name(study, [str(settings.get("model", ""))]),
@@ -91,13 +90,13 @@ def study_record(study: StudyContext, question: str, settings: Mapping[str, Scal
 
 
 def study_name(study: StudyContext, models: Iterable[str]) -> str:
-    """Return what a study's run is called: `precision 11:02, study of smollm2`, the time being UTC.
+    """Return the run name of a study: `precision 11:02, study of smollm2`, with the time in UTC.
 
-    MLflow's list shows some 20 characters: the first ones tell it from other studies.
+    MLflow's list shows some 20 characters, so the distinctive part comes first.
 
     Args:
-        study: what it is a study of, and its id, which says when it began.
-        models: those it is about; of candidates in a comma list, the first.
+        study: its experiment and its id, which contains the start time.
+        models: its models; the first of candidate lists.
     """
     named = list(dict.fromkeys(filter(None, map(short_name, models))))
     began = _CLOCK.search(study.study_id)
@@ -109,7 +108,7 @@ def study_name(study: StudyContext, models: Iterable[str]) -> str:
 
 
 def scenario_record(outcome: Outcome, study: StudyContext, remark: str = "") -> RunRecord:
-    """Return the record of a measured, or failed, scenario; its name in MLflow's list ends with a remark."""
+    """Return the record of a measured or failed scenario; a remark is appended to its listed name."""
     if isinstance(outcome, Failure):
         return _in_list(_failure_record(outcome, study), study, remark)
     return _in_list(_measurement_record(outcome, study), study, remark)
@@ -136,14 +135,12 @@ def same_as_record(
     study: StudyContext,
     now_s: float,
 ) -> RunRecord:
-    """Return the record of a scenario that another one's measurement also holds for.
+    """Return the record of a scenario covered by another one's measurement.
 
     Args:
-        scenario: what was asked.
-        facts: what would have been used, such as the dtype's label.
-        same_as: name of the scenario that was measured.
-        note: why both are the same, in one line.
-        study: the study they belong to.
+        facts: what would have been used, such as the dtype label.
+        same_as: name of the measured scenario.
+        note: why they are equal, in one line.
         now_s: seconds since the epoch.
     """
     tags = {"llmtrack.outcome": "same_as", "llmtrack.same_as": same_as, "llmtrack.reason": note}
@@ -152,7 +149,7 @@ def same_as_record(
 
 
 def params_of(scenario: Scenario) -> dict[str, Scalar]:
-    """Return the params that follow from what was asked; a setting that is None is left out."""
+    """Return the params implied by the request; None settings are left out."""
     variant, task = scenario.variant, scenario.task
     params: dict[str, Any] = {
         "scenario": scenario.name,
@@ -164,7 +161,7 @@ def params_of(scenario: Scenario) -> dict[str, Scalar]:
         "dtype_requested": variant.dtype,
         "quantization": variant.quantization,
     }
-    # Fields that a task gains later are tracked without a change here.
+    # New fields of a task are tracked automatically.
     left_out = (*_NOT_CONDITIONS, *not_asked(task))
     settings = (f.name for f in dataclasses.fields(task) if f.name not in left_out)
     params.update({name: getattr(task, name) for name in settings})
@@ -176,7 +173,7 @@ def params_of(scenario: Scenario) -> dict[str, Scalar]:
         )
     if scenario.quality is not None:
         convention = to_json(scenario.quality.perplexity)
-        # The batch size and padding of a timed task are those of its timing; neither changes a perplexity.
+        # For a timed task, batch size and padding refer to the timing; they do not affect perplexity.
         params.update({k: v for k, v in convention.items() if k not in (*_NOT_CONDITIONS, *params)})
     return {key: value for key, value in params.items() if value is not None}
 
@@ -193,7 +190,7 @@ def _measurement_record(done: Measurement, study: StudyContext) -> RunRecord:
     if done.sample_text is not None:
         texts["sample.txt"] = done.sample_text
     if any(REPLACED in line for line in done.warnings):
-        # Kept for whoever asks for it, and in no view, table or comparison.
+        # Kept, but excluded from views, tables and comparisons.
         tags["llmtrack.kind"] = SET_ASIDE
     if done.warnings:
         tags["llmtrack.warnings"] = "\n".join(done.warnings)
@@ -216,7 +213,7 @@ def _failure_record(failure: Failure, study: StudyContext) -> RunRecord:
     status = KILLED if killed else FAILED
     record = _record(failure.scenario, failure.facts, study, status, times, tags, failure.tags)
     text = f"{reason}\n\n{failure.details}".rstrip() + "\n"
-    # An interrupted run may go on, and artifacts stay.
+    # An interrupted run may be resumed, and artifacts cannot be removed.
     texts = dict(failure.texts) if killed else {**failure.texts, "failure.txt": text}
     return _identified(dataclasses.replace(record, steps=failure.steps, texts=texts), failure.run_key)
 
@@ -257,20 +254,20 @@ def _study_tags(study: StudyContext) -> dict[str, str]:
 
 
 def _identified(record: RunRecord, run_key: str = "") -> RunRecord:
-    """Give a record its identity: that of the run that it ends, or else the same for the same outcome."""
+    """Give a record its identity: its run key, or a digest of its content."""
     if run_key:
         return dataclasses.replace(record, record_id=run_key)
-    # Escaped to ASCII first: a lone surrogate in a text must not end the run.
+    # Escape to ASCII, so that lone surrogates do not fail.
     return dataclasses.replace(record, record_id=digest(json.dumps(to_json(record), sort_keys=True)))
 
 
 def _in_list(record: RunRecord, study: StudyContext, remark: str = "") -> RunRecord:
-    """Say in a record's name what it is of, and put digests and spreads, which nobody plots alone, among its tags.
+    """Set a record's listed name, and move digests and spreads to tags.
 
-    Its identity is of what was measured and not of how that is listed, so this comes after it.
+    The identity depends on what was measured, not on the listing, so this comes afterwards.
     """
     name = record.run_name
-    if name.partition("_")[0] != study.experiment:  # else it says so itself
+    if name.partition("_")[0] != study.experiment:  # otherwise the name already says so
         name = f"{study.experiment}/{name}"
     digests = {name: str(value) for name, value in record.params.items() if schema.is_digest(name)}
     metrics, spread = spreads.split(record.metrics)
@@ -294,7 +291,7 @@ def short_name(model: str) -> str:
 
 
 def _plain(value: Any) -> Scalar:
-    """Return a number of an array library as Python's own, and anything odd as text."""
+    """Convert array-library scalars to Python's, and anything else to text."""
     value = value.item() if hasattr(value, "item") else value
     return value if isinstance(value, (str, int, float, bool)) else str(value)
 

@@ -1,4 +1,4 @@
-"""Say in the run that `mlflow run` made why nothing was measured: without it, it is FAILED with a made-up name."""
+"""Explain in the run created by `mlflow run` why nothing was measured."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from llmtrack.tracking.limits import MAX_TAG_VALUE, shorten
 
 
 def explain_refusal(reason: str) -> None:
-    """Write why an entry point refused its work into its run, if `mlflow run` made one that no study has joined.
+    """Write the reason into the run created by `mlflow run`, unless a study has joined it.
 
-    Never raises: what cannot be written is printed all the same.
+    Never raises; the reason is also printed.
     """
     run_id = os.environ.get("MLFLOW_RUN_ID")
     if not run_id:

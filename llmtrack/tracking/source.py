@@ -1,4 +1,4 @@
-"""A store to read runs from: straight from its database where that is known, else through MLflow."""
+"""A store to read from: directly from a known database, else through MLflow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """A store to read from; MLflow, whose import alone takes seconds, is there once something needs it.
+    """A store to read from; MLflow, which takes seconds to import, is only loaded if needed.
 
     Args:
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
@@ -26,17 +26,17 @@ class Source:
 
     @cached_property
     def client(self) -> MlflowClient:
-        """MLflow's client of it."""
+        """MLflow's client."""
         return store.open_existing(self.uri)
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """Id to name of every active MLflow experiment."""
+        """Names of active MLflow experiments by id."""
         found = direct.experiment_names(self.uri)
         return store.experiment_names(self.client) if found is None else found
 
     def newest(self, wanted: Wanted, limit: int = 1) -> list[Known]:
-        """Return the newest runs that are wanted; the word or model of `wanted` may not be given.
+        """Return the newest matching runs; `wanted` must not contain a word or model.
 
         Raises:
             TrackingError: the store cannot be read.

@@ -1,9 +1,8 @@
-"""A folder where every record lies, durably, until it is in MLflow.
+"""A folder that durably keeps every record until it is in MLflow.
 
-One record is one folder `<start>-<record_id>` with `entry.json` and the files that belong to it. A record is
-there as soon as its folder has that name, and gone as soon as `entry.json` is removed: both happen at once
-or not at all, so a crash leaves either a whole record or none. Each record has a lock of its own, so that sending
-the files of one keeps nobody from keeping another.
+A record is a folder `<start>-<record_id>` with `entry.json` and its files. It exists once its folder has that name, and
+is gone once `entry.json` is removed; both are atomic, so a crash leaves a complete record or none. Each record has its
+own lock, so that sending the files of one does not block others.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Notify = Callable[[str], None]
 
 
 class NewerEntryError(TrackingError):
-    """A record was kept by a newer version, and stays for it."""
+    """A record was written by a newer version and is left for it."""
 
 
 def to_stderr(message: str) -> None:
@@ -52,12 +51,12 @@ def to_stderr(message: str) -> None:
 @kept()
 @dataclass(frozen=True)
 class Target:
-    """Where a record belongs.
+    """Destination of a record.
 
     Attributes:
-        tracking_uri: the store, credentials removed: they come from the environment again when it is sent.
-        experiment: name of the MLflow experiment, or empty if only its id is known.
-        experiment_id: id of the MLflow experiment, or empty if not known.
+        tracking_uri: the store without credentials, which are taken from the environment when it is sent.
+        experiment: MLflow experiment, or empty if only its id is known.
+        experiment_id: MLflow experiment id, or empty if unknown.
     """
 
     tracking_uri: str
@@ -68,13 +67,12 @@ class Target:
 @kept()
 @dataclass(frozen=True)
 class Entry:
-    """A record on its way.
+    """A record to deliver.
 
     Attributes:
-        record: what to write.
-        target: where it belongs.
-        run_id: the MLflow run that it is written to, once known.
-        attempted: whether a run may have been created for it, so that it must be looked for first.
+        target: its destination.
+        run_id: its MLflow run, once known.
+        attempted: whether a run may have been created for it, so that it must be looked up first.
         has_files: whether there are artifacts beside the record's own texts.
     """
 
@@ -86,12 +84,12 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Name of the entry's folder; sorts by start time."""
+        """Folder name; sorts by start time."""
         return f"{self.record.start_ms:013d}-{self.record.record_id}"
 
 
 class Spool:
-    """The folder of records that are not in MLflow yet; several processes may use it at once.
+    """Folder of records that are not in MLflow yet; safe for concurrent processes.
 
     Attributes:
         folder: the argument, else LLMTRACK_SPOOL, else `.llmtrack/spool` in the working directory.
@@ -103,11 +101,10 @@ class Spool:
         self._notify = notify
 
     def put(self, entry: Entry, files: Mapping[str, bytes | Path] | None = None) -> Entry:
-        """Keep a record and its files durably; one of the same identity is replaced.
+        """Durably store a record and its files, replacing one of the same identity.
 
         Args:
-            entry: what to keep.
-            files: artifact path to the content, or to the file to copy.
+            files: artifact path to content, or to a file to copy.
 
         Raises:
             TrackingError: the folder cannot be written.
@@ -130,20 +127,20 @@ class Spool:
         return entry
 
     def names(self) -> list[str]:
-        """Return the names of all entries, oldest first; none where the folder cannot be looked into, see `must_be_seen`."""
+        """Return the names of all entries, oldest first; empty if the folder is unreadable, see `must_be_seen`."""
         return sorted(name for name in self._found() if name[0].isdigit() and self._is_whole(name))
 
     def peek(self, name: str) -> Entry | None:
-        """Return an entry without holding it; None if it is gone or corrupt.
+        """Read an entry without locking it; None if it is gone or corrupt.
 
         Raises:
-            OSError: it cannot be read just now (too many open files, a lost mount); it stays.
+            OSError: it is temporarily unreadable (too many open files, a lost mount); it stays.
             NewerEntryError: it is for a newer version; it stays.
         """
         return self._read(name)
 
     def waiting(self, belongs: Callable[[Entry], bool]) -> int:
-        """Return how many entries belong to something; those that cannot be read just now may, and count."""
+        """Count the matching entries; temporarily unreadable ones count, too."""
         count = 0
         for name in self.names():
             try:
@@ -155,14 +152,14 @@ class Spool:
 
     @property
     def set_aside(self) -> Path:
-        """The folder of entries whose content is none."""
+        """Folder of corrupt entries."""
         return self.folder / _CORRUPT
 
     def corrupt(self) -> list[str]:
-        """Return the names of the entries that were set aside.
+        """Return the names of corrupt entries.
 
         Raises:
-            OSError: they cannot be looked for.
+            OSError: the folder is unreadable.
         """
         try:
             return sorted(os.listdir(self.set_aside))
@@ -170,7 +167,7 @@ class Spool:
             return []
 
     def restore(self) -> int:
-        """Put back what was set aside and can be read, such as by an older version; return how many."""
+        """Put back set-aside entries that are readable now, such as after an upgrade; return their number."""
         restored = 0
         for aside in self.corrupt():
             try:
@@ -184,10 +181,10 @@ class Spool:
 
     @contextlib.contextmanager
     def claim(self, name: str, timeout_s: float) -> Iterator[Entry | None]:
-        """Hold an entry against other processes and read it.
+        """Lock an entry and read it.
 
-        Yields None if another process has held it for `timeout_s`, or if it is gone or corrupt; a corrupt one is
-        moved aside, so that it never blocks the others.
+        Yields None if another process holds it for `timeout_s`, or if it is gone or corrupt; a corrupt one is moved
+        aside, so that it never blocks others.
 
         Raises:
             OSError, NewerEntryError: as `peek`.
@@ -201,7 +198,7 @@ class Spool:
             yield self._read(name)
 
     def update(self, entry: Entry) -> None:
-        """Note, durably, how far a claimed entry has come."""
+        """Durably record the progress of a claimed entry."""
         _write(self.folder / entry.name / _ENTRY, entry)
 
     def remove(self, entry: Entry) -> None:
@@ -211,20 +208,20 @@ class Spool:
         shutil.rmtree(folder, ignore_errors=True)
 
     def files_of(self, entry: Entry) -> Path:
-        """Return the folder that holds an entry's files."""
+        """Return the folder of an entry's files."""
         return self.folder / entry.name / _FILES
 
     def sweep(self) -> None:
-        """Remove what crashed processes left half written, a day later."""
+        """Remove incomplete entries of crashed processes after a day."""
         for name in self._found():
             if name.startswith(_NEW) or (name[0].isdigit() and not self._is_whole(name)):
                 _remove_stale(self.folder / name)
 
     def must_be_seen(self) -> None:
-        """See that the folder can be looked into, if it is there.
+        """Check that the folder is readable, if it exists.
 
         Raises:
-            TrackingError: it cannot: what waits in it is not known.
+            TrackingError: it is not, so its content is unknown.
         """
         try:
             os.listdir(self.folder)
@@ -236,7 +233,7 @@ class Spool:
             ) from error
 
     def _found(self) -> list[str]:
-        # What is tracked goes on where nothing can be kept.
+        # Tracking continues even if nothing can be kept.
         with contextlib.suppress(OSError):
             return os.listdir(self.folder)
         return []
@@ -247,13 +244,13 @@ class Spool:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            return True  # It cannot be looked at just now: it is nothing to sweep away.
+            return True  # Temporarily unreadable: do not sweep it.
         return True
 
     def _place(self, fresh: Path, entry: Entry) -> None:
         place = self.folder / entry.name
         while not _moved(fresh, place):
-            # There is one of this identity, or what is left of one: it may be on its way just now.
+            # There is an entry of this identity, or its remains; it may be in transit.
             with contextlib.suppress(FileNotFoundError), self._locked(entry.name, _PUT_TIMEOUT_S):
                 if (place / _ENTRY).exists():
                     self._replace(fresh, place, entry)
@@ -262,7 +259,7 @@ class Spool:
         _sync(self.folder)
 
     def _replace(self, fresh: Path, place: Path, entry: Entry) -> None:
-        """Give an entry new content, but keep what is known of its run: it may have been created already."""
+        """Replace an entry's content, keeping what is known about its run, which may exist already."""
         known = self._read(entry.name)
         if known is not None:
             entry = dataclasses.replace(
@@ -323,11 +320,11 @@ class _BusyError(TimeoutError):
 
 
 def _content(path: Path) -> Any:
-    """Return the data of an entry's file.
+    """Parse an entry's file.
 
     Raises:
-        OSError: it cannot be read just now.
-        ValueError: it is no JSON.
+        OSError: it is temporarily unreadable.
+        ValueError: it is not JSON.
     """
     text = path.read_bytes()
     try:
@@ -337,10 +334,10 @@ def _content(path: Path) -> Any:
 
 
 def _entry(data: Any) -> Entry:
-    """Read an entry.
+    """Decode an entry.
 
     Raises:
-        ValueError: the data is not an entry's.
+        ValueError: the data is invalid.
         NewerEntryError: a newer version wrote it.
     """
     number = data.get("format") if isinstance(data, dict) else None
@@ -364,7 +361,7 @@ def _moved(fresh: Path, place: Path) -> bool:
     try:
         os.replace(fresh, place)
     except OSError as error:
-        # What was there may be gone by now, since it has been sent.
+        # The previous entry may be gone by now, because it was sent.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) and not place.is_dir():
             raise
         return False
@@ -388,7 +385,7 @@ def _keep_file(path: Path, content: bytes | Path) -> None:
 
 def _write(path: Path, entry: Entry) -> None:
     part = path.with_suffix(".part")
-    # ASCII: lone surrogates of a broken text survive as escapes instead of ending the write.
+    # ASCII: lone surrogates are escaped instead of failing.
     part.write_text(json.dumps({"format": _FORMAT, **to_json(entry)}, ensure_ascii=True), encoding="ascii")
     _sync(part)
     os.replace(part, path)
@@ -396,7 +393,7 @@ def _write(path: Path, entry: Entry) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Flush a file or folder to disk, where the system can."""
+    """Flush a file or folder to disk, if supported."""
     if path.is_dir() and os.name == "nt":
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Keep the spread of a run's metrics as one tag: as metrics of their own they would fill MLflow's page of a run's charts."""
+"""Store the spread of a run's metrics in one tag: separate metrics would clutter MLflow's charts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TAG = "llmtrack.spread"
 
 
 def split(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
-    """Return metrics without those of spread, and the tag that holds these: JSON, by metric its statistics.
+    """Separate the spread from the metrics; return both, the spread as a JSON tag.
 
-    What there is no room for in a tag is left out, the last metrics first; `samples.json` has it.
+    If the tag is too small, the last metrics are left out; `samples.json` has them.
     """
     own = {key: value for key, value in metrics.items() if not key.startswith(SPREAD_PREFIX)}
     spreads: dict[str, dict[str, float]] = {}
@@ -29,7 +29,7 @@ def split(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str
 
 
 def joined(tags: Mapping[str, str]) -> dict[str, float]:
-    """Return the metrics of spread that a run's tag holds, as older versions have them among the metrics; none if it is broken."""
+    """Parse the tag into the spread metrics of older versions; empty if invalid."""
     try:
         spreads = json.loads(tags.get(TAG, "{}"))
         return {

@@ -1,4 +1,4 @@
-"""Find, initialise and open the tracking store, with waits that are bounded."""
+"""Find, initialise and open the tracking store, with bounded waits."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 DEFAULT_EXPERIMENT = "llmtrack"
 DEFAULT_DATABASE = "mlflow.db"
 
-# MLflow's own defaults block one call for about four minutes when the server is down.
-# And at the end of a run it prints the server's address as it is, with its credentials.
+# MLflow's defaults block a call for about four minutes if the server is down.
+# At the end of a run, MLflow prints the server's address including credentials.
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
@@ -47,10 +47,10 @@ _DEFAULTS = {
 _ATTEMPTS = 3
 _INITIALISE_TIMEOUT_S = 120.0
 _SQLITE = "sqlite:///"
-# Of which every release of SQLAlchemy makes the same, so that it need not be asked: its import takes long.
+# Paths that every SQLAlchemy release treats alike, so that its slow import can be avoided.
 _PLAIN_PATH = re.compile(r"[\w./~-]+", re.ASCII)
 _PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
-# What drivers call the seconds within which a server must answer.
+# Connect timeout option of the drivers.
 _TIMEOUTS = {"postgresql": "connect_timeout", "mysql": "connect_timeout"}
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _SERVERS = ("http", "https")
@@ -58,13 +58,13 @@ _BARE_SCHEMES = ("databricks", "databricks-uc")
 
 
 def resolve_tracking_uri(uri: str | None = None) -> str:
-    """Return the tracking URI to use: the argument, else MLFLOW_TRACKING_URI, else ./mlflow.db.
+    """Return the tracking URI: the argument, else MLFLOW_TRACKING_URI, else ./mlflow.db.
 
-    The path of a sqlite database (`sqlite:///relative.db`, or just a file's name) becomes absolute, so that
-    it means the same database in every working directory.
+    The path of a sqlite database (`sqlite:///relative.db`, or just a file name) becomes absolute, so that it refers to
+    the same database in every working directory.
 
     Raises:
-        UsageError: the URI names MLflow's old file store, which MLflow itself refuses, no file, or no address of a server.
+        UsageError: the URI names MLflow's old file store (which MLflow rejects), no file, or no server address.
     """
     given = text_or_none("tracking URI", uri)
     asked = given or os.environ.get("MLFLOW_TRACKING_URI") or _SQLITE + DEFAULT_DATABASE
@@ -89,27 +89,27 @@ def resolve_tracking_uri(uri: str | None = None) -> str:
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """Return the file of a resolved sqlite URI, or None for any other store or an in-memory database."""
+    """Return the file of a resolved sqlite URI; None for other stores or in-memory databases."""
     if not uri.startswith(_SQLITE):
         return None
     path: str | None = uri.removeprefix(_SQLITE)
     if not _PLAIN_PATH.fullmatch(uri.removeprefix(_SQLITE)):
         from sqlalchemy.engine import make_url
 
-        # MLflow percent-encodes the path that it passes on, and which release of SQLAlchemy decodes it differs.
+        # MLflow percent-encodes the path, and only some SQLAlchemy releases decode it.
         path = make_url(uri).database
     return Path(path) if path and path != ":memory:" else None
 
 
 def connect(uri: str) -> MlflowClient:
-    """Return a client of an initialised store, with bounded waits unless the user has set others.
+    """Return a client of an initialised store, with bounded waits unless the user has configured them.
 
     Raises:
-        TrackingError: the database cannot be opened, its driver is missing, or MLflow has no such store.
+        TrackingError: the database cannot be opened, its driver is missing, or MLflow does not support the store.
     """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    # With a traceback, what it raises as well, which is told in a line.
+    # MLflow also logs a traceback of what it raises, which is reported in one line.
     logging.getLogger("mlflow.store.db.utils").addFilter(_raises_nothing)
     initialise(uri)
     try:
@@ -123,7 +123,7 @@ def connect(uri: str) -> MlflowClient:
 
 
 def open_store(uri: str) -> MlflowClient:
-    """Return a client of a store that was just seen to answer; takes seconds, not minutes, if it does not.
+    """Return a client of a store that has just answered; fails within seconds otherwise.
 
     Raises:
         UnreachableError: nothing answers.
@@ -132,7 +132,7 @@ def open_store(uri: str) -> MlflowClient:
     check_reachable(uri)
     client = connect(uri)
     if _is_database(uri):
-        return client  # Initialising has just read from it.
+        return client  # Initialising has just read it.
     try:
         client.search_experiments(max_results=1)
     except Exception as error:
@@ -142,7 +142,7 @@ def open_store(uri: str) -> MlflowClient:
 
 
 def open_existing(uri: str) -> MlflowClient:
-    """Return a client to read from; unlike `open_store` it makes no empty database where there is none.
+    """Return a client for reading; unlike `open_store` it never creates a database.
 
     Raises:
         UnreachableError: nothing answers.
@@ -158,13 +158,12 @@ def open_existing(uri: str) -> MlflowClient:
 
 
 def initialise(uri: str) -> None:
-    """Create the tables of a new database under a lock, since several processes at once would crash.
+    """Create the tables of a new database under a lock, since concurrent processes would crash.
 
-    The lock is held while tables are made and no longer: imports and the check of the schema take seconds, too. Does nothing
-    for a server.
+    The lock is only held while tables are created, as imports and the schema check take seconds. No-op for a server.
 
     Raises:
-        UnreachableError: nothing answers, or the connection is cut.
+        UnreachableError: nothing answers, or the connection is lost.
         TrackingError: the database cannot be opened, or its driver is missing.
     """
     if not _is_database(uri):
@@ -190,17 +189,17 @@ def initialise(uri: str) -> None:
 
 
 def own_lock(purpose: str, *of: str) -> BaseFileLock:
-    """Return a lock between this user's processes on this machine; a thread that holds it may acquire it again."""
+    """Return a lock between this user's processes on this machine; reentrant within a thread."""
     from filelock import FileLock
 
-    # It is not put beside what it guards: that folder may be shared, or read-only.
+    # Not beside the guarded file, whose folder may be shared or read-only.
     user = getattr(os, "getuid", int)()
     name = f"llmtrack-{purpose}-{user}-{digest(of)}.lock"
     return FileLock(Path(tempfile.gettempdir()) / name, is_singleton=True)
 
 
 def _has_tables(uri: str) -> bool:
-    """Return whether a database has all of MLflow's tables; unlike MLflow it asks once, within seconds."""
+    """Return whether a database has all MLflow tables; unlike MLflow, without retries."""
     from mlflow.store.db.base_sql_model import Base
     from sqlalchemy import create_engine, inspect
     from sqlalchemy.engine import make_url
@@ -212,11 +211,12 @@ def _has_tables(uri: str) -> bool:
 
 
 def check_reachable(uri: str) -> None:
-    """Fail within seconds where a server's port does not answer (a silent host would block far longer), or a folder is missing.
+    """Fail within seconds if a server's port does not answer (a silent host would block far longer), or a folder is
+    missing.
 
     Raises:
         UnreachableError: nothing answers.
-        TrackingError: the database's folder is not there.
+        TrackingError: the database's folder is missing.
     """
     path = sqlite_path(uri)
     if path is not None and not path.parent.is_dir():
@@ -227,7 +227,7 @@ def check_reachable(uri: str) -> None:
     if scheme not in _PORTS or not host:
         return
     if scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
-        return  # The proxy resolves and connects; nothing can be said from here.
+        return  # The proxy connects; reachability cannot be checked here.
     try:
         socket.create_connection((host, port or _PORTS[scheme]), timeout=CONNECT_S).close()
     except OSError as error:
@@ -235,7 +235,7 @@ def check_reachable(uri: str) -> None:
 
 
 def _server(uri: str) -> tuple[str, str | None, int | None]:
-    """Return the kind of a store, its host and its port, as whoever connects to it reads the address."""
+    """Return the kind, host and port of a store."""
     if _is_database(uri):
         from sqlalchemy.engine import make_url
 
@@ -246,10 +246,10 @@ def _server(uri: str) -> tuple[str, str | None, int | None]:
 
 
 def ensure_experiment(client: MlflowClient, name: str) -> str:
-    """Return the id of the MLflow experiment of that name, created if need be.
+    """Return the id of an MLflow experiment, creating it if missing.
 
-    A new experiment of a sqlite database keeps its artifacts in `mlartifacts` beside the database; MLflow's
-    default would be the working directory of whichever process came first.
+    A new experiment of a sqlite database stores its artifacts in `mlartifacts` beside the database; MLflow's default
+    would be the working directory of the first process.
 
     Raises:
         TrackingError: an experiment of that name was deleted.
@@ -264,7 +264,7 @@ def ensure_experiment(client: MlflowClient, name: str) -> str:
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-            found = client.get_experiment_by_name(name)  # Another process was faster.
+            found = client.get_experiment_by_name(name)  # Another process created it.
     if found is None or found.lifecycle_stage == "deleted":
         number = found.experiment_id if found else "ID"
         raise TrackingError(
@@ -275,10 +275,10 @@ def ensure_experiment(client: MlflowClient, name: str) -> str:
 
 
 def default_experiment(client: MlflowClient) -> str:
-    """Return the name of the MLflow experiment to write to: by MLflow's own variables, else `llmtrack`.
+    """Return the name of the MLflow experiment to write to: from MLflow's variables, else `llmtrack`.
 
     Raises:
-        mlflow.MlflowException: the store failed, or has no experiment of the id in MLFLOW_EXPERIMENT_ID.
+        mlflow.MlflowException: the store failed, or has no experiment with the id in MLFLOW_EXPERIMENT_ID.
     """
     name, number = os.environ.get("MLFLOW_EXPERIMENT_NAME"), os.environ.get("MLFLOW_EXPERIMENT_ID")
     if not name and number:
@@ -287,7 +287,7 @@ def default_experiment(client: MlflowClient) -> str:
 
 
 def experiment_of_run(client: MlflowClient, run_id: str) -> tuple[str, str]:
-    """Return id and name of the MLflow experiment that a run belongs to.
+    """Return id and name of a run's MLflow experiment.
 
     Raises:
         TrackingError: there is no such run.
@@ -308,7 +308,7 @@ def experiment_of_run(client: MlflowClient, run_id: str) -> tuple[str, str]:
 
 
 def experiment_names(client: MlflowClient) -> dict[str, str]:
-    """Return id to name of every active MLflow experiment.
+    """Return the names of active MLflow experiments by id.
 
     Raises:
         TrackingError: the store cannot be read.
@@ -326,9 +326,9 @@ def experiment_names(client: MlflowClient) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _quiet_opening() -> Iterator[None]:
-    """Keep the first use of a database from printing a line for each of MLflow's migrations, and a cut one from taking minutes.
+    """Suppress MLflow's migration log on first use, and its long retries on a lost connection.
 
-    MLflow tries ten times to connect, for 100 s, with five lines each; its setting of that is not to be had from outside.
+    MLflow retries connecting ten times over 100 s, logging five lines each; the setting is not exposed.
     """
     from mlflow.store.db import utils
 
@@ -354,10 +354,10 @@ def _is_database(uri: str) -> bool:
 
 
 def _is_address(uri: str) -> bool:
-    """Return whether a URI names a host, and a port only if it is one."""
+    """Return whether a URI has a host, and a valid port if any."""
     try:
         parts = urlsplit(uri)
-        # What follows a / ? or # of a password would be taken for the path, and the user for the host.
+        # With a / ? or # in the password, its rest would be taken for the path, and the user for the host.
         cut_off = "@" not in parts.netloc and ":" in parts.netloc and "@" in uri and parts.netloc[0] != "["
         return bool(parts.hostname) and parts.port != 0 and not cut_off
     except ValueError:
@@ -400,5 +400,5 @@ def _artifact_location(client: MlflowClient, name: str) -> str | None:
         return None
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:60]
     place = path.parent / "mlartifacts" / f"{slug}-{digest([path.name, name])[:8]}"
-    # MLflow decodes a plain path, too: `a%20b` would become another folder.
+    # MLflow also decodes plain paths: `a%20b` would become another folder.
     return place.as_uri() if set("%?#") & set(str(place)) else str(place)

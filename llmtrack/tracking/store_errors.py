@@ -1,4 +1,4 @@
-"""What an error of the tracking store means: whether it passes, whose it is, and what to do about it, in one line."""
+"""Classify errors of the tracking store and explain them in one line."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ _LOCAL_ERRORS = frozenset(
 )
 
 
-# What a database says, and what it means.
+# Database messages and their meaning.
 _DATABASE = {
     "database is locked": "another program keeps the database locked: end it, or wait until it is done",
     "database or disk is full": "the disk of the database is full: free some space",
 }
-# What a database says that answers, and will say again.
+# Permanent refusals of a reachable database.
 _REFUSED = re.compile(
     r"authentication failed|access denied|login failed|does not exist|unknown database|no pg_hba\.conf|permission denied|role "
     r"|cannot open database|no such table",
@@ -70,16 +70,16 @@ _STATEMENT = re.compile(r"\s*(\[SQL: .*|\(Background on this error at: \S+\))")
 
 
 class UnreachableError(TrackingError):
-    """The store does not answer now; later it may."""
+    """The store is temporarily unreachable."""
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Return whether trying the same call again later cannot help."""
+    """Return whether retrying the same call is useless."""
     return getattr(error, "error_code", None) in _PERMANENT_CODES
 
 
 def is_cut_off(error: BaseException | None) -> bool:
-    """Return whether a database's error, or what it came from, is of the connection and not of what was asked."""
+    """Return whether a database error, or its cause, is a connection failure."""
     while error is not None:
         if type(error).__name__ in ("OperationalError", "InterfaceError") or isinstance(error, ConnectionError):
             return _REFUSED.search(str(error)) is None
@@ -88,12 +88,12 @@ def is_cut_off(error: BaseException | None) -> bool:
 
 
 def is_local(error: BaseException) -> bool:
-    """Return whether an error is of this machine's files (a full disk, no permission) and says nothing of the store."""
+    """Return whether an error concerns this machine's files (full disk, no permission) rather than the store."""
     return isinstance(error, OSError) and error.errno in _LOCAL_ERRORS and not isinstance(error, ConnectionError)
 
 
 def refusal(uri: str, error: BaseException) -> str:
-    """Return in one line why a server does not serve us, with the remedy where there is one."""
+    """Explain in one line why a server rejects requests, with the remedy if known."""
     text = one_line(error)
     if "invalid host header" in text.lower():
         host = urlsplit(uri).hostname
@@ -113,19 +113,18 @@ def refusal(uri: str, error: BaseException) -> str:
 
 
 def is_denied(error: BaseException) -> bool:
-    """Return whether a server refuses because this user may not do it."""
+    """Return whether a server denies permission."""
     if getattr(error, "error_code", None) == "PERMISSION_DENIED":
         return True
     return re.search(r"\b403\b|permission denied", one_line(error), re.IGNORECASE) is not None
 
 
 def whom_to_ask(uri: str, experiment: str = "", permission: str = "EDIT") -> str:
-    """Say who lacks which permission, and what to do about it.
+    """Explain which permission is missing and the remedy.
 
     Args:
-        uri: the store.
-        experiment: what it is needed for; empty: not known.
-        permission: as MLflow calls it.
+        experiment: experiment that needs it; empty if unknown.
+        permission: MLflow's name of it.
     """
     user = os.environ.get("MLFLOW_TRACKING_USERNAME")
     what = f"the experiment {experiment!r}" if experiment else "its experiment"
@@ -137,7 +136,7 @@ def whom_to_ask(uri: str, experiment: str = "", permission: str = "EDIT") -> str
 
 @contextmanager
 def asking(client: MlflowClient) -> Iterator[None]:
-    """Let what MLflow raises of a store be a `TrackingError` that says why in one line."""
+    """Convert MLflow's store errors to one-line `TrackingError`s."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -147,19 +146,19 @@ def asking(client: MlflowClient) -> Iterator[None]:
 
 
 def unreadable(client: MlflowClient, error: BaseException) -> TrackingError:
-    """Return the error that says that a store cannot be read, and why."""
+    """Return the error for a store that cannot be read."""
     uri = client.tracking_uri
     remedy = f": {whom_to_ask(uri, permission='READ')}" if is_denied(error) else ""
     return TrackingError(f"cannot read from {redact(uri)}: {one_line(error)}{remedy}")
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as one short line without credentials, nor what a database says of its own statement."""
+    """Return an error as one short line without credentials or SQL statements."""
     return cut(redact(_meaning(in_words(error)), secrets_of(os.environ)), 300, "...")
 
 
 def _meaning(text: str) -> str:
-    """Return what a database's words mean, with what to do about it where that is known."""
+    """Explain a database message with the remedy, if known."""
     for said, meant in _DATABASE.items():
         if said in text:
             return meant
@@ -169,7 +168,7 @@ def _meaning(text: str) -> str:
 
 
 def _other_release(revision: str) -> str:
-    """Say which release of MLflow is the older one, where a database has another revision than this one's."""
+    """Explain whether a database with another schema revision is from an older or newer MLflow."""
     package = find_spec("mlflow.store.db_migrations.versions")
     folders = package.submodule_search_locations if package else None
     known = any(next(Path(folder).glob(f"{revision}_*.py"), None) for folder in folders or ())

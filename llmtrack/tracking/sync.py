@@ -1,4 +1,4 @@
-"""Send what lies in the spool to MLflow, exactly once."""
+"""Send the records in the spool to MLflow exactly once."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _LOCK_WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class SyncResult:
-    """What became of the records in a spool.
+    """Result of sending a spool.
 
     Attributes:
         sent: records that are in MLflow now.
-        left: records that are still in the spool.
-        problems: why, one line for each different reason.
-        corrupt: records that were set aside, since their content is none.
+        left: records that remain.
+        problems: distinct reasons, one line each.
+        corrupt: corrupt records that were set aside.
     """
 
     sent: int = 0
@@ -41,20 +41,20 @@ class SyncResult:
 
 
 def sync(spool: Path | None = None, tracking_uri: str | None = None, notify: Notify = to_stderr) -> SyncResult:
-    """Send every record in the spool to the store it belongs to, each exactly once.
+    """Send every record in the spool to its store, exactly once.
 
     Args:
         spool: folder of the spool; see `llmtrack.tracking.spool.Spool`.
-        tracking_uri: send all records to this store instead, wherever they were meant to go.
-        notify: is given messages for the user.
+        tracking_uri: send all records to this store instead.
+        notify: receives messages for the user.
 
     Raises:
-        UsageError: the tracking URI is not accepted.
-        TrackingError: the spool cannot be looked into.
+        UsageError: the tracking URI is invalid.
+        TrackingError: the spool is unreadable.
     """
     uri = store.resolve_tracking_uri(tracking_uri) if tracking_uri else None
     kept = Spool(spool, notify)
-    # To say that nothing is left to send, it must be known.
+    # The spool must be readable to report that it is empty.
     kept.must_be_seen()
     kept.restore()
     result = push_all(kept, uri)
@@ -66,7 +66,7 @@ def sync(spool: Path | None = None, tracking_uri: str | None = None, notify: Not
 
 
 def corrupt_line(spool: Spool) -> str:
-    """Return what to say of a spool's records that were set aside."""
+    """Describe the corrupt records of a spool."""
     return (
         f"{plural(len(spool.corrupt()), 'record')} in {spool.set_aside} cannot be read: look at entry.json of each, and delete "
         "the folder when nothing of it is needed"
@@ -74,12 +74,11 @@ def corrupt_line(spool: Spool) -> str:
 
 
 def push_all(spool: Spool, uri: str | None, only_own: bool = False) -> SyncResult:
-    """Send every record of a spool; a record that cannot be sent does not keep the others back.
+    """Send every record of a spool; a failing record does not block the others.
 
     Args:
-        spool: the spool.
         uri: the store to send to, or None for each record's own.
-        only_own: leave records alone that belong to another store than `uri`.
+        only_own: skip records of stores other than `uri`.
     """
     spool.sweep()
     stores, sent, problems = _Stores(), 0, dict[str, None]()
@@ -101,10 +100,9 @@ def push_all(spool: Spool, uri: str | None, only_own: bool = False) -> SyncResul
 def push_entry(
     spool: Spool, name: str, client: MlflowClient, experiment_id: str, wait_s: float, same_store: bool = True
 ) -> str | None:
-    """Send one record and remove it from the spool; return its run's id.
+    """Send one record and remove it from the spool; return its run id.
 
-    None if another process holds the record for `wait_s`, or has sent it itself. A spool that cannot be written
-    any more does not keep it from being sent.
+    None if another process holds the record for `wait_s`, or has sent it. Works even if the spool has become read-only.
 
     Raises:
         mlflow.MlflowException: the store failed; the record stays in the spool.
@@ -116,13 +114,13 @@ def push_entry(
             entry = dataclasses.replace(entry, run_id=None, attempted=True)
         files = spool.files_of(entry) if entry.has_files else None
         run_id = push(client, experiment_id, entry, files, _if_possible(spool.update))
-        # What stays is sent once more, to the same run.
+        # A record that stays is sent again to the same run.
         _if_possible(spool.remove)(entry)
         return run_id
 
 
 def with_credentials(uri: str) -> str:
-    """Return a record's store with the credentials that were removed from it, taken from the environment.
+    """Restore the credentials of a record's store from the environment.
 
     Raises:
         TrackingError: the environment does not have them.
@@ -144,7 +142,7 @@ def _if_possible(note: Callable[[Entry], None]) -> Callable[[Entry], None]:
 
 
 class _Stores:
-    """The stores that were opened, and the experiments that were found in them."""
+    """Opened stores and the experiments found in them."""
 
     def __init__(self) -> None:
         self._clients: dict[str, MlflowClient | None] = {}
@@ -162,7 +160,7 @@ class _Stores:
         self._clients[uri] = None
 
     def experiment_id(self, uri: str, client: MlflowClient, target: Target) -> str:
-        """Return the id of the MLflow experiment that a record belongs to, created if need be."""
+        """Return the id of a record's MLflow experiment, creating it if missing."""
         key = (uri, target)
         if key not in self._experiments:
             known = target.experiment_id if target.tracking_uri == redact(uri) else ""
@@ -181,7 +179,7 @@ def _send(spool: Spool, entry: Entry, uri: str, stores: _Stores) -> int:
 
 
 def _concerns_store(error: Exception) -> bool:
-    """Return whether an error would meet every other record of the same store too."""
+    """Return whether an error would affect all other records of the store, too."""
     if isinstance(error, LlmtrackError):
         return isinstance(error, store_errors.UnreachableError)
     return not store_errors.is_permanent(error) and not isinstance(error, OSError)

@@ -1,4 +1,4 @@
-"""The runs of earlier studies that a resumed study took over: they are its own, and its baseline stays its baseline."""
+"""Runs of earlier studies that a resumed study took over; they count as its own, and its baseline stays its baseline."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ TAG = "llmtrack.taken_over"
 
 
 def taken_over_tag(earlier: Runs) -> dict[str, str]:
-    """Return the tag of a study that took over runs: each run's id, its present scenario, and whether it is the baseline."""
+    """Return the tag with the runs taken over: each run's id, current scenario, and whether it is the baseline."""
     held = {run.run_id: [run.text("scenario"), bool(run.baseline)] for run in earlier}
     return {TAG: json.dumps(held, separators=(",", ":"))} if held else {}
 
 
 def link_to(run: Run) -> str:
-    """Say which run is taken over."""
+    """Describe a run that is taken over."""
     return f"{run.text('experiment')}, run {run.run_id}"
 
 
 def taken_over(tags: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
-    """Return the scenario's name, and whether it is the baseline, of each run that a study with these tags took over."""
+    """Parse the tag: scenario name and baseline flag by run id."""
     try:
         return {str(run_id): (str(name), bool(base)) for run_id, (name, base) in json.loads(tags[TAG]).items()}
     except (KeyError, ValueError, TypeError, AttributeError):
@@ -31,7 +31,7 @@ def taken_over(tags: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
 
 
 def as_own(runs: Runs, study_id: str, held: Mapping[str, tuple[str, bool]]) -> Runs:
-    """Return runs of which those that a study took over are told as its own."""
+    """Present the runs that a study took over as its own."""
 
     def own(run: Run) -> Run:
         scenario, baseline = held[run.run_id]

@@ -1,4 +1,4 @@
-"""Keep prepared views with an MLflow experiment, and link to them: its UI opens what a tag of the experiment holds."""
+"""Store prepared views in tags of an MLflow experiment, and link to them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PREFIX = "mlflow.sharedViewState."
-# A value of an experiment's tag holds so much.
+# Maximum length of an experiment tag.
 MOST_CHARACTERS = 5000
-# Views of older studies shrink to which runs they show, and then go: all tags of an experiment are read whenever its page is
-# opened, and where a view is gone MLflow opens its overview. `llmtrack report` prepares one again.
+# Views of older studies are reduced to their run filter and later removed, because MLflow reads all tags of an experiment
+# whenever its page opens. Without a view MLflow shows its overview; `llmtrack report` restores the view.
 MOST_KEPT, MOST_SHORT = 200, 1_500
 _WHICH_RUNS = (
     "searchFilter",
@@ -29,16 +29,16 @@ _WHICH_RUNS = (
     "modelVersionFilter",
     "datasetsFilter",
 )
-# Without it MLflow opens an experiment at its traces, and a run at its evaluations.
+# Without it MLflow opens an experiment's traces and a run's evaluations.
 KIND = "workflowType=machine_learning"
 
 
 def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str | None = None) -> None:
-    """Write views to an experiment, shorten those of older studies than the last `MOST_KEPT`, and remove the oldest.
+    """Write views to an experiment, shorten those older than the last `MOST_KEPT` studies, and remove the oldest.
 
     Args:
-        views: JSON by key, a study's id; one that is too long for a tag is left out.
-        experiment_id: the MLflow experiment.
+        views: JSON by key, a study's id; one too long for a tag is left out.
+        experiment_id: MLflow experiment.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Raises:
@@ -53,9 +53,9 @@ def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str |
 
 
 def kept_views(experiment_id: str, tracking_uri: str | None = None) -> frozenset[str]:
-    """Return the keys of an experiment's views; none if they cannot be read."""
+    """Return the keys of an experiment's views; empty if unreadable."""
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    with contextlib.suppress(Exception):  # a plain link leads there, too
+    with contextlib.suppress(Exception):  # a plain link works, too
         tags = client.get_experiment(experiment_id).tags
         return frozenset(tag.removeprefix(PREFIX) for tag in tags if tag.startswith(PREFIX))
     return frozenset()
@@ -65,9 +65,9 @@ def _forget_oldest(client: MlflowClient, experiment_id: str) -> None:
     if not hasattr(client, "delete_experiment_tag"):
         return
     tags = client.get_experiment(experiment_id).tags
-    # Older versions kept charts as a view of their own.
+    # Older versions stored charts as a separate view.
     ours = [tag for tag in tags if tag.startswith(PREFIX) and is_study_id(_study(tag))]
-    # An id holds the time at which its study began.
+    # Ids contain the start time of their study.
     older = sorted(ours, key=lambda tag: _study(tag).split("-")[1:])[:-MOST_KEPT]
     for tag in older[:-MOST_SHORT]:
         client.delete_experiment_tag(experiment_id, tag)
@@ -77,10 +77,10 @@ def _forget_oldest(client: MlflowClient, experiment_id: str) -> None:
 
 
 def _shortened(text: str) -> str:
-    """Return a view that shows the same runs, in MLflow's own columns and charts."""
+    """Return a view with the same runs, in MLflow's default columns and charts."""
     try:
         view = json.loads(text)
-    except ValueError:  # MLflow's own form, of a view that a person has saved over ours
+    except ValueError:  # MLflow's own format, saved by the user over ours
         return text
     return json.dumps({name: view[name] for name in _WHICH_RUNS if name in view}, separators=(",", ":"))
 
@@ -90,9 +90,9 @@ def _study(tag: str) -> str:
 
 
 def runs_link(server: str, experiment_id: str, key: str = "", charts: bool = False) -> str:
-    """Return where MLflow shows an experiment's runs, by a prepared view if there is a key.
+    """Return the link to an experiment's runs in MLflow, with a prepared view if a key is given.
 
-    A version of MLflow that knows no such views shows its plain table there.
+    MLflow versions without such views show their default table.
     """
     link = f"{_root(server)}#/experiments/{experiment_id}/runs?{KIND}"
     if key:
@@ -101,12 +101,11 @@ def runs_link(server: str, experiment_id: str, key: str = "", charts: bool = Fal
 
 
 def run_link(server: str, experiment_id: str, run_id: str, artifact: str = "") -> str:
-    """Return where MLflow shows a run, or an artifact of it.
+    """Return the link to a run in MLflow, or to one of its artifacts.
 
     Args:
-        server: its address; empty for a link within its pages.
-        experiment_id: the MLflow experiment.
-        run_id: the run.
+        server: its address; empty for a link relative to its pages.
+        experiment_id: MLflow experiment.
         artifact: its path.
     """
     path = f"/artifacts/{quote(artifact)}" if artifact else ""

@@ -1,1 +1,1 @@
-"""What measures: the process that loads an engine, and the generate, perplexity and train tasks. Never mlflow."""
+"""Measure in the worker process: load an engine and run generate, perplexity and train tasks. Never imports mlflow."""

@@ -1,7 +1,7 @@
-"""Keep what Python compiles where the environment forbids it beside the sources.
+"""Cache compiled bytecode even if the environment disables it.
 
-Images of containers set `PYTHONDONTWRITEBYTECODE`: then each worker compiles PyTorch and transformers again, which takes longer than
-importing them.
+Container images set `PYTHONDONTWRITEBYTECODE`; then each worker recompiles PyTorch and transformers, which takes longer
+than importing them.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ import os
 import sys
 from importlib.util import cache_from_source, find_spec
 
-# Large enough that compiling it is noticed; where it is compiled, all that was installed with it is.
+# A large package: if it is compiled, so is everything installed with it.
 _LARGE = "transformers"
 
 
 def kept_in() -> str | None:
-    """Return the folder for compiled modules, None where Python keeps them, finds them compiled or was given a folder."""
+    """Return the bytecode folder to use, or None if Python already caches bytecode."""
     if not sys.dont_write_bytecode or sys.pycache_prefix is not None:
         return None
     found = find_spec(_LARGE)
     if found is None or found.origin is None or os.path.exists(cache_from_source(found.origin)):
         return None
-    # Late: it costs every command a fifth of its start, and hardly any needs it.
+    # Imported late: it would slow the start of every command by a fifth, and few need it.
     from llmtrack.models.cache import cache_root
 
     return str(cache_root() / "bytecode")
 
 
 def bytecode_environment() -> dict[str, str]:
-    """Return the environment variables that let a child keep what it compiles; none where it does so already."""
+    """Return the environment variables that enable the bytecode cache in children; empty if it is enabled."""
     folder = kept_in()
     return {"PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""} if folder else {}
 
 
 def keep_bytecode() -> None:
-    """Let this program and its children keep what they compile."""
+    """Enable the bytecode cache in this process and its children."""
     if told := bytecode_environment():
         os.environ.update(told)
         sys.pycache_prefix, sys.dont_write_bytecode = told["PYTHONPYCACHEPREFIX"], False

@@ -1,4 +1,4 @@
-"""Measure generation tasks on a loaded engine."""
+"""Measure generate tasks on a loaded engine."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SAMPLE_ROWS = 4
 
 
 def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit, clock: Clock) -> None:
-    """Measure the generation tasks among scenarios, interleaved, and emit each outcome as it is there."""
-    # Arms are interleaved, so each one's start is that of its first call.
+    """Measure the generate tasks among scenarios, interleaved; emit each outcome when complete."""
+    # Arms are interleaved: each starts with its first call.
     started: dict[str, float] = {}
     asked: dict[str, tuple[Scenario, GenerateTask, Prompts]] = {}
     arms: dict[str, Arm] = {}
@@ -68,7 +68,7 @@ def _timed(
     engine: Engine,
     started: float,
 ) -> Measurement:
-    """Return what the timing itself tells: to make it, nothing more is measured."""
+    """Build the measurement from the timing alone."""
     padded = pad_share(arm.requests) if engine.info.pads else 0.0
     metrics = dict(timing.metrics) | engine_metrics(engine, timing.peak_memory_bytes) | {"pad_share": padded}
     facts = engine_facts(engine) | _prompt_facts(arm.requests) | dict(prompts.facts)
@@ -99,7 +99,7 @@ def _with_beside(
     engine: Engine,
     cpu_before: CpuReading | None,
 ) -> Measurement:
-    """Return a timed measurement with what is measured beside it, any of which may be missing."""
+    """Add the side measurements, any of which may be missing."""
     beside = Beside()
     busy = beside.get("the load of the machine", lambda: busy_warning(cpu_before, read_cpu()), ())
     device, readings = engine.info.device, timing.readings
@@ -137,7 +137,7 @@ def _with_beside(
 
 
 def pad_share(requests: Sequence[GenerateRequest]) -> float:
-    """Return the share (0 to 1) of the prompt positions that hold pads, over all calls."""
+    """Return the share (0 to 1) of the prompt positions that are pads, over all calls."""
     positions = sum(request.padded_length * len(request.prompt_ids) for request in requests)
     return 1 - sum(len(row) for request in requests for row in request.prompt_ids) / positions
 
@@ -145,12 +145,11 @@ def pad_share(requests: Sequence[GenerateRequest]) -> float:
 def rows_differing(
     engine: Engine, requests: Sequence[GenerateRequest], new_ids: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
-    """Return the numbers (from 0) of the rows that get other tokens when generated alone and unpadded.
+    """Return the row numbers (from 0) whose output differs when generated alone and unpadded.
 
     Args:
-        engine: the engine that generated them.
         requests: the calls.
-        new_ids: what they generated, per row over all calls.
+        new_ids: their output, per row over all calls.
     """
     rows = [(request, row) for request in requests for row in request.prompt_ids]
     return tuple(
@@ -176,6 +175,6 @@ def _padding_warning(requests: Sequence[GenerateRequest]) -> tuple[str, ...]:
     if requests[0].padding_side != "right" or pad_share(requests) == 0:
         return ()
     return (
-        "right padding: padded rows go on from their pads, so their text is not what the model would say: "
+        "right padding: padded rows continue from their pads, so their text is not the model's: "
         "use padding_side=left for output that counts",
     )

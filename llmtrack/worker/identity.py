@@ -1,4 +1,4 @@
-"""Which model and text a scenario would measure now, told by their files and without loading a model."""
+"""Identify the model and text that a scenario would measure, from their files and without loading the model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from llmtrack.models.load import ModelIdentity
 
 GGUF_READER = "llamacpp"
-"""The backend that reads a GGUF file as it is."""
+"""The backend that reads GGUF files directly."""
 
 UNKNOWN = {"weights_digest": "unknown"}
-"""The identity of a model that cannot be found: equal to that of no run."""
+"""Identity of a missing model, equal to that of no run."""
 
 
 def identify(scenario: Scenario) -> dict[str, str]:
-    """Return the tags that a run of a scenario would have of its models: digests, and a hub model's commit.
+    """Return the model tags that a run of a scenario would have: digests, and a hub model's commit.
 
-    What is trained from scratch is told by the scenario itself, and has none.
+    Training from scratch is identified by the scenario and has none.
     """
     variant, task = scenario.variant, scenario.task
     try:
@@ -41,13 +41,13 @@ def identify(scenario: Scenario) -> dict[str, str]:
 
 
 def require(scenarios: Sequence[Scenario]) -> None:
-    """Refuse what no run can mend: an unknown option, a corpus that cannot be read, a model that cannot be had.
+    """Reject unusable scenarios: an unknown option, an unreadable corpus, an unavailable model.
 
-    A model is fetched and converted here, once, as it would be when it is loaded. What a backend of another package can
-    load, only that package knows.
+    Models are downloaded and converted here, once, as when loading. Only the package of another backend knows what that
+    can load.
 
     Raises:
-        LlmtrackError: why the first of them cannot be measured.
+        LlmtrackError: why the first unusable one cannot be measured.
     """
     from llmtrack.engines.registry import BUILTIN, check_variant
     from llmtrack.quality.corpora import load_corpus
@@ -67,7 +67,7 @@ def require(scenarios: Sequence[Scenario]) -> None:
 
 
 def _from_scratch(variant: Variant, task: TrainTask) -> bool:
-    from llmtrack.train.opening import starts_from_scratch  # needs all that trains
+    from llmtrack.train.opening import starts_from_scratch  # imports the training stack
 
     return starts_from_scratch(variant.model, task.start)
 
@@ -76,7 +76,7 @@ def _identity(variant: Variant) -> ModelIdentity:
     from llmtrack.devices import resolve_device
     from llmtrack.models import load
 
-    # Random weights are drawn on the device that PyTorch runs on.
+    # Random weights depend on PyTorch's device.
     device = resolve_device(variant.device) if variant.backend == "torch" else "cpu"
     as_gguf = variant.backend == GGUF_READER and variant.quantization == NONE
     return load.identify_model(variant.model, variant.revision, device, as_gguf=as_gguf)

@@ -1,4 +1,4 @@
-"""What the measuring side knows of its machine and installation: plain text facts, for tags and decisions."""
+"""Describe the measuring machine and installation as text facts, for tags and decisions."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ PACKAGES = (
 
 
 def describe() -> dict[str, str]:
-    """Return versions, thread counts, devices and their abilities.
+    """Return versions, thread counts, devices and their capabilities.
 
-    Keys: `version.PACKAGE`, `threads`, `interop_threads`, `devices` (comma list), `bfloat16` (the kinds of
-    device that have it, comma list), `cpu_quota` (CPUs' worth of time that the control group allows) and `cpu_affinity`
-    (numbers of the CPUs that may be used) where they are limited, where there is a GPU `gpu` (their names in PyTorch's
-    order; one name if all are alike), with CUDA or ROCm `gpu_uuids` (comma list), `gpu_driver` and `cuda` or `rocm`, and
-    `unused_devices` (GPUs that `device=auto` leaves alone, with the reason).
+    Keys: `version.PACKAGE`, `threads`, `interop_threads`, `devices` (comma list), `bfloat16` (comma list of the kinds
+    of device that support it), `cpu_quota` (CPUs' worth of time allowed by the control group) and `cpu_affinity`
+    (numbers of the usable CPUs) if limited, with a GPU `gpu` (names in PyTorch's order; one name if all are alike),
+    with CUDA or ROCm `gpu_uuids` (comma list), `gpu_driver` and `cuda` or `rocm`, and `unused_devices` (GPUs that
+    `device=auto` does not use, with the reason).
     """
     import torch
 
@@ -68,13 +68,13 @@ def describe() -> dict[str, str]:
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Return how many CPUs' worth of time the control groups of this process allow; None: as many as there are.
+    """Return the CPUs' worth of time allowed by this process's control groups, or None if unlimited.
 
-    A container on a part of a CPU has all CPUs of its host, and is slower: the smallest limit of the group and of
-    those it is in counts, by version 2 (`cpu.max`) or 1 (`cpu.cfs_quota_us`).
+    A container with a CPU quota still sees all CPUs of its host. The smallest limit of the group and its parents
+    counts, by version 2 (`cpu.max`) or 1 (`cpu.cfs_quota_us`).
 
     Args:
-        root: where `proc` and `sys` are.
+        root: parent of `proc` and `sys`.
     """
     return min(_quotas(root), default=None)
 
@@ -93,7 +93,7 @@ def _limit(quota: str = "", period: str = "") -> Iterator[float]:
 
 
 def cpu_affinity() -> str:
-    """Return the numbers of the CPUs that this process may use, such as `0-3,8`; empty where it may use all."""
+    """Return the numbers of the CPUs that this process may use, such as `0-3,8`; empty if all."""
     if not hasattr(os, "sched_getaffinity"):
         return ""
     usable = sorted(os.sched_getaffinity(0))
@@ -101,7 +101,7 @@ def cpu_affinity() -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Return sorted numbers as text, those that follow one another as `first-last`."""
+    """Format sorted numbers, with consecutive ones as `first-last`."""
     groups = (
         [number for _, number in group] for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     )

@@ -1,4 +1,4 @@
-"""Measure the scenarios of one variant on one loaded engine: what a worker does."""
+"""Measure the scenarios of one variant on one loaded engine."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from llmtrack.worker.train import measure_training
 
 
 class EngineCache:
-    """Keeps the engine of the last variant, so that scenarios of one variant share it."""
+    """Keeps the engine of the last variant, shared by its scenarios."""
 
     def __init__(self, load: Callable[[Variant], Engine]) -> None:
         self.load = load
-        """Returns a further engine; the caller closes it."""
+        """Loads another engine, which the caller closes."""
         self._variant: Variant | None = None
         self._engine: Engine | None = None
         self._reference: tuple[Variant, Engine] | None = None
         self.ready: Ready = {}
-        """What was made of texts by the engine."""
+        """Texts prepared by the engine."""
 
     def get(self, variant: Variant) -> tuple[Engine, bool]:
-        """Return the engine of a variant, and whether it was loaded just now."""
+        """Return the engine of a variant, and whether it was just loaded."""
         if self._engine is not None and variant == self._variant:
             return self._engine, False
         self.close()
@@ -42,7 +42,7 @@ class EngineCache:
         return self._engine, True
 
     def load_reference(self, variant: Variant) -> Engine:
-        """Return a further engine, which is kept as long as the first is, or until another one is asked for."""
+        """Load another engine, kept as long as the first one or until a different one is requested."""
         if self._reference is None or self._reference[0] != variant:
             self._free_reference()
             self._reference = variant, self.load(variant)
@@ -65,10 +65,10 @@ class EngineCache:
 def measure_group(
     scenarios: Sequence[Scenario], engines: EngineCache, emit: Emit, clock: Clock = time.perf_counter
 ) -> None:
-    """Measure scenarios of one variant; each ends in a Measurement or a Failure that is emitted at once.
+    """Measure scenarios of one variant; emit a Measurement or a Failure for each when it ends.
 
-    Timed scenarios come first, interleaved with one another; scoring follows, and last what trains: it has a model
-    of its own, since it changes it.
+    Timed scenarios come first, interleaved; then scoring; then training, which loads its own model because it changes
+    it.
     """
     loaded = [scenario for scenario in scenarios if not isinstance(scenario.task, TrainTask)]
     if loaded:
@@ -85,7 +85,7 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
         with notices(emit):
             engine, fresh = engines.get(scenarios[0].variant)
     except Exception as error:
-        # A scenario's own error says more than that loading failed: out of memory, unsupported ...
+        # A scenario's own error (out of memory, unsupported ...) is more specific than a loading failure.
         plain = isinstance(error, LlmtrackError) and not isinstance(error, ScenarioError)
         kind = "extension" if isinstance(error, ExtensionError) else "load" if plain else None
         for scenario in scenarios:
@@ -99,7 +99,7 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
     timed: list[Measurement] = []
 
     def hold(event: Event) -> None:
-        """Keep back what is to be scored, too, until nothing is timed any more."""
+        """Defer scoring until all timing is done."""
         if isinstance(event, Measurement) and event.scenario.quality is not None:
             timed.append(event)
             emit(SoFar(event))
@@ -109,7 +109,7 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
     measure_generation(scenarios, engine, hold, clock)
     for measurement in timed:
         check = measurement.scenario.quality
-        assert check is not None  # else it was not held back
+        assert check is not None  # otherwise it would not have been deferred
         emit(with_quality(measurement, check, engine, engines.load, emit, clock))
     for scenario in scenarios:
         if isinstance(scenario.task, ShardTask):

@@ -1,4 +1,4 @@
-"""Pass on what the preparation of a model logs, so that a user knows what a load waits for."""
+"""Forward the log of model preparation, so that the user knows what a load is waiting for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmtrack.spec.events import Emit, Log
 
 
 class _Notices(logging.Handler):
-    """Passes the log of slow preparations (export, quantization) on as lines."""
+    """Emits log records of slow preparations (export, quantization) as lines."""
 
     def __init__(self, emit: Emit) -> None:
         super().__init__(logging.INFO)
@@ -22,7 +22,7 @@ class _Notices(logging.Handler):
 
 @contextmanager
 def notices(emit: Emit) -> Iterator[None]:
-    """Tell a user what a load waits for while it is being made."""
+    """Forward preparation logs within the context."""
     logger, handler = logging.getLogger("llmtrack"), _Notices(emit)
     level = logger.level
     logger.addHandler(handler)

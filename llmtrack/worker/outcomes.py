@@ -1,4 +1,4 @@
-"""What is said of an engine in every outcome, and how an exception becomes a failure."""
+"""Common parts of outcomes: facts of the engine, and failures from exceptions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmtrack.spec.scenario import Scalar, Scenario
 
 
 def engine_facts(engine: Engine) -> dict[str, Scalar]:
-    """Return the params that a loaded engine gives to each of its runs."""
+    """Return the params that a loaded engine gives to each run."""
     info = engine.info
     facts: dict[str, Scalar] = {
         "model_id": info.model_id,
@@ -27,11 +27,10 @@ def engine_facts(engine: Engine) -> dict[str, Scalar]:
 
 
 def engine_metrics(engine: Engine, peak_bytes: int | None) -> dict[str, float]:
-    """Return the metrics that a loaded engine gives to each of its runs.
+    """Return the metrics that a loaded engine gives to each run.
 
     Args:
-        engine: what measures.
-        peak_bytes: the most memory that was in use, None where that is not known.
+        peak_bytes: peak memory, or None if unknown.
     """
     metrics = {"model_size_mib": engine.info.model_size_bytes / MIB}
     if engine.info.load_time_s is not None:
@@ -50,7 +49,7 @@ def failure_of(
     engine: Engine | None = None,
     kind: str | None = None,
 ) -> Failure:
-    """Return the failure of a scenario that an exception ended; `kind` overrides how it is classed."""
+    """Convert an exception to a failure; `kind` overrides its classification."""
     return Failure(
         scenario=scenario,
         kind=kind or failure_kind(error),
@@ -64,7 +63,7 @@ def failure_of(
 
 
 def failure_kind(error: Exception) -> str:
-    """Return the one word that classes an exception for the tag `llmtrack.failure`."""
+    """Return the value of the tag `llmtrack.failure` for an exception."""
     if isinstance(error, ScenarioError):
         return error.kind
     if is_out_of_memory(error):

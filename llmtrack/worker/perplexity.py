@@ -1,4 +1,4 @@
-"""Score a corpus on a loaded engine: as a scenario of its own, or beside the timing of one."""
+"""Score a corpus on a loaded engine, as a scenario or beside the timing of one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from llmtrack.worker.roofline import of_scoring, roof_of
 
 @dataclass(frozen=True)
 class ScoredText:
-    """What scoring a corpus adds to a measurement."""
+    """Results of scoring a corpus."""
 
     corpus: Corpus
     metrics: dict[str, float]
@@ -77,7 +77,7 @@ def measure_quality(
     emit: Emit,
     clock: Clock,
 ) -> None:
-    """Score and compare what belongs beside the timing of a scenario, which was timed before, and emit that alone."""
+    """Score and compare the quality check of a scenario that was timed before; emit only that."""
     nothing = Measurement(scenario, workload_id(scenario.task), {}, {}, started_at=time.time())
     emit(with_quality(nothing, check, engine, load, emit, clock))
 
@@ -90,17 +90,16 @@ def with_quality(
     emit: Emit,
     clock: Clock,
 ) -> Measurement | Failure:
-    """Return a timed measurement with the quality of the same engine beside its speed.
+    """Add the quality of the same engine to a timed measurement.
 
-    What cannot be scored leaves a warning: the speed that was measured is kept. A model whose loss is not finite
-    computes no numbers, and its speed is worth nothing: that is a failure.
+    A failure to score only leaves a warning: the measured speed is kept. But a model with a non-finite loss fails,
+    because its speed is meaningless.
 
     Args:
-        timed: what was measured.
+        timed: the timing.
         check: what to score.
-        engine: the loaded engine.
-        load: loads the reference, which is there for as long as it is compared with.
-        emit: is told how it goes.
+        load: load the reference, kept only during the comparison.
+        emit: receives progress.
         clock: times the scoring.
     """
     name = timed.scenario.name
@@ -113,7 +112,7 @@ def with_quality(
     timed = with_scored(timed, scored.metrics, scored.facts, scored.warnings, scored.batch_losses)
     if check.reference is None or check.reference == timed.scenario.variant:
         return timed
-    # To load a second model beside the first is what takes the most memory.
+    # Loading a second model takes the most memory, so it comes last.
     emit(SoFar(timed))
     try:
         emit(Progress(name, "loading the reference"))
@@ -138,7 +137,7 @@ def with_quality(
 
 
 def reference_tags(reference: Engine) -> dict[str, str]:
-    """Return the tags by whose digests it is known which reference it was."""
+    """Return the tags with the digests of the reference."""
     tags = reference.info.tags.items()
     return {REFERENCE_TAG_PREFIX + key: value for key, value in tags if key.endswith("_digest")}
 
@@ -200,7 +199,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
 
 
 def corpus_facts(corpus: Corpus, task: PerplexityTask) -> dict[str, Scalar]:
-    """Return the params that say which text was scored."""
+    """Return the params that identify the scored text."""
     return {
         "corpus": corpus.name,
         "corpus_digest": corpus.digest,
@@ -210,9 +209,9 @@ def corpus_facts(corpus: Corpus, task: PerplexityTask) -> dict[str, Scalar]:
 
 
 def warm_up(engine: Engine) -> None:
-    """Score a few tokens before the time runs: what the first pass makes on a GPU (kernels, handles) is no part of the rest.
+    """Score a few tokens before timing: the first pass on a GPU creates kernels and handles.
 
-    Compiled code is another one for rows with pads, and for a single row.
+    Compiled code differs for rows with pads and for a single row.
     """
     if on_gpu(engine.info.device):
         ids = torch.zeros((2, 8), dtype=torch.int64)

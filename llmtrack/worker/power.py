@@ -1,4 +1,4 @@
-"""Energy per token, and what held the device back: metrics, facts and warnings from its counters."""
+"""Energy per token and throttling: metrics, facts and warnings from device counters."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ IDLE_S = 1.0
 
 @cache
 def idle_watts(device: str) -> float | None:
-    """Return the power of a device on which a model is loaded and nothing computes, None where it does not tell.
+    """Return the power of a device with a loaded model and no computation, or None if unknown.
 
-    Measured once, over a second, before anything is timed.
+    Measured once, over a second, before any timing.
     """
     counters = gauges.gauge_of(device)
     if counters is None or (before := counters.read()).energy_j is None:
@@ -35,9 +35,9 @@ def idle_watts(device: str) -> float | None:
 
 
 def gauge_for(info: EngineInfo, beside: Beside) -> Gauge | None:
-    """Return what reads the counters of an engine's device, None where nothing does, or there are several.
+    """Return the gauge of an engine's device, or None if there is none, or several devices.
 
-    How much power the device takes idle is looked at before it works.
+    The idle power is measured before the device works.
     """
     if info.devices > 1:
         return None
@@ -48,7 +48,7 @@ def gauge_for(info: EngineInfo, beside: Beside) -> Gauge | None:
 
 
 class Watch:
-    """What else the machine does, and what a device's counters say, from here to the end of what is measured."""
+    """Watches the machine's load and the device's counters from construction to `end`."""
 
     def __init__(self, device: str, gauge: Gauge | None, beside: Beside) -> None:
         self._device, self._gauge, self._beside = device, gauge, beside
@@ -56,7 +56,7 @@ class Watch:
         self._began = self._read()
 
     def end(self) -> tuple[Sequence[Interval], tuple[str, ...]]:
-        """Return the device's counters before and after, where they can be read, and what is to be said of it and the machine."""
+        """Return the counters before and after, if readable, and warnings about device and machine."""
         ended, beside = self._read(), self._beside
         readings = ((self._began, ended),) if self._began is not None and ended is not None else ()
         busy = beside.get("the load of the machine", lambda: busy_warning(self._before, read_cpu()), ())
@@ -70,13 +70,12 @@ class Watch:
 def energy_figures(
     device: str, intervals: Sequence[Interval], tokens: float, prefix: str = ""
 ) -> tuple[dict[str, float], dict[str, Scalar]]:
-    """Return metrics and facts of the energy of timed calls; none where the counters do not tell.
+    """Return energy metrics and facts of timed calls; empty if the counters are insufficient.
 
     Args:
-        device: as `resolve_device` names it.
         intervals: readings before and after each call.
-        tokens: tokens that came of all calls.
-        prefix: before the names of the metrics.
+        tokens: tokens produced by all calls.
+        prefix: prefix of the metric names.
     """
     counters = gauges.gauge_of(device)
     found = energy_of(intervals, counters.period_s) if counters else None
@@ -89,17 +88,16 @@ def energy_figures(
 
 
 def device_warnings(device: str, intervals: Sequence[Interval]) -> tuple[tuple[str, ...], bool]:
-    """Return what is to be said of a device during timed calls, and whether it may be otherwise another time.
+    """Return warnings about a device during timed calls, and whether the cause may be temporary.
 
     Args:
-        device: as `resolve_device` names it.
         intervals: readings before and after each call.
     """
     found = causes(intervals, device)
-    # Without readings the driver's tool is asked, once.
+    # Without readings, query the driver's tool once.
     shared = gpu_warning(device, other_processes(intervals) if intervals else None)
     unknown = dict.fromkeys(
-        f"no energy is told: {reading.energy_unknown}"
+        f"energy is unknown: {reading.energy_unknown}"
         for interval in intervals
         for reading in interval
         if reading.energy_unknown

@@ -1,7 +1,6 @@
-"""The worker process: reads jobs as JSON lines, measures, and tells what happens as JSON lines.
+"""The worker process: reads jobs and writes events as JSON lines.
 
-It knows nothing of MLflow. Its standard output carries events only; whatever a library prints there goes to
-standard error instead.
+It knows nothing of MLflow. Standard output carries events only; whatever libraries print there goes to standard error.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.serialization import from_json
 
 ENDING_SECONDS = 120.0
-"""How long a worker whose parent is gone may take to keep a checkpoint."""
+"""Time for an orphaned worker to save a checkpoint."""
 
 
 def main() -> None:
@@ -37,11 +36,11 @@ def main() -> None:
     except (MemoryError, OSError, ImportError) as error:
         if not is_out_of_memory(error) and not _is_unmapped(error):
             raise
-        os._exit(OUT_OF_MEMORY)  # what else would be imported or written to end in order takes memory, too
+        os._exit(OUT_OF_MEMORY)  # an orderly exit would need memory, too
 
 
 def _is_unmapped(error: Exception) -> bool:
-    """Return whether a library found no room in memory; from a disk that may run no code, none can be loaded either."""
+    """Return whether a library could not be mapped for lack of memory, rather than because of a noexec disk."""
     no_code = hasattr(os, "ST_NOEXEC") and os.statvfs(sys.prefix).f_flag & os.ST_NOEXEC
     return "failed to map segment from shared object" in str(error) and not no_code
 
@@ -50,7 +49,7 @@ def _serve() -> None:
     events = _take_stdout()
     if len(sys.argv) > 1:
         when_parent_ends(int(sys.argv[1]), _end)
-    # Ctrl-C and a closed terminal reach the whole process group; the parent decides and ends this worker.
+    # Ctrl-C and a closed terminal reach the whole process group; the parent decides when to end this worker.
     for name in ("SIGINT", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -58,10 +57,10 @@ def _serve() -> None:
         quieten()
         from llmtrack.engines.registry import load_variant
         from llmtrack.worker.measuring import EngineCache, measure_group
-    gc.freeze()  # no search goes through it again, least of all while something is timed
+    gc.freeze()  # exclude everything loaded so far from later collections
 
     def tell(message: dict[str, object]) -> None:
-        # Without a parent nobody listens, and what can be kept still is.
+        # Without a parent nobody listens, but results are still saved where possible.
         with contextlib.suppress(BrokenPipeError):
             events.write(json.dumps(message) + "\n")
             events.flush()
@@ -93,7 +92,7 @@ def _serve() -> None:
 
 
 def _end() -> None:
-    """End in order, so that a checkpoint is kept, and soon."""
+    """End in order, so that a checkpoint is saved, but within bounded time."""
     kill_children()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ENDING_SECONDS)
@@ -101,7 +100,7 @@ def _end() -> None:
 
 
 def _problem(scenarios: Sequence[Scenario]) -> str:
-    """Return in one line why a scenario cannot be measured at all; empty if all can be tried."""
+    """Explain in one line why a scenario cannot be measured; empty if all can be tried."""
     from llmtrack.worker.identity import require
 
     try:
@@ -112,21 +111,21 @@ def _problem(scenarios: Sequence[Scenario]) -> str:
 
 
 def _take_stdout() -> TextIO:
-    """Keep standard output for events and point file descriptor 1 at standard error."""
+    """Reserve standard output for events; redirect file descriptor 1 to standard error."""
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    # What libraries print, log and warn of is read by whoever reads the run's log.
+    # Library output ends up in the run's log.
     sys.stdout, sys.stderr = cast("TextIO", protected(sys.stdout)), cast("TextIO", protected(sys.stderr))
     return events
 
 
 def quieten() -> None:
-    """Keep the libraries' progress bars and advice out of what a command prints; their errors still show."""
+    """Silence progress bars and advice of libraries, but not their errors."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Where torchao is installed, transformers imports it, and it complains of kernels for other hardware.
+    # transformers imports torchao if installed, which complains about kernels for other hardware.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     from llmtrack.host.transformers_compat import import_transformers

@@ -1,4 +1,4 @@
-"""How near a measurement is to what its device could do: floors, and the shares of them that are reached."""
+"""Roofline metrics of a measurement: bounds, and the shares of them that are reached."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Figures = tuple[dict[str, float], dict[str, Scalar]]
 
 
 def roof_of(info: EngineInfo, beside: Beside) -> Roof | None:
-    """Return what the device of an engine can do at most in the arithmetic that it uses, None without a bandwidth."""
-    # Late, so that a test can stand in for a device, and a store of results needs none.
+    """Return the ceilings of an engine's device in its arithmetic, or None without a bandwidth."""
+    # Imported late, so that tests can replace them and reading results does not need them.
     from llmtrack.measure import arithmetic, bandwidth, ceilings
 
     moved = beside.get("the copy bandwidth", lambda: bandwidth.copy_bandwidth(info.device), None)
@@ -35,7 +35,7 @@ def roof_of(info: EngineInfo, beside: Beside) -> Roof | None:
         rate = beside.get(
             "the rate of matrix products", lambda: arithmetic.matrix_rate(info.device, info.arithmetic), None
         )
-    # Devices that share each layer move and compute at once.
+    # Devices that share each layer work in parallel.
     whole = None if rate is None else rate * info.parallel
     return Roof(moved * info.parallel, whole, ceilings.doubts(info.device))
 
@@ -47,14 +47,13 @@ def of_generation(
     roof: Roof,
     use_cache: bool = True,
 ) -> Figures:
-    """Return metrics and facts of the prefill and of the decode steps of a timed scenario.
+    """Return metrics and facts of the prefill and decode steps of a timed scenario.
 
     Args:
-        info: the engine.
         requests: the calls of a repeat.
-        metrics: what was timed.
-        roof: what the device can do.
-        use_cache: whether steps read a cache: without one, each is a pass over all, of which these bytes say nothing.
+        metrics: the timing.
+        roof: the device's ceilings.
+        use_cache: without a cache, each step is a full pass, to which the decode bound does not apply.
     """
     figures, facts = _ceilings(roof), _conditions(info, roof)
     first, step = metrics.get("time_to_first_token_ms"), metrics.get("inter_token_latency_ms")
@@ -71,13 +70,12 @@ def of_generation(
 
 
 def of_scoring(info: EngineInfo, read: Iterable[Sequence[int]], seconds: float, roof: Roof) -> Figures:
-    """Return metrics and facts of the scoring of a corpus.
+    """Return metrics and facts of scoring a corpus.
 
     Args:
-        info: the engine.
-        read: of each batch the tokens that were read of each row.
-        seconds: how long all of it took.
-        roof: what the device can do.
+        read: tokens read of each row, per batch.
+        seconds: total duration.
+        roof: the device's ceilings.
     """
     figures, facts = _ceilings(roof), _conditions(info, roof)
     if seconds > 0:
@@ -93,14 +91,14 @@ def _add(
     seconds: float,
     roof: Roof,
 ) -> None:
-    """Add the work of a stage and its share of the ceilings, unless they are in doubt or the stage has beaten them."""
+    """Add the work of a stage and its share of the ceilings, unless they are in doubt or exceeded."""
     figures[f"{name}_mib"] = done.work.bytes / MIB
     if done.work.operations is not None:
         figures[f"{name}_gflop"] = done.work.operations / 1e9
     if roof.doubt:
         return
     if done.floor_s > seconds:
-        # The yardstick moved or multiplied in another way than the model, or the model's weights fit in a cache.
+        # The ceilings were measured differently from how the model computes, or its weights fit into a cache.
         beaten = f"{name} took {seconds / done.floor_s:.2f} times the least that the measured ceilings allow"
         facts["ceilings_in_doubt"] = "; ".join(
             str(doubt) for doubt in (facts.get("ceilings_in_doubt"), beaten) if doubt

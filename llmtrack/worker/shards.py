@@ -25,7 +25,7 @@ from llmtrack.spec.task import ShardTask, workload_id
 from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_of
 from llmtrack.worker.perplexity import corpus_facts, reference_tags, warm_up
 
-# A text, and what an engine made of it, by what all of its shards have in common.
+# Texts and what the engine prepared of them, by the common part of their shards.
 Ready = dict[ShardTask, tuple[Corpus, Any]]
 
 
@@ -38,18 +38,16 @@ def measure_shard(
     emit: Emit,
     clock: Clock,
 ) -> None:
-    """Measure a shard and emit the outcome: a measurement whose `part` is put together with the others'.
+    """Measure a shard and emit a measurement whose `part` is merged with the others'.
 
-    It is scored, or compared with the reference if the scenario has one. Its time holds that the text is turned into
-    tokens, once for all shards of this worker.
+    It is scored, or compared with the reference if the scenario has one. Its time includes tokenizing the text, once
+    for all shards of this worker.
 
     Args:
-        scenario: what is measured.
-        task: which shard.
-        engine: the loaded engine.
-        ready: what was made of texts by this engine.
-        load: returns the reference, which stays loaded for further shards.
-        emit: is told how it goes, and the outcome.
+        task: the shard.
+        ready: texts prepared by this engine.
+        load: return the reference, which stays loaded for further shards.
+        emit: receives progress and the outcome.
         clock: times the work.
     """
     started = time.time()
@@ -66,7 +64,7 @@ def measure_shard(
             beside.get("the first pass", partial(warm_up, engine), None)
             part, text = _scored(scenario.name, task, engine, corpus, text, emit, clock)
         else:
-            assert scenario.quality.reference is not None  # else there is nothing to compare with
+            assert scenario.quality.reference is not None  # otherwise there is nothing to compare with
             reference = load(scenario.quality.reference)
             tags |= reference_tags(reference)
             check, name = scenario.quality, scenario.name

@@ -1,4 +1,4 @@
-"""Measure train tasks: train, and tell each step, each evaluation and the end."""
+"""Measure train tasks: train, and emit steps, evaluations and the outcome."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from llmtrack.worker.outcomes import engine_metrics, failure_of
 from llmtrack.worker.power import Watch
 
 BUNCH_SECONDS = 5.0
-"""Steps are told in bunches, each of which is one request to the tracking store."""
+"""Interval of step batches, each of which is one request to the tracking store."""
 
 PROMPT_TOKENS = 16
-"""Tokens of the held-out text that a sample goes on from."""
+"""Tokens of held-out text that a sample continues."""
 
 
 def measure_training(scenario: Scenario, task: TrainTask, emit: Emit, clock: Clock) -> None:
-    """Train and emit the outcome; where a signal asks to stop, a checkpoint is kept first."""
+    """Train and emit the outcome; save a checkpoint first when a signal requests to stop."""
     started = time.time()
     emit(Progress(scenario.name, "loading", 0.0))
-    # All of it: the steps are not the engine's own calls.
+    # Catch everything: the steps are not the engine's own calls.
     with stop_in_order() as should_stop, threads_set(chosen(TorchOptions, scenario.variant.options).threads):
         try:
             session = open_session(scenario.variant, task)
@@ -55,7 +55,7 @@ def measure_training(scenario: Scenario, task: TrainTask, emit: Emit, clock: Clo
 
 
 class _Teller:
-    """Keeps the history of steps, and tells it in bunches."""
+    """Records the history of steps, and emits it in batches."""
 
     def __init__(self, session: Session, emit: Emit, clock: Clock) -> None:
         self._session, self._emit, self._clock = session, emit, clock
@@ -71,14 +71,14 @@ class _Teller:
             self.flush()
 
     def flush(self) -> None:
-        """Tell what is waiting."""
+        """Emit the waiting steps."""
         if self._waiting:
             self._emit(Steps(self._session.run_key, tuple(self._waiting)))
         self._waiting, self._since = [], self._clock()
 
 
 class _Training:
-    """One training that is under way."""
+    """A training in progress."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class _Training:
         self._compile_s = 0.0
 
     def run(self) -> Outcome:
-        """Train, telling what happens, and return the outcome."""
+        """Train, emitting events, and return the outcome."""
         session, beside = self._session, self._beside
         self._introduce()
         device = session.engine.info.device
@@ -191,7 +191,7 @@ class _Training:
         return quality.loss
 
     def _on_scored(self, batch: Batch) -> None:
-        # A sign of life: to score a long held-out part takes long.
+        # A sign of life, as scoring a long held-out part takes a while.
         self._emit(Progress(self._scenario.name, f"evaluating: batch {batch.number}/{batch.of}"))
 
     def _sample(self) -> str:
@@ -272,7 +272,7 @@ class _Training:
         )
 
     def _kept(self, best: Path) -> tuple[list[Path], str]:
-        """Return what is tracked of a checkpoint: its files, and the folder of the MLflow model if one is asked for."""
+        """Return what to track of a checkpoint: its files, and the folder of the MLflow model if requested."""
         how = self._task.log_checkpoint
         files = [] if how == "none" else checkpoint.model_files(best)
         return files, str(checkpoint.export_model(best, self._session.folder / "model")) if how == "model" else ""
@@ -308,7 +308,7 @@ class _Training:
         texts = {
             "samples.md": "".join(f"## After step {at}\n\n{text}\n\n" for at, text in session.samples.items()),
             "explanation.txt": self._explanation,
-            # By this file the `perplexity` experiment scores the same text again, with any model.
+            # With this file, the `perplexity` experiment can score the same text with any model.
             "validation.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in session.split.validation),
         }
         return {name: text for name, text in texts.items() if text}

@@ -87,7 +87,7 @@ def test_an_id_that_names_nothing_is_refused_alike_everywhere(uri):
         select("0" * 8, tracking_uri=uri)
     with pytest.raises(UsageError, match="there is no study"):
         runs(study="0" * 8, tracking_uri=uri)
-    with pytest.raises(UsageError, match="names no study: use study:ID"):
+    with pytest.raises(UsageError, match=r"invalid study .*: use study:ID"):
         runs(study="branch:main", tracking_uri=uri)
 
 
@@ -113,7 +113,7 @@ NOTHING = [
     ("branch:nope", "no tracked scenario run.*only finished ones"),
     ("tag:a=b", "no tracked scenario run"),
     ("alias:nope", "give it by `llmtrack alias nope RUN_ID`"),
-    ("alias:no pe", "no name of an alias"),
+    ("alias:no pe", "invalid alias"),
     ("study:nope", "there is no study 'nope'"),
     ("0" * 32, "no tracked scenario run"),
 ]

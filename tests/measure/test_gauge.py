@@ -156,7 +156,7 @@ def test_a_counter_that_begins_anew_nobody_knows_where_tells_no_energy_and_why(t
     assert wrapped.energy_j is None
     assert energy_of([(first, wrapped)], 0.001) is None
     (said,), passing = device_warnings("cpu", [(first, wrapped)])
-    assert said.startswith("no energy is told: the counter of package-0 began anew, and where it does (")
+    assert said.startswith("energy is unknown: the counter of package-0 began anew, and where it does (")
     assert not passing
     # From there on it is known again.
     before = gauge.read()

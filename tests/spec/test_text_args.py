@@ -74,7 +74,7 @@ def test_what_is_no_time_is_refused(moment):
 
 @pytest.mark.parametrize("tags", [["a"], "a", {3: "x"}])
 def test_tags_that_are_none_are_refused(tags):
-    with pytest.raises(UsageError, match="no texts by their keys"):
+    with pytest.raises(UsageError, match="must map strings to strings"):
         Wanted(tags=tags)
 
 
