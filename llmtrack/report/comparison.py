@@ -190,20 +190,24 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
     runs = runs_of_pairs(pairs)
     shared, _ = shared_conditions(runs)
     columns = [column_of_runs(name, runs) for name in runs.params]
-    differs = {pair.candidate.run_id: _what_differs(pair, columns) for pair in pairs}
+    differs = {pair.candidate.run_id: _what_differs(pair, columns) for pair in pairs if not pair.candidate.is_same_as}
     everywhere = _in_all(list(differs.values()))
     asked = {run_id: ", ".join(each for each in found if each not in everywhere) for run_id, found in differs.items()}
     long = {run_id: text for run_id, text in asked.items() if len(text) > _MOST_IN_A_CELL}
     titles = ["scenario", "metric", "baseline", "candidate", "difference"]
+    # A scenario that equals another one has no figures of its own: one row says so.
+    alike = {pair.candidate.run_id for pair in pairs if pair.candidate.is_same_as}
+    found = found[~(found["run_id"].isin(alike) & found["run_id"].duplicated())]
     rows = [_row(line, runs) for line in found.to_dict("records")]
-    if any(asked.values()):
+    if set(filter(None, asked.values())) - set(long.values()):
         titles.insert(1, "differs in")
         for row, run_id in zip(rows, found["run_id"], strict=True):
-            row.insert(1, "see below" if run_id in long else asked[run_id] or DASH)
+            row.insert(1, "see below" if run_id in long else asked.get(run_id) or DASH)
     return Table(
         conditions=(
             *shared,
             *_same_baseline(pairs),
+            *studies_of(pairs),
             *([f"all differ from it in: {', '.join(everywhere)}"] if everywhere else []),
         ),
         titles=tuple(titles),
@@ -266,6 +270,28 @@ def _doubts(found: pd.DataFrame, runs: int) -> list[str]:
 def _same_baseline(pairs: Sequence[Pair]) -> list[str]:
     names = {(pair.baseline.name, pair.baseline.run_id) for pair in pairs}
     return [f"baseline: {name} ({run_id[:8]})" for name, run_id in names] if len(names) == 1 else []
+
+
+def models_and_devices(runs: Runs) -> tuple[str, ...]:
+    """Return the models and devices of runs, as conditions of a table."""
+    found = (("model", "model_id"), ("device", "device"))
+    values = (
+        (title, ", ".join(dict.fromkeys(filter(None, (run.text(name) for run in runs))))) for title, name in found
+    )
+    return tuple(f"{title}: {value}" for title, value in values if value)
+
+
+def studies_of(pairs: Sequence[Pair]) -> tuple[str, ...]:
+    """Return the studies of both sides, as conditions of a table."""
+    sides = [
+        ", ".join(dict.fromkeys(filter(None, (run.study_id for run in side))))
+        for side in ([pair.baseline for pair in pairs], [pair.candidate for pair in pairs])
+    ]
+    if sides[0] == sides[1]:
+        return (f"study: {sides[0]}",) if sides[0] else ()
+    return tuple(
+        f"study of the {name}: {side}" for name, side in zip(("baseline", "candidate"), sides, strict=True) if side
+    )
 
 
 def _sorted(runs: Runs, sort: str | None) -> Runs:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
+from llmtrack.decide.comparing import runs_of_pairs
 from llmtrack.decide.gate import GATE_FAILED, NOT_CHECKED, GateResult, PairCheck
+from llmtrack.report.comparison import models_and_devices, studies_of
 from llmtrack.report.table import DASH, Table
 
 _OUTCOMES = {0: "passed", NOT_CHECKED: "not passed, it could not check everything", GATE_FAILED: "failed"}
@@ -17,8 +19,9 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def gate_table(result: GateResult) -> Table:
     """Return one row per rule and scenario."""
+    pairs = [each.pair for each in result.checks]
     return Table(
-        conditions=(),
+        conditions=(*models_and_devices(runs_of_pairs(pairs)), *studies_of(pairs)),
         titles=("fail if", "scenario", "verdict", "baseline", "candidate", "change, 95 % interval", "why"),
         numeric=(False, False, False, True, True, False, False),
         rows=tuple(_row(each) for each in result.checks),

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from llmtrack.decide.comparing import compare_pairs
+from llmtrack.decide.gate import GateResult, PairCheck
 from llmtrack.decide.matching import match
 from llmtrack.decide.noise_floor import with_floors
 from llmtrack.decide.recommending import Limits, recommend
+from llmtrack.decide.rules import Check, parse_rules
 from llmtrack.decide.verdicts import tell
 from llmtrack.report.columns import shared_conditions
 from llmtrack.report.comparison import differences_table
+from llmtrack.report.gate import gate_table
 from llmtrack.report.takeaways import takeaways
 from tests.report.frames import interval, made, run
 
@@ -396,13 +399,13 @@ COMPARED: Sequence[tuple[str, dict[str, Any], Sequence[dict[str, Any]], Sequence
         "one baseline, and all differ from it in the same",
         BASE,
         [timed("a", 11.0, threads=2), timed("b", 11.0, threads=2)],
-        ["baseline: float32 (id-float)", "all differ from it in: threads – → 2"],
+        ["baseline: float32 (id-float)", "study: precision-1", "all differ from it in: threads – → 2"],
     ),
     (
         "a run carries warnings",
         BASE,
         [timed("a", 11.0, warnings=BUSY)],
-        ["baseline: float32 (id-float)", f"read with care: a: {BUSY}"],
+        ["baseline: float32 (id-float)", "study: precision-1", f"read with care: a: {BUSY}"],
     ),
     (
         "other machines",
@@ -410,6 +413,7 @@ COMPARED: Sequence[tuple[str, dict[str, Any], Sequence[dict[str, Any]], Sequence
         [timed("a", 11.0, environment_id="f", perplexity=18.0)],
         [
             "baseline: float32 (id-float)",
+            "study: precision-1",
             "--across-environments compares speed and memory of different machines or versions, too",
         ],
     ),
@@ -430,3 +434,24 @@ def test_a_candidate_without_a_counterpart():
     pairs, unmatched = match(made(BASE, timed("b", 9.0)), made(timed("b", 11.0, run_id="id-new"), timed("new", 11.0)))
     table = differences_table(compare_pairs(pairs, [RATE]), pairs, unmatched)
     assert "new has no counterpart in the baseline" in table.notes
+
+
+def test_both_sides_are_named_with_their_studies_by_each_comparison():
+    """`compare --baseline` and `gate` say which model, device and studies a verdict is of."""
+    pairs, _ = match(made(BASE), made(timed("a", 11.0, study_id="precision-2")))
+    studies = {"study of the baseline: precision-1", "study of the candidate: precision-2"}
+    assert studies <= set(differences_table(compare_pairs(pairs, [RATE]), pairs).conditions)
+    check = Check(parse_rules(["tokens_per_sec < -5%"])[0], "kept")
+    table = gate_table(GateResult((PairCheck(pairs[0], check),)))
+    assert {"model: packaged:smollm2", "device: cpu", *studies} == set(table.conditions)
+
+
+def test_a_candidate_that_was_not_measured_again_has_one_row_and_no_differences():
+    same = run(
+        "float16", outcome="same_as", same_as="float32", reason="same as float32: forced", model_id="", device=""
+    )
+    pairs, _ = match(made(BASE), made(timed("a", 11.0), same))
+    table = differences_table(compare_pairs(pairs, METRICS), pairs)
+    (row,) = [row for row in table.rows if row[0] == "float16"]
+    assert row[-1] == "not measured again: same as float32: forced"
+    assert not [note for note in table.notes if "float16 differs" in note]
