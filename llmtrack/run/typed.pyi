@@ -159,7 +159,7 @@ def run(
 
     Args:
         lengths: Output lengths in tokens.
-        multiple: Pad one of the batches to a multiple of so many tokens.
+        multiple: Pad one of the batches to a multiple of this many tokens.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
@@ -677,10 +677,10 @@ def run(
     """What is the best way to run this model on this machine?
 
     Args:
-        objective: Metric to be best in.
+        objective: Metric to optimize.
         budget: Time for all of it, such as 90s, 10m or 1h.
         max_perplexity_increase: Over PyTorch's in float32, such as 1%; none: any.
-        max_memory: Peak memory at most, such as 2GiB; none: any.
+        max_memory: Maximum peak memory, such as 2GiB; none: any.
         max_ttft: Milliseconds to the first token at most; none: any.
         prompt_tokens: Tokens of the prompt.
         new_tokens: New tokens per row.
