@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 
 from llmtrack.errors import TrackingError
 from llmtrack.host.secrets import redact
-from llmtrack.metrics import DIGEST_PREFIX, metric, series_key
+from llmtrack.metrics import metric, series_key
 from llmtrack.spec.outcome import StepValues
 from llmtrack.tracked.run import RUNNING
-from llmtrack.tracking import facts, logged_models
+from llmtrack.tracking import datasets, facts, logged_models
+from llmtrack.tracking.datasets import DataSet
 from llmtrack.tracking.files import safe_path
-from llmtrack.tracking.limits import Fitted, fit_limits, shorten
+from llmtrack.tracking.limits import Fitted, fit_limits
 from llmtrack.tracking.records import RunRecord
 from llmtrack.tracking.spool import Entry
-from llmtrack.tracking.store_errors import one_line
+from llmtrack.tracking.store_errors import is_permanent, one_line
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 
 # MLflow rejects requests over 1 MB, which may also carry up to 1,000 metrics.
 _MAX_REQUEST = 600_000
-
-# Limits of MLflow datasets.
-_MAX_DATASET_NAME = 500
-_MAX_DIGEST = 36
 
 _RECORD_ID = "llmtrack.record_id"
 
@@ -75,10 +72,11 @@ def push(
     run_id = entry.run_id or ""
     record = entry.record
     fitted = _fit(record)
-    corpus = _corpus(fitted)
+    corpus = datasets.corpus_of(fitted.params, fitted.tags)
     model_id = logged_models.logged_model_of(client, experiment_id, run_id, record)
     _log_values(client, run_id, record, fitted, model_id, corpus)
-    _log_inputs(client, run_id, fitted, model_id, corpus)
+    # What an older version kept in the spool names its corpus alone.
+    _log_inputs(client, run_id, model_id, record.inputs or filter(None, [corpus]))
     try:
         _log_artifacts(client, run_id, record, files)
     except Exception as error:
@@ -135,6 +133,10 @@ def redacted(record: RunRecord, secrets: tuple[str, ...]) -> RunRecord:
         params=params,
         tags=clean(record.tags),
         texts=clean(record.texts),
+        inputs=tuple(
+            dataclasses.replace(each, name=redact(each.name, secrets), source=redact(each.source, secrets))
+            for each in record.inputs
+        ),
     )
 
 
@@ -193,14 +195,16 @@ def _log_values(
     record: RunRecord,
     fitted: Fitted,
     model_id: str | None,
-    corpus: tuple[str, str] | None,
+    corpus: DataSet | None,
 ) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
     stamp = record.end_ms or record.start_ms
     # Series stay with their run: MLflow reads all values of a logged model wherever it lists it.
     metrics = [
-        Metric(key, value, stamp, 0, model_id, *(corpus if corpus and _of_corpus(key, fitted) else (None, None)))
+        Metric(
+            key, value, stamp, 0, model_id, *(corpus.identity if corpus and _of_corpus(key, fitted) else (None, None))
+        )
         for key, value in fitted.metrics.items()
     ]
     metrics += [Metric(key, value, stamp, step) for key, steps in fitted.series.items() for step, value in steps]
@@ -217,27 +221,21 @@ def _log_values(
     client.log_batch(run_id, metrics=metrics, params=params, tags=tags, synchronous=True)
 
 
-def _log_inputs(
-    client: MlflowClient, run_id: str, fitted: Fitted, model_id: str | None, corpus: tuple[str, str] | None
-) -> None:
-    """Log what a run used, its logged model and its corpus; MLflow keeps one use of each per run."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelInput
+def _log_inputs(client: MlflowClient, run_id: str, model_id: str | None, read: Iterable[DataSet]) -> None:
+    """Log what a run used, its logged model and data sets; MLflow keeps one use of each per run."""
+    from mlflow.entities import LoggedModelInput
 
-    datasets = []
-    if corpus:
-        context = "training" if fitted.params.get("task") == "train" else "evaluation"
-        source = json.dumps({"corpus": fitted.params["corpus"]})
-        datasets.append(DatasetInput(Dataset(*corpus, "llmtrack", source), [InputTag("mlflow.data.context", context)]))
+    inputs = list(map(datasets.entity, read))
     models = [LoggedModelInput(model_id)] if model_id else []
-    if datasets or models:
-        client.log_inputs(run_id, datasets, models)
-
-
-def _corpus(fitted: Fitted) -> tuple[str, str] | None:
-    """Return name and digest of the corpus of a run, as MLflow's datasets have them, or None."""
-    name, digest = fitted.params.get("corpus"), fitted.tags.get(DIGEST_PREFIX + "corpus_digest")
-    digest = digest or fitted.params.get("corpus_digest")  # kept in the spool by an older version
-    return (shorten(name, _MAX_DATASET_NAME), shorten(digest, _MAX_DIGEST)) if name and digest else None
+    # MLflow looks for a data set before it makes one: of two writers at once one is refused, and finds it when it asks again.
+    for left in range(len(inputs), -1, -1):
+        try:
+            if inputs or models:
+                client.log_inputs(run_id, inputs, models)
+            return
+        except Exception as error:
+            if not left or not is_permanent(error):
+                raise
 
 
 def _of_corpus(key: str, fitted: Fitted) -> bool:

@@ -16,6 +16,7 @@ from llmtrack.spec.serialization import digest, kept, to_json
 from llmtrack.spec.task import GenerateTask, not_asked
 from llmtrack.tracked.run import FAILED, FINISHED, KILLED, RUNNING
 from llmtrack.tracking import spreads
+from llmtrack.tracking.datasets import DataSet, inputs_of
 
 # Prompts are in the workload's digest, printing does not affect measurements, and the actual number of workers is
 # recorded by the measurement.
@@ -45,7 +46,7 @@ class StudyContext:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-@kept("steps")
+@kept("steps", "inputs")
 @dataclass(frozen=True)
 class RunRecord:
     """All data of one run.
@@ -61,6 +62,7 @@ class RunRecord:
         steps: values by step with times, for series with different steps.
         tags: identity and provenance.
         texts: artifact path to text.
+        inputs: data sets that it read.
     """
 
     record_id: str
@@ -74,6 +76,7 @@ class RunRecord:
     steps: tuple[StepValues, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[DataSet, ...] = ()
 
 
 def study_record(study: StudyContext, question: str, settings: Mapping[str, Scalar], start_ms: int) -> RunRecord:
@@ -109,9 +112,10 @@ def study_name(study: StudyContext, models: Iterable[str]) -> str:
 
 def scenario_record(outcome: Outcome, study: StudyContext, remark: str = "") -> RunRecord:
     """Return the record of a measured or failed scenario; a remark is appended to its listed name."""
-    if isinstance(outcome, Failure):
-        return _in_list(_failure_record(outcome, study), study, remark)
-    return _in_list(_measurement_record(outcome, study), study, remark)
+    record = _failure_record(outcome, study) if isinstance(outcome, Failure) else _measurement_record(outcome, study)
+    # The digests of what was read are part of the identity already.
+    record = dataclasses.replace(record, inputs=inputs_of(outcome.scenario, record.params))
+    return _in_list(record, study, remark)
 
 
 def begun_record(

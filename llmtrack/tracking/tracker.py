@@ -21,6 +21,7 @@ from llmtrack.spec.outcome import Failure, Measurement, Outcome, StepValues
 from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.tracked.run import FAILED, FINISHED, KILLED
 from llmtrack.tracking import owner, sync
+from llmtrack.tracking.datasets import DataSet
 from llmtrack.tracking.delivery import Delivery
 from llmtrack.tracking.environment import environment_tags
 from llmtrack.tracking.files import clean_content, safe_path
@@ -83,6 +84,8 @@ class Tracker:
         self._delivered: dict[str, list[StepValues]] = {}
         # Loaded models by study or suite.
         self._models: dict[str, list[str]] = {}
+        # What was read, by the study or suite; each once.
+        self._inputs: dict[str, dict[DataSet, None]] = {}
         self._finished: set[str] = set()
 
     @classmethod
@@ -202,6 +205,8 @@ class Tracker:
         delivered = {(row.step, row.at) for row in self._delivered.pop(record.record_id, ())}
         left = tuple(row for row in record.steps if (row.step, row.at) not in delivered)
         record = dataclasses.replace(record, steps=left)
+        for own in filter(None, (study.study_id, study.context.suite_id)):
+            self._inputs.setdefault(own, {}).update(dict.fromkeys(record.inputs))
         run_id = self.delivery.run_of(outcome.run_key) if outcome.run_key else None
         return self.delivery.write(record, run_id=run_id, files=files, known=bool(outcome.run_key))
 
@@ -295,6 +300,7 @@ class Tracker:
             end_ms=now_ms(),
             tags=tags,
             metrics=dict(metrics or {}),
+            inputs=tuple(self._inputs.get(study.study_id, ())),
         )
         if _RUN_NAME in tags and (models := self._models.get(study.study_id)):
             record = _named(record, study_name(study.context, models))

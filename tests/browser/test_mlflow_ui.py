@@ -73,6 +73,7 @@ def test_a_study_opens_with_its_answer_and_its_figures(tab, tracked):
     expect(page.get_by_text("From 16 to 64 prompt tokens the call takes").first).to_be_visible()
     expect(page.get_by_role("link", name="scenarios_measured", exact=True)).to_be_visible()
     expect(page.get_by_text("No metrics recorded")).to_have_count(0)
+    expect(page.get_by_role("button", name=re.compile(r"^1 prompt \([0-9a-f]{16}\)$"))).to_be_visible()
 
 
 def test_the_charts_of_a_scenario_are_of_its_metrics_and_not_of_their_spread(tab, tracked):

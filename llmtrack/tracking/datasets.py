@@ -1,0 +1,114 @@
+"""Describe what runs read, prompts and corpora, as MLflow's data sets: by name and digest, with their source and schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmtrack.host.words import plural
+from llmtrack.metrics import DIGEST_PREFIX
+from llmtrack.spec.parameter import NONE
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.serialization import digest as digest_of
+from llmtrack.spec.serialization import kept
+from llmtrack.spec.task import NAMED_CORPORA, GenerateTask
+from llmtrack.tracking.limits import shorten
+
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
+
+# Limits of MLflow's data sets.
+_MAX_NAME = 500
+_MAX_DIGEST = 36
+
+
+@kept()
+@dataclass(frozen=True)
+class DataSet:
+    """A data set of MLflow's, and what a run used it for.
+
+    Attributes:
+        name: of the corpus, or what a prompt set holds.
+        digest: of its texts.
+        context: `evaluation`, `training` or `calibration`.
+        source_type: `local` (a file) or `code` (made by a program).
+        source: JSON that MLflow makes a `DatasetSource` of; folders are not tracked.
+        schema: JSON of its columns.
+        profile: JSON of its size; empty: not known.
+    """
+
+    name: str
+    digest: str
+    context: str
+    source_type: str
+    source: str
+    schema: str
+    profile: str = ""
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Name and digest, by which metrics refer to it."""
+        return self.name, self.digest
+
+
+def inputs_of(scenario: Scenario, params: Mapping[str, Any]) -> tuple[DataSet, ...]:
+    """Return what a scenario read: its prompts, and the texts whose digests are known.
+
+    Args:
+        scenario: what was asked.
+        params: of its run, digests among them.
+    """
+    task = scenario.task
+    prompts = prompt_set(task.prompts) if isinstance(task, GenerateTask) else None
+    calibration = _text(params, {}, "calibration", "calibration")
+    return tuple(filter(None, (prompts, corpus_of(params, {}), calibration)))
+
+
+def corpus_of(params: Mapping[str, Any], tags: Mapping[str, str]) -> DataSet | None:
+    """Return the corpus that a run scored or trained on, or None.
+
+    Args:
+        params: of the run.
+        tags: of the run, which may have the digest in place of its params.
+    """
+    return _text(params, tags, "corpus", "training" if params.get("task") == "train" else "evaluation")
+
+
+def prompt_set(prompts: Sequence[str]) -> DataSet:
+    """Return a set of prompts; the texts themselves are not tracked."""
+    profile = json.dumps({"num_rows": len(prompts)})
+    return DataSet(
+        plural(len(prompts), "prompt"),
+        digest_of(list(prompts)),
+        "evaluation",
+        *_by_llmtrack("prompts"),
+        _schema("prompt"),
+        profile,
+    )
+
+
+def entity(dataset: DataSet) -> DatasetInput:
+    """Return a data set as a run's input."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    given = dataset.name, dataset.digest, dataset.source_type, dataset.source, dataset.schema, dataset.profile or None
+    return DatasetInput(Dataset(*given), [InputTag("mlflow.data.context", dataset.context)])
+
+
+def _text(params: Mapping[str, Any], tags: Mapping[str, str], param: str, context: str) -> DataSet | None:
+    name, key = params.get(param), f"{param}_digest"
+    digest = tags.get(DIGEST_PREFIX + key) or params.get(key)
+    if not name or name == NONE or not digest:
+        return None
+    where = _by_llmtrack(str(name)) if name in NAMED_CORPORA else ("local", json.dumps({"uri": str(name)}))
+    return DataSet(shorten(str(name), _MAX_NAME), shorten(str(digest), _MAX_DIGEST), context, *where, _schema("text"))
+
+
+def _by_llmtrack(what: str) -> tuple[str, str]:
+    return "code", json.dumps({"tags": {"mlflow.source.name": "llmtrack", "mlflow.source.type": "LOCAL", "of": what}})
+
+
+def _schema(column: str) -> str:
+    return json.dumps({"mlflow_colspec": [{"type": "string", "name": column, "required": True}]})
