@@ -63,7 +63,7 @@ class Config(QualityOptions, WhichModel, TimingOptions, RunOptions):
         ),
     ] = (ALL,)
     threads: Annotated[
-        tuple[int, ...], Option("Numbers of threads; 0: as many as PyTorch takes.", min=0, max=MOST_THREADS)
+        tuple[int, ...], Option("Numbers of threads; 0: PyTorch's default.", min=0, max=MOST_THREADS)
     ] = (0,)
     lengths: Annotated[tuple[int, ...], Option("Tokens of the timed prompts.", min=1)] = (64, 256)
     sizes: Annotated[

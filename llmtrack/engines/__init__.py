@@ -1,1 +1,1 @@
-"""Engines: a loaded model and its tokenizer behind one small interface, one file per backend."""
+"""Engines: a loaded model and its tokenizer behind one interface, one file per backend."""

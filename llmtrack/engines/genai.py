@@ -1,4 +1,4 @@
-"""The ONNX Runtime GenAI engine: a model that GenAI's own builder made, run by GenAI's own loop."""
+"""ONNX Runtime GenAI engine: a model converted by GenAI's own builder, run by GenAI's own loop."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ CONFIG = "genai_config.json"
 RUNTIME = "ONNX Runtime GenAI"
 PACKAGES = ("onnxruntime", "onnxruntime-genai")
 
-_PADS = Sharing(0, "ONNX Runtime GenAI computes another text where a row has pads")
+_PADS = Sharing(0, "ONNX Runtime GenAI computes different text for rows with pads")
 
 
 def load(variant: Variant) -> GenaiEngine:
-    """Load, and first convert if that was not done yet, the model of a variant.
+    """Load the model of a variant, converting it first if needed.
 
     Options of the variant: `GenaiOptions`, and those of the recipe.
 
     Raises:
-        MissingDependencyError: the genai extra is not installed, or the builder's environment cannot be made.
-        UsageError: the device, quantization or an option is not there.
+        MissingDependencyError: the genai extra is not installed, or the builder's environment cannot be created.
+        UsageError: the device, quantization or an option is not supported.
         ModelLoadError: no candidate could be loaded.
-        ScenarioError: the model cannot be converted or run, or the dtype is not there.
+        ScenarioError: the model cannot be converted or run, or the dtype is not supported.
     """
 
     require_cpu(variant)
@@ -54,7 +54,7 @@ def load(variant: Variant) -> GenaiEngine:
 
 
 def open_folder(folder: Path) -> GenaiEngine:
-    """Open the folder of a converted model as it is, with one thread.
+    """Open the folder of a converted model with one thread.
 
     Raises:
         ScenarioError: it cannot be run.
@@ -63,11 +63,11 @@ def open_folder(folder: Path) -> GenaiEngine:
 
 
 class GenaiEngine(HostEngine):
-    """A folder of GenAI's builder as an engine: batches of rows of one length, prompts computed at once.
+    """Engine of a folder made by GenAI's builder: batches of equal lengths, prompts processed at once.
 
     Args:
         made: graph, GenAI's config, and the model's own config and tokenizer.
-        threads: threads that compute one operation.
+        threads: intra-op threads.
 
     Raises:
         ScenarioError: GenAI cannot run it.
@@ -119,9 +119,9 @@ class GenaiEngine(HostEngine):
         )
 
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
-        """Generate greedily by GenAI's loop, calling `on_step` as the tokens of each step are on the host.
+        """Generate greedily by GenAI's loop; call `on_step` as the tokens of each step reach the host.
 
-        Without the cache, everything so far is given again at each step.
+        Without the cache, the whole sequence is passed again at each step.
 
         Raises:
             ScenarioError: the rows have pads.
@@ -140,7 +140,7 @@ class GenaiEngine(HostEngine):
         return self._generate(request, on_step, step)
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+        """See `Engine.next_token_logits`."""
         import torch
 
         with told_by(RUNTIME):
@@ -163,9 +163,9 @@ class GenaiEngine(HostEngine):
         del self._model
 
     def _generator(self, rows: int, length: int, ignore_eos: bool) -> Any:
-        """Return what generates up to a length in all, for rows that are yet to be given."""
+        """Create a generator up to a total length, for rows to be appended."""
         shortest = length if ignore_eos else 0
-        # A cache whose layers differ must have room for their window, however short what is generated.
+        # A cache with different layers needs room for their window, regardless of the generated length.
         room = max(length, *windows(self._config), 0)
         with told_by(RUNTIME):
             params = self._genai.GeneratorParams(self._model)
@@ -173,7 +173,7 @@ class GenaiEngine(HostEngine):
             return self._genai.Generator(self._model, params)
 
     def _overlay(self, threads: int) -> dict[str, Any]:
-        """Return what is set otherwise than in the folder: threads, and the ends and pads that every backend has."""
+        """Return the settings that override the folder's: threads, and the end and pad ids common to all backends."""
         options = {"session_options": {"intra_op_num_threads": threads}}
         ends = sorted(each for each in self._eos_ids if each < self._vocab_size)
         return {"model": {"decoder": options, "eos_token_id": ends, "pad_token_id": self._pad_id}}

@@ -1,4 +1,4 @@
-"""What the engines share that run a folder's files on the host: text, the greedy loop, scores row by row, and memory."""
+"""Shared base of the engines that run a folder's files on the host: text, greedy loop, row-by-row scoring, and memory."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
     Step = Callable[[NDArray[np.int64], NDArray[np.int64], bool], NDArray[np.int64]]
 
-NO_PEAK = "peak memory is that of the whole process: this system cannot reset it"
+NO_PEAK = "peak memory is since process start: this system cannot reset it"
 
 
 def require_cpu(variant: Variant) -> None:
-    """Refuse what a backend that computes in float32 on the CPU does not have.
+    """Reject devices and dtypes that a float32 CPU backend does not support.
 
     Raises:
-        UsageError: another device is asked for.
-        ScenarioError: another precision is.
+        UsageError: another device is requested.
+        ScenarioError: another precision is requested.
     """
     if variant.device not in ("auto", "cpu"):
         raise UsageError(f"the {variant.backend} backend runs on the CPU here: use device=cpu, not {variant.device}")
@@ -49,7 +49,7 @@ def require_cpu(variant: Variant) -> None:
 
 
 def cannot_run(runtime: str, error: Exception) -> ScenarioError:
-    """Return the error that says in one line what a runtime raised, and what to use instead."""
+    """Return the one-line error for a runtime's exception, with the alternative."""
     kind: FailureKind = "out_of_memory" if is_out_of_memory(error) else "unsupported"
     remedy = "use a smaller batch or model" if kind == "out_of_memory" else "use backend=torch"
     return ScenarioError(f"{runtime} cannot run it: {reason_of(error)[:300]} ({remedy})", kind=kind)
@@ -57,10 +57,10 @@ def cannot_run(runtime: str, error: Exception) -> ScenarioError:
 
 @contextmanager
 def told_by(runtime: str) -> Iterator[None]:
-    """Tell whatever a runtime raises in one line.
+    """Convert a runtime's exceptions to one-line errors.
 
     Raises:
-        ScenarioError: it raised something.
+        ScenarioError: the runtime raised an exception.
     """
     try:
         yield
@@ -74,7 +74,7 @@ class HostEngine(WithTokenizer, ABC):
     """An engine whose calls return when their results are on the host.
 
     Args:
-        folder: where the model's config, special ids and transformers tokenizer are.
+        folder: contains the model's config, special ids and transformers tokenizer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,26 +90,24 @@ class HostEngine(WithTokenizer, ABC):
 
     @property
     def architecture(self) -> str:
-        """Name of the model's class."""
+        """Class name of the model."""
         return str((self._config.get("architectures") or ["unknown"])[0])
 
     @abstractmethod
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
-        """Generate greedily, calling `on_step` for each step; see `Engine.generate`."""
+        """See `Engine.generate`."""
 
     def _generate(self, request: GenerateRequest, on_step: Callable[[], None], step: Step) -> Generated:
-        """Generate from padded rows by steps.
-
-        The rules are those of transformers' `generate`: a row that has ended gets pads until all have.
+        """Generate step by step from padded rows, by the rules of transformers' `generate`: a finished row gets pads
+        until all have finished.
 
         Args:
-            request: what is asked for.
-            on_step: called when the tokens of a step are there.
-            step: turns new tokens (rows, new), the attention mask (rows, past + new) and whether what came before is in the
-                cache into the next token of each row (rows,).
+            on_step: called when the tokens of a step are available.
+            step: maps new tokens (rows, new), the attention mask (rows, past + new), and whether earlier tokens are
+                cached, to the next token of each row (rows,).
 
         Raises:
-            ScenarioError: the rows have pads, which would change what this model says.
+            ScenarioError: the rows have pads, which would change this model's output.
         """
         lengths = [len(row) for row in request.prompt_ids]
         self._sharing.check(lengths, request.padded_length, request.max_new_tokens)
@@ -135,11 +133,10 @@ class HostEngine(WithTokenizer, ABC):
         return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows))
 
     def _likeliest(self, logits: NDArray[np.float32], request: GenerateRequest) -> NDArray[np.int64]:
-        """Return the most likely token of each row, where no end may be chosen if ends are ignored.
+        """Return the most likely token of each row, excluding end tokens if they are ignored.
 
         Args:
             logits: (rows, vocabulary); overwritten.
-            request: says whether ends are ignored.
         """
         if request.ignore_eos:
             logits[:, [each for each in self._eos_ids if each < self._vocab_size]] = -np.inf
@@ -148,10 +145,10 @@ class HostEngine(WithTokenizer, ABC):
 
     @abstractmethod
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+        """See `Engine.next_token_logits`."""
 
     def _logits_in_parts(self, ids: Sequence[int]) -> Iterator[torch.Tensor]:
-        """Yield the same, in order: each part may be overwritten by the next."""
+        """Yield the same in order; each part may be overwritten by the next."""
         yield self.next_token_logits(ids)
 
     def score(
@@ -159,7 +156,7 @@ class HostEngine(WithTokenizer, ABC):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score next-token prediction; see `Engine.score`.
 
-        Each row is computed alone and without its pads, so that no quantized range spans several rows.
+        Each row is computed alone and without pads, so that quantization ranges never span several rows.
         """
         import torch
 
@@ -169,7 +166,7 @@ class HostEngine(WithTokenizer, ABC):
             if not counts.any():
                 continue
             row, begin = ids[real], 0
-            # Real tokens are in one piece, so the prediction of each but the first follows in order.
+            # Tokens are contiguous, so the predictions of all but the first follow in order.
             counted = counts[real[1:] & real[:-1]]
             for logits in self._logits_in_parts(row[:-1].tolist()):
                 part = slice(begin, begin + len(logits))
@@ -184,12 +181,12 @@ class HostEngine(WithTokenizer, ABC):
         return sums, valid.sum(dim=1)
 
     def synchronize(self) -> None:
-        """Do nothing: a call returns when its results are on the host."""
+        """Do nothing: calls return when their results are on the host."""
 
     def reset_peak_memory(self) -> None:
-        """Begin a new peak-memory reading."""
+        """See `Engine.reset_peak_memory`."""
         reset_peak_rss()
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the peak of the resident set since the last reset."""
+        """See `Engine.peak_memory_bytes`."""
         return peak_rss_bytes()

@@ -1,4 +1,4 @@
-"""The llama.cpp engine: a GGUF file in its own quantization, or one made from a model folder, on the CPU."""
+"""llama.cpp engine: a GGUF file as published, or one converted from a model folder, on the CPU."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     import torch
 
 _PROBE = "Boats come in at 6:45, naïve café;\n\tdon't 1 + 1 = 2?  中文 🚢"
-"""Text by which the two readings of a file's tokenizer are compared."""
+"""Text to compare the two implementations of a file's tokenizer."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """The file to run, and what else is to be known of it."""
+    """The file to run, and its metadata."""
 
     path: Path
     folder: Path
@@ -43,18 +43,18 @@ class _Source:
     facts: Mapping[str, Scalar]
     tags: Mapping[str, str]
     warnings: tuple[str, ...]
-    # A GGUF file with a tokenizer of its own; else one that was made from a model folder.
+    # A GGUF file with its own tokenizer, as opposed to one converted from a model folder.
     as_published: bool
 
 
 def load(variant: Variant) -> LlamacppEngine:
-    """Load the GGUF file of a variant, converting a model folder first if that was not done yet.
+    """Load the GGUF file of a variant, converting a model folder first if needed.
 
     Options of the variant: `LlamacppOptions`.
 
     Raises:
-        MissingDependencyError: llama.cpp, or what converts, is not installed.
-        UsageError: the device, dtype, quantization or an option is not there.
+        MissingDependencyError: llama.cpp, or the converter, is not installed.
+        UsageError: the device, dtype, quantization or an option is not supported.
         ModelLoadError: no candidate could be loaded.
         ScenarioError: llama.cpp cannot run the file.
     """
@@ -84,7 +84,7 @@ def load(variant: Variant) -> LlamacppEngine:
 
 
 def _source(variant: Variant) -> _Source:
-    """Return the file of a GGUF model as it is, where no quantization is asked for, or one made from the model's folder."""
+    """Return a GGUF model's own file if no quantization is requested, else one converted from the model's folder."""
     identity = identify_model(variant.model, variant.revision, as_gguf=variant.quantization == NONE)
     spec = identity.source.spec
     facts: dict[str, Scalar] = {"model_source": identity.source.kind, "trust_remote_code": False}
@@ -102,17 +102,17 @@ def _source(variant: Variant) -> _Source:
 
 
 class LlamacppEngine(HostEngine):
-    """A GGUF file, run by llama.cpp, and its tokenizer as an engine.
+    """Engine of a GGUF file run by llama.cpp, with its tokenizer.
 
-    Rows of a batch have caches of their own and need no pads, so that each says what it says alone.
+    Rows of a batch have separate caches and need no pads, so that each has the same output as alone.
 
     Args:
         decoder: the loaded file.
-        source: where it comes from.
-        facts: what the file says of itself.
-        load_time_s: seconds that loading took.
-        settings: params to track, of them `cache_type`: what keys and values are stored as.
-        package: what brings llama.cpp, and its version.
+        source: its origin.
+        facts: facts from the file.
+        load_time_s: seconds to load it.
+        settings: params to track, including `cache_type`: type of the cached keys and values.
+        package: distribution of llama.cpp, and its version.
     """
 
     def __init__(
@@ -159,15 +159,15 @@ class LlamacppEngine(HostEngine):
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
         """Generate greedily, calling `on_step` for each step.
 
-        Nothing is kept from one call to the next. A row that has ended is left out of the steps that follow.
+        Nothing is kept between calls. Finished rows are left out of later steps.
 
         Raises:
-            ScenarioError: rows of unequal lengths are to be padded on the right: there are no pads to go on from.
+            ScenarioError: right padding is requested for rows of unequal lengths: there are no pads to continue from.
         """
         rows = [list(row) for row in request.prompt_ids]
         if request.padding_side == "right" and len({len(row) for row in rows}) > 1:
             raise ScenarioError(
-                "llama.cpp computes rows of unequal lengths without pads, so there are none to go on from: use "
+                "llama.cpp computes rows of unequal lengths without pads, so there are none to continue from: use "
                 "padding_side=left",
                 kind="unsupported",
             )
@@ -197,7 +197,7 @@ class LlamacppEngine(HostEngine):
         return Generated(tuple(tuple(row[length:]) for row, length in zip(rows, lengths, strict=True)))
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+        """See `Engine.next_token_logits`."""
         import torch
 
         return torch.cat([part.clone() for part in self._logits_in_parts(ids)])
@@ -213,10 +213,10 @@ class LlamacppEngine(HostEngine):
 
 
 def _tokenizer_warnings(decoder: LlamaDecoder, tokenizer: Any) -> tuple[str, ...]:
-    """Return a warning where llama.cpp would cut a text into other tokens than the tokenizer that is used."""
+    """Warn if llama.cpp would tokenize a text differently from the tokenizer in use."""
     if decoder.tokenize(_PROBE) == tokens.encode(tokenizer, _PROBE, special_tokens=False):
         return ()
     return (
-        "llama.cpp reads the tokenizer of this file otherwise than transformers, whose tokens are used here: its own tools "
+        "llama.cpp tokenizes differently from transformers for this file, whose tokens are used here: its own tools "
         "would feed the model other tokens",
     )

@@ -1,4 +1,4 @@
-"""Whether llama.cpp runs a file on this machine, found out where its death ends nothing."""
+"""Check in a separate process whether llama.cpp can run a file on this machine without crashing."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from llmtrack.quantize.isolated import run_isolated
 from llmtrack.spec.serialization import digest
 
 TRIED_TOKENS = 33
-"""More than one, so that the kernels of prompts are tried, and those of single tokens after them."""
+"""Enough tokens to exercise the kernels for prompts, and then those for single tokens."""
 
 
 def try_once(path: Path) -> None:
-    """Run a file in a process of its own, once for each file, build of llama.cpp and kind of CPU.
+    """Run a file in a separate process, once per file, llama.cpp build and kind of CPU.
 
-    llama.cpp is compiled where it is installed. Where the compiler did that wrong, or the CPU is another one, running it
-    ends the process without a word.
+    llama.cpp is compiled on installation. If it was miscompiled, or the CPU differs, running it kills the process
+    silently.
 
     Raises:
-        ScenarioError: it ended so.
+        ScenarioError: the process died.
     """
     cpp = library()
     build = [cpp.version, [[part.name, part.stat().st_size, part.stat().st_mtime_ns] for part in cpp.files]]

@@ -1,4 +1,4 @@
-"""The ONNX Runtime engine: greedy decoding and scoring of an exported, and maybe quantized, model."""
+"""ONNX Runtime engine: greedy decoding and scoring of an exported, optionally quantized, model."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 
 def load(variant: Variant) -> OnnxEngine:
-    """Load, and first export and quantize if that was not done yet, the model of a variant.
+    """Load the model of a variant, exporting and quantizing it first if needed.
 
     Options of the variant: `OnnxOptions`, and those of the recipe.
 
     Raises:
         MissingDependencyError: the onnx extra is not installed.
-        UsageError: the device, dtype, quantization or an option is not there.
+        UsageError: the device, dtype, quantization or an option is not supported.
         ModelLoadError: no candidate could be loaded.
         ScenarioError: the model cannot be exported, quantized or run.
     """
@@ -105,14 +105,14 @@ def load(variant: Variant) -> OnnxEngine:
 RUNTIME = "ONNX Runtime"
 
 _EXPERT = re.compile(r"(.*/experts)[./](\d+)/")
-"""Name of a node of an expert: its layer, and which one."""
+"""Node name of an expert: its layer and number."""
 
 _COS_SIN = (7, 8)
-"""Inputs of `GroupQueryAttention` that are tables of rotary angles."""
+"""Inputs of `GroupQueryAttention` with the rotary tables."""
 
 
 def open_folder(folder: Path) -> OnnxEngine:
-    """Open the folder of an exported, and maybe quantized, model as it is, with ONNX Runtime's own settings.
+    """Open the folder of an exported model with ONNX Runtime's default settings.
 
     Raises:
         MissingDependencyError: onnxruntime is not installed.
@@ -131,18 +131,16 @@ def open_folder(folder: Path) -> OnnxEngine:
 
 
 class OnnxEngine(HostEngine):
-    """A graph, run by ONNX Runtime, and its tokenizer as an engine.
+    """Engine of a graph run by ONNX Runtime, with its tokenizer.
 
     Args:
         decoder: the loaded graph.
-        folder: where its files are: graph, config, special ids and tokenizer.
-        model_id: what to call it in tracked runs.
-        device: device that it runs on.
-        dtype_label: what the weights are stored as.
-        load_time_s: seconds that loading took.
+        folder: contains graph, config, special ids and tokenizer.
+        model_id: name in tracked runs.
+        dtype_label: storage type of the weights.
+        load_time_s: seconds to load it.
         facts: params to track.
         tags: provenance to track.
-        warnings: findings in words.
         texts: artifacts to track.
         series: values per step to track.
     """
@@ -191,7 +189,7 @@ class OnnxEngine(HostEngine):
         """Generate greedily, calling `on_step` for each step.
 
         Raises:
-            ScenarioError: the rows have pads, which would change what this model says.
+            ScenarioError: the rows have pads, which would change this model's output.
         """
         past: Cache | None = None
 
@@ -205,7 +203,7 @@ class OnnxEngine(HostEngine):
         return self._generate(request, on_step, step)
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+        """See `Engine.next_token_logits`."""
         import torch
 
         with told_by(RUNTIME):
@@ -217,14 +215,14 @@ class OnnxEngine(HostEngine):
 
 
 def weight_sizes(path: Path, experts_per_token: int = 0) -> tuple[int, int]:
-    """Return the bytes of all weights of a graph, and of those that one decode step reads.
+    """Return the bytes of all weights of a graph, and of those that a decode step reads.
 
-    Of a table that is only looked up in, a step reads a row, and of the experts of a layer those that one token is sent
-    to. Tables of rotary angles follow from the config: like those that PyTorch makes, they are no weights.
+    A step reads one row of a lookup table, and the experts that one token is routed to. Rotary tables derive from the
+    config and are not weights, as in PyTorch.
 
     Args:
         path: the graph.
-        experts_per_token: experts that a token is sent to; 0: there are none, or it is not known.
+        experts_per_token: experts per token; 0 if there are none or it is unknown.
     """
     import onnx
 
@@ -248,7 +246,7 @@ def weight_sizes(path: Path, experts_per_token: int = 0) -> tuple[int, int]:
 
 
 def _shares_read(model: Any, experts_per_token: int) -> dict[str, float]:
-    """Return the share of each expert's weights that a step reads, on the average over the experts of its layer."""
+    """Return the share of each expert's weights that a step reads, on average over the experts of its layer."""
     weights: dict[str, set[str]] = {}
     experts: dict[str, set[str]] = {}
     for node in model.graph.node:
@@ -266,13 +264,13 @@ def _experts_per_token(config: Mapping[str, Any]) -> int:
 
 
 def _texts(built: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a recipe found as CSV files: the layers by their error, and the tries of the search."""
+    """Return a recipe's findings as CSV files: the layers by error, and the attempts of the search."""
     names = {"ranking": "quantization/layers.csv", "attempts": "quantization/search.csv"}
     return {path: _csv(built[key]) for key, path in names.items() if built.get(key)}
 
 
 def _series(built: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
-    """Return the layers' signal-to-noise ratios, the worst first."""
+    """Return the layers' signal-to-noise ratios, worst first."""
     ranking = built.get("ranking")
     return {"layer_sqnr_db": tuple(row["sqnr_db"] for row in ranking)} if ranking else {}
 

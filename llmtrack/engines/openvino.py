@@ -1,7 +1,7 @@
-"""The OpenVINO engine: greedy decoding and scoring of a model whose KV cache lives in OpenVINO's own state.
+"""OpenVINO engine: greedy decoding and scoring of a model whose KV cache is in OpenVINO's internal state.
 
-The plain runtime and not OpenVINO GenAI: its pipelines show no logits, and keep the cache of a prompt that they have seen
-before, so that a repeated prefill is none.
+It uses the plain runtime rather than OpenVINO GenAI, whose pipelines expose no logits and reuse the cache of a repeated
+prompt, so that there would be no prefill to time.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ RUNTIME = "OpenVINO"
 
 _FIRST = "first_position"
 _KNOWN = frozenset({"input_ids", "attention_mask", "position_ids", "beam_idx", _FIRST})
-# What stands between compressed weights and what computes with them.
+# Operators between compressed weights and their consumers.
 _DECOMPRESSION = frozenset({"Convert", "Subtract", "Multiply", "Reshape"})
 
 
 def load(variant: Variant) -> OpenvinoEngine:
-    """Load, and first convert if that was not done yet, the model of a variant.
+    """Load the model of a variant, converting it first if needed.
 
     Options of the variant: `OpenvinoOptions`, and those of the recipe.
 
     Raises:
-        MissingDependencyError: the openvino extra is not installed, or the converter's environment cannot be made.
-        UsageError: the device, quantization or an option is not there.
+        MissingDependencyError: the openvino extra is not installed, or the converter's environment cannot be created.
+        UsageError: the device, quantization or an option is not supported.
         ModelLoadError: no candidate could be loaded.
-        ScenarioError: the model cannot be converted or run, or the dtype is not there.
+        ScenarioError: the model cannot be converted or run, or the dtype is not supported.
     """
 
     require_cpu(variant)
@@ -62,7 +62,7 @@ def load(variant: Variant) -> OpenvinoEngine:
 
 
 def open_folder(folder: Path) -> OpenvinoEngine:
-    """Open the folder of a converted model as it is, with one thread.
+    """Open the folder of a converted model with one thread.
 
     Raises:
         ScenarioError: it cannot be run.
@@ -71,15 +71,15 @@ def open_folder(folder: Path) -> OpenvinoEngine:
 
 
 class OpenvinoEngine(HostEngine):
-    """A folder of OpenVINO's exporter as an engine, computed in float32.
+    """Engine of a folder made by OpenVINO's exporter, computed in float32.
 
     Args:
         made: graph and weights, and the model's own config and tokenizer.
-        threads: threads that compute.
-        kv_cache: what keys and values are kept in; one of `KV_CACHES`.
+        threads: number of threads.
+        kv_cache: type of the cached keys and values, of `KV_CACHES`.
 
     Raises:
-        ScenarioError: OpenVINO cannot run it, or it is no decoder with a KV cache.
+        ScenarioError: OpenVINO cannot run it, or it is not a decoder with a KV cache.
     """
 
     def __init__(self, made: Conversion, threads: int, kv_cache: str = "float32") -> None:
@@ -106,7 +106,7 @@ class OpenvinoEngine(HostEngine):
         cached = _cached_values(graph)
         if self._inputs - _KNOWN or not cached:
             raise ScenarioError(
-                f"this is no decoder with a KV cache that llmtrack can run: inputs {', '.join(sorted(self._inputs))}",
+                f"this is not a decoder with a KV cache that llmtrack can run: inputs {', '.join(sorted(self._inputs))}",
                 kind="unsupported",
             )
         if not reset_peak_rss():
@@ -138,10 +138,10 @@ class OpenvinoEngine(HostEngine):
         )
 
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
-        """Generate greedily, calling `on_step` for each step; the state of a call before it is forgotten.
+        """Generate greedily, calling `on_step` for each step; the state of earlier calls is reset.
 
         Raises:
-            ScenarioError: the rows have pads, which would change what this model says.
+            ScenarioError: the rows have pads, which would change this model's output.
         """
 
         def step(ids: Any, mask: Any, cached: bool) -> Any:
@@ -152,7 +152,7 @@ class OpenvinoEngine(HostEngine):
         return self._generate(request, on_step, step)
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+        """See `Engine.next_token_logits`."""
         import torch
 
         self._request.reset_state()
@@ -174,12 +174,12 @@ class OpenvinoEngine(HostEngine):
         del self._request
 
     def _run(self, ids: NDArray[np.int64], mask: NDArray[np.int64], first: int) -> NDArray[np.float32]:
-        """Return (rows, kept, vocabulary) logits from a position of the new tokens on; valid until the next call.
+        """Return (rows, kept, vocabulary) logits of the new tokens from a position on; valid until the next call.
 
         Args:
             ids: (rows, new) token ids.
-            mask: (rows, past + new), 1 for real tokens and 0 for pads.
-            first: position of the new tokens from which on logits are computed; -1: the last.
+            mask: (rows, past + new), 1 for tokens and 0 for pads.
+            first: position among the new tokens of the first logits; -1 for the last.
         """
         feeds = {
             "input_ids": ids,
@@ -195,7 +195,7 @@ class OpenvinoEngine(HostEngine):
 
 
 def _keep_from_first(graph: Any) -> None:
-    """Let a graph compute logits from the position on that a new input names: those of a whole prompt take longest."""
+    """Add an input for the first position of logits, since those of a whole prompt take longest."""
     ops = import_module("openvino.opset13")
     head = graph.output("logits").get_node().input_value(0).get_node()
     if head.get_type_name() != "MatMul":
@@ -210,13 +210,13 @@ def _keep_from_first(graph: Any) -> None:
 
 
 def _cached_values(graph: Any) -> int:
-    """Return how many values of the KV cache one token of one row takes."""
+    """Return the number of KV cache values per token of a row."""
     shapes = [node.get_output_partial_shape(0) for node in graph.get_ops() if node.get_type_name() == "ReadValue"]
     return sum(shape[1].get_length() * shape[3].get_length() for shape in shapes if len(shape) == 4)
 
 
 def weight_sizes(graph: Any) -> tuple[int, int]:
-    """Return the bytes of all weights of a graph, and of those that one decode step reads: of a table it reads a row."""
+    """Return the bytes of all weights of a graph, and of those that a decode step reads: one row of a lookup table."""
     stored = read = 0
     for node in graph.get_ops():
         if node.get_type_name() == "Constant":
@@ -227,7 +227,7 @@ def weight_sizes(graph: Any) -> tuple[int, int]:
 
 
 def _readers(node: Any) -> set[str]:
-    """Return the types of the operators that compute with a constant, whatever decompresses it before."""
+    """Return the operator types that use a constant, looking through decompression."""
     found: set[str] = set()
     for target in node.output(0).get_target_inputs():
         reader = target.get_node()

@@ -1,4 +1,4 @@
-"""What the built-in backends can be told, beside what every variant says; light to import."""
+"""Options of the built-in backends; cheap to import."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ MOST_THREADS = 1_024
 NO_COMPILE = "none"
 COMPILE_MODES = (NO_COMPILE, "default", "max-autotune")
 KV_CACHES = {"float32": "f32", "float16": "f16", "uint8": "u8"}
-"""What keys and values are kept in: OpenVINO's name by ours."""
+"""Types of cached keys and values: OpenVINO's names by ours."""
 
 
 def thread_counts(cpus: int) -> tuple[int, ...]:
-    """Return the numbers of threads that are worth trying beside the default, which is one for each of the CPUs."""
+    """Return the thread counts to try beside the default of one per CPU."""
     return tuple(dict.fromkeys(count for count in (cpus // 2, 1) if 0 < count < cpus))
 
 
 @dataclass(frozen=True)
 class ThreadOption(Checked):
-    """How many threads compute."""
+    """Number of threads."""
 
     threads: Annotated[
         int,
         Option(
-            "Threads that compute one operation on the CPU; 0: as many as PyTorch takes.",
+            "Intra-op threads on the CPU; 0: PyTorch's default.",
             min=0,
             max=MOST_THREADS,
             tries=thread_counts,
@@ -38,7 +38,7 @@ class ThreadOption(Checked):
 
     @property
     def used_threads(self) -> int:
-        """So many threads compute."""
+        """Effective number of threads."""
         import torch
 
         return self.threads or torch.get_num_threads()
@@ -46,7 +46,7 @@ class ThreadOption(Checked):
 
 @dataclass(frozen=True)
 class CompileOption(Checked):
-    """Whether decoding, scoring and training are compiled."""
+    """Compilation of decoding, scoring and training."""
 
     compile: Annotated[
         str,
@@ -54,7 +54,7 @@ class CompileOption(Checked):
             "Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and "
             "training; torch backend only.",
             choices=COMPILE_MODES,
-            # On a CPU compiling takes minutes, and one step's work hides what it saves.
+            # On a CPU, compiling takes minutes and saves little compared with the work of a step.
             tries=lambda cpus: () if cpus else ("default",),
         ),
     ] = NO_COMPILE
@@ -62,12 +62,12 @@ class CompileOption(Checked):
 
 @dataclass(frozen=True)
 class DevicesOption(Checked):
-    """Among how many devices a model is shared out, and how."""
+    """Distribution of a model over devices."""
 
     tensor_parallel: Annotated[
         int,
         Option(
-            "GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.",
+            "GPUs, or CPU processes, that share each layer (tensor parallelism); 1: no sharing; torch backend only.",
             min=1,
         ),
     ] = 1
@@ -82,22 +82,22 @@ class DevicesOption(Checked):
 
 @dataclass(frozen=True)
 class TorchOptions(ThreadOption, CompileOption, DevicesOption):
-    """What the torch backend can be told."""
+    """Options of the torch backend."""
 
 
 @dataclass(frozen=True)
 class GenaiOptions(ThreadOption):
-    """What the genai backend can be told."""
+    """Options of the genai backend."""
 
 
 @dataclass(frozen=True)
 class OpenvinoOptions(ThreadOption):
-    """What the openvino backend can be told."""
+    """Options of the openvino backend."""
 
     kv_cache: Annotated[
         str,
         Option(
-            "What keys and values are kept in; OpenVINO's own default is uint8.",
+            "Type of cached keys and values; OpenVINO's own default is uint8.",
             choices=tuple(KV_CACHES),
             tries=lambda cpus: ("uint8",),
         ),
@@ -106,7 +106,7 @@ class OpenvinoOptions(ThreadOption):
 
 @dataclass(frozen=True)
 class OnnxOptions(ThreadOption):
-    """What the onnx backend can be told."""
+    """Options of the onnx backend."""
 
     provider: Annotated[str, Option("Execution provider of ONNX Runtime.", min=1)] = "auto"
     graph_optimization: Annotated[
@@ -120,13 +120,13 @@ class OnnxOptions(ThreadOption):
 
 @dataclass(frozen=True)
 class LlamacppOptions(ThreadOption):
-    """What the llamacpp backend can be told; defaults are llama.cpp's own."""
+    """Options of the llamacpp backend; the defaults are llama.cpp's."""
 
-    ubatch: Annotated[int, Option("Prompt tokens that are computed at once at most.", min=1, max=65_536)] = 512
+    ubatch: Annotated[int, Option("Maximum prompt tokens per pass.", min=1, max=65_536)] = 512
     flash_attention: Annotated[
-        str, Option("Whether attention is computed by its fused kernel.", choices=tuple(FLASH_ATTENTION))
+        str, Option("Whether to use the fused attention kernel.", choices=tuple(FLASH_ATTENTION))
     ] = "auto"
-    cache_type: Annotated[str, Option("What cached keys and values are stored as.", choices=tuple(CACHE_TYPES))] = "f16"
+    cache_type: Annotated[str, Option("Type of cached keys and values.", choices=tuple(CACHE_TYPES))] = "f16"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Find engines by name: the built-in ones, and those of other packages through Python entry points."""
+"""Find engines by name: built-in ones, and those of other packages through entry points."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmtrack.spec.text_args import one_text, text_or_none
 
 
 def _module(name: str) -> Callable[[Variant], Engine]:
-    """Return the `load` of a module, which is imported when it is called."""
+    """Return the `load` function of a module, imported on first call."""
 
     def load(variant: Variant) -> Engine:
         engine: Engine = import_module(name).load(variant)
@@ -31,7 +31,7 @@ def _module(name: str) -> Callable[[Variant], Engine]:
     return load
 
 
-# Known without an installation: `mlflow run` may start the project from its folder, where it is not installed.
+# Listed explicitly: `mlflow run` may start the project from its folder without an installation.
 BUILTIN: dict[str, Backend] = {
     "genai": Backend(_module("llmtrack.engines.genai"), GenaiOptions),
     "llamacpp": Backend(_module("llmtrack.engines.llamacpp"), LlamacppOptions),
@@ -42,30 +42,30 @@ BUILTIN: dict[str, Backend] = {
 
 
 def backends() -> list[str]:
-    """Return the names of the backends that are there."""
+    """Return the names of the available backends."""
     return sorted({*BUILTIN, *(point.name for point in extensions(ENGINE_POINTS))})
 
 
 def check_variant(variant: Variant) -> None:
-    """Refuse a variant whose backend cannot be used, or takes no such option, without loading a model.
+    """Reject a variant with an unusable backend or invalid options, without loading a model.
 
     Raises:
-        UsageError: no such backend is there, or neither it nor the recipe takes an option, or not such a value.
-        ExtensionError: it is there, and its package is broken.
+        UsageError: there is no such backend, or neither it nor the recipe accepts an option or its value.
+        ExtensionError: its package is broken.
     """
     _accepted(variant, variant.options)
 
 
 def told(variant: Variant, words: Sequence[str]) -> Variant:
-    """Return a variant that is told more, by words such as `threads=2`.
+    """Add options given as words such as `threads=2` to a variant.
 
     Raises:
-        UsageError: a word is none of the kind, or neither the backend nor the recipe takes such an option or value.
+        UsageError: a word is invalid, or neither the backend nor the recipe accepts the option or its value.
         ExtensionError: the backend's package is broken.
     """
     for word in words:
         if "=" not in word:
-            raise UsageError(f"{word!r} is no option: write NAME=VALUE, such as threads=2")
+            raise UsageError(f"invalid option {word!r}: write NAME=VALUE, such as threads=2")
     pairs = [(name, value) for name, _, value in (word.partition("=") for word in words)]
     if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
         raise UsageError(f"{twice[0]} is given twice")
@@ -74,7 +74,7 @@ def told(variant: Variant, words: Sequence[str]) -> Variant:
 
 
 def _accepted(variant: Variant, given: Iterable[tuple[str, Scalar]]) -> tuple[tuple[str, Scalar], ...]:
-    """Return options with the values that are meant, as the backend and the recipe of a variant take them."""
+    """Validate and convert options for a variant's backend and recipe."""
     options = backend_of(variant.backend).options
     recipe = _recipe(variant)
     who = f"the {variant.backend} backend" + (f" with {recipe.name}" if recipe else "")
@@ -87,26 +87,26 @@ def _recipe(variant: Variant) -> Recipe | None:
 
 
 def backend_of(name: str) -> Backend:
-    """Return a backend: how it loads, what it can be told, and the precisions that it can be asked for.
+    """Return a backend: how it loads, its options, and its precisions.
 
     Raises:
-        UsageError: no such backend is there.
-        ExtensionError: it is there, and its package is broken.
+        UsageError: there is no such backend.
+        ExtensionError: its package is broken.
     """
     return BUILTIN.get(name) or extension_backend(_point(name))
 
 
 def load_variant(variant: Variant) -> Engine:
-    """Load the engine that a variant asks for.
+    """Load the engine of a variant.
 
     Raises:
-        UsageError: no such backend is there, or it takes no such option.
+        UsageError: there is no such backend, or it does not accept an option.
         ExtensionError: the backend's package is broken.
         ModelLoadError: no model could be loaded.
-        ScenarioError: the recipe cannot do here what it is told.
+        ScenarioError: the recipe cannot be applied here.
     """
     check_variant(variant)
-    # Before an export or a conversion, which takes long.
+    # Check before a slow export or conversion.
     if recipe := _recipe(variant):
         recipe.check(recipe.settled(variant.options))
     engine = backend_of(variant.backend).load(variant)
@@ -116,7 +116,7 @@ def load_variant(variant: Variant) -> Engine:
 
 
 def extension_backend(point: EntryPoint) -> Backend:
-    """Return a backend of another package.
+    """Return the backend of an entry point.
 
     Raises:
         ExtensionError: the entry point is broken.
@@ -133,7 +133,7 @@ def extension_backend(point: EntryPoint) -> Backend:
 
 
 def incomplete(engine: Any) -> str:
-    """Return in words what an object lacks to be an engine; empty if nothing."""
+    """Describe what an object lacks to be an engine; empty if nothing."""
     missing = [name for name in vars(Engine) if not name.startswith("_") and not hasattr(engine, name)]
     if missing:
         return f"its engine {type(engine).__name__} lacks {', '.join(missing)}"
@@ -162,16 +162,15 @@ def load_engine(
     """Load a model by name: hub id, folder, GGUF file, `packaged:NAME`, `synthetic:PRESET`, or a comma list of them.
 
     Args:
-        model: which model.
         revision: branch, tag or commit of a hub model.
-        backend: which engine.
+        backend: engine name.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: `float32`, `float16` or `bfloat16`.
-        quantization: name of the recipe, or `none`.
-        options: what else the backend and the recipe take, such as `threads=2`.
+        quantization: recipe name, or `none`.
+        options: further options of the backend and the recipe, such as `threads=2`.
 
     Raises:
-        UsageError: a backend, device or dtype that is not there, or an option that neither backend nor recipe takes.
+        UsageError: a backend, device or dtype is unavailable, or neither backend nor recipe accepts an option.
         ModelLoadError: no model could be loaded; the message lists every candidate with its reason.
     """
     texts = {"backend": backend, "device": device, "quantization": quantization}

@@ -1,4 +1,4 @@
-"""What rounding alone changes in what a model says: how much hangs on the last bit is a matter of the model, not of its dtype."""
+"""Measure the effect of rounding on a model's output, which depends on the model as well as on its dtype."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-# Of the logits' standard deviation: less than this is rounding in every model, in the order of sums and in 16 bits.
+# Tolerances relative to the logits' standard deviation that cover rounding in any model: summation order, 16 bits.
 _TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 _HALF_TOLERANCE = 0.3
 
 _DRAWS, _BEYOND = 4, 3
-"""So often the last bits are drawn, and so many times their largest effect is no rounding."""
+"""Number of perturbations, and the multiple of their largest effect that exceeds rounding."""
 
 Noise = Callable[[int], AbstractContextManager[None]]
-"""Opens, for a seed, a context in which the last bits of what a model computes from are others."""
+"""Returns, for a seed, a context manager that perturbs the last bits of a model's inputs."""
 
 
 def noise_of(model: Any) -> Noise | None:
-    """Return what changes the last bits of a model's embeddings; None where it has no such layer.
+    """Return a perturbation of a model's embeddings, or None without such a layer.
 
     Args:
         model: a transformers model.
@@ -51,16 +51,14 @@ def _last_bits_changed(embedding: torch.nn.Module, seed: int) -> Iterator[None]:
 def differ(
     one: torch.Tensor, other: torch.Tensor, again: Callable[[], torch.Tensor] | None, noise: Noise | None
 ) -> bool:
-    """Return whether logits differ by more than rounding does.
+    """Return whether logits differ by more than rounding.
 
-    Where they differ by more than it does in most models, what it does in this one is measured: a deep model with outliers, a
-    router of experts and 8-bit activations turn a last bit into a thousandth, or a tenth, of a standard deviation.
+    If they exceed the usual tolerance, the effect of rounding in this model is measured: deep models with outliers,
+    expert routers and 8-bit activations can turn a last bit into a thousandth, or a tenth, of a standard deviation.
 
     Args:
-        one: logits.
-        other: logits that are to be the same.
-        again: computes `one` again.
-        noise: what changes last bits meanwhile; None: the tolerance of the dtype alone decides.
+        again: recompute `one`.
+        noise: perturbation of last bits; None to decide by the dtype's tolerance alone.
     """
     difference = (one - other).abs().max()
     tolerance = _TOLERANCES.get(one.dtype, _HALF_TOLERANCE)

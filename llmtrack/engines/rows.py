@@ -1,4 +1,4 @@
-"""Which rows may share a batch: in most models all, in some only rows of one length."""
+"""Determine which rows may share a batch: in most models all, in some only rows of equal length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmtrack.models.context import ropes_of, varies_with_length
 
 _PROBE_TOKENS, _PROBE_PADS = 6, 3
 _STRIDES = (1, 7, 31)
-"""Of the ids of each row that is tried: what pads change in one row by rounding (the choice of an expert), they do not in all."""
+"""Id strides of the probe rows: several, since rounding may change one row (the choice of an expert) but not all."""
 
 _ANEW = frozenset({"phi3", "phimoe", "phi4_multimodal"})
 
@@ -26,12 +26,12 @@ Generate = Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Sharing:
-    """Which rows may share a batch without changing what the model says of them.
+    """Which rows may share a batch without changing their output.
 
     Attributes:
-        unequal_up_to: tokens up to which rows of unequal lengths may; beyond, only rows of one length.
-        reason: why not all rows may, in words; empty where all may.
-        apart: whether none may.
+        unequal_up_to: length up to which rows of unequal lengths may; beyond it, only rows of equal length.
+        reason: why not all rows may; empty if all may.
+        apart: whether no rows may.
     """
 
     unequal_up_to: float = math.inf
@@ -40,16 +40,16 @@ class Sharing:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is said of it in every run."""
+        """Warnings for every run."""
         if not self.reason:
             return ()
         if self.apart:
-            return (f"{self.reason}; its perplexity is that of rows scored one at a time, without pads",)
+            return (f"{self.reason}; its perplexity is computed one row at a time, without pads",)
         longer = f" of more than {self.unequal_up_to:,.0f} tokens" if self.unequal_up_to else ""
         return (f"{self.reason}: rows{longer} are computed alone, or beside rows of the same length",)
 
     def classes(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return the indices of rows, by the tokens that the model reads of each, in groups that may share a batch."""
+        """Group row indices by the tokens the model reads, so that each group may share a batch."""
         if self.apart:
             return [[index] for index in range(len(lengths))]
         groups: dict[float, list[int]] = {}
@@ -58,10 +58,10 @@ class Sharing:
         return list(groups.values())
 
     def check(self, lengths: Sequence[int], padded_length: int, new_tokens: int) -> None:
-        """Refuse a batch to generate from, if its pads would change the text.
+        """Reject a batch whose pads would change the generated text.
 
         Raises:
-            ScenarioError: a row has pads, and rows with pads may not be so long; or there are several, and none may share.
+            ScenarioError: rows with pads may not be this long; or there are several rows, and none may share.
         """
         if self.apart and len(lengths) > 1:
             raise ScenarioError(f"{self.reason}: use batch_size=1", kind="unsupported")
@@ -75,19 +75,19 @@ class Sharing:
 
 MIXED = Sharing(
     0,
-    "activations are rounded to ranges that a whole batch shares: what a row says can depend on the rows beside it and on pads",
+    "activation ranges are shared by the whole batch: the output of a row can depend on other rows and on pads",
     apart=True,
 )
-"""Of a model that rounds by one range for all rows: none is scored beside another."""
+"""For a model with one activation range for all rows: rows are scored separately."""
 
 
 def sharing_of(model: Any, forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], recurrent: bool) -> Sharing:
-    """Find out which rows of a model may share a batch.
+    """Determine which rows of a model may share a batch.
 
     Args:
         model: a transformers model.
-        forward: turns ids and attention mask, both (rows, length), into logits.
-        recurrent: whether the model has a state that does not grow.
+        forward: maps ids and attention mask, both (rows, length), to logits.
+        recurrent: whether the model has a constant-size state.
     """
     if recurrent:
         return Sharing(0, "pads pass through the recurrent state of this model")
@@ -103,14 +103,14 @@ def sharing_of_generation(
     vocab_size: int,
     noise: Noise | None = None,
 ) -> Sharing:
-    """Find out which rows may share a batch while generating, which models do by a way of their own.
+    """Determine which rows may share a batch while generating, which models may implement differently.
 
     Args:
-        sharing: which rows may while scoring: where not all may, no more may here, and where none of unequal lengths may, those
-            of one length are tried.
-        generate: turns ids and attention mask, both (rows, length), into the logits of each step, (rows, vocabulary).
+        sharing: the rule for scoring, which is not relaxed here; if rows of unequal lengths may not share, rows of
+            equal length are probed.
+        generate: maps ids and attention mask, both (rows, length), to the logits of each step, (rows, vocabulary).
         vocab_size: number of ids.
-        noise: what changes the last bits of what is generated from; None: one row and the dtype's tolerance decide.
+        noise: perturbation of last bits; None to decide by one row and the dtype's tolerance.
     """
     found = sharing
     for stride in _STRIDES if noise else _STRIDES[:1]:
@@ -132,7 +132,7 @@ def _sharing_of_row(sharing: Sharing, generate: Generate, probe: tuple[Inputs, I
 
 
 def _generates_otherwise(generate: Generate, one: Inputs, other: Inputs, noise: Noise | None) -> bool:
-    """Return whether the logits of a step differ in the first row, up to where rounding chose another token."""
+    """Return whether the logits of any step differ in the first row, up to where rounding chose another token."""
 
     def again(step: int) -> torch.Tensor:
         return generate(*one)[step][0]
@@ -140,13 +140,13 @@ def _generates_otherwise(generate: Generate, one: Inputs, other: Inputs, noise: 
     for step, (alone, changed) in enumerate(zip(generate(*one), generate(*other), strict=False)):
         if differ(alone[0], changed[0], partial(again, step), noise):
             return True
-        if alone[0].argmax() != changed[0].argmax():  # what follows is another text
+        if alone[0].argmax() != changed[0].argmax():  # the continuations differ from here on
             break
     return False
 
 
 def sharing_by_rope(config: Mapping[str, Any]) -> Sharing:
-    """Return which rows may share a batch as far as rotary angles tell.
+    """Return which rows may share a batch, judging by rotary angles.
 
     Args:
         config: content of a model's config.
@@ -159,10 +159,10 @@ def sharing_by_rope(config: Mapping[str, Any]) -> Sharing:
 
 
 def begins_anew_at(config: Mapping[str, Any]) -> int | None:
-    """Return the length at which a model's cache is computed anew while generating; None where it never is.
+    """Return the length at which a model recomputes its cache while generating, or None.
 
-    transformers does so in these families where the longer set of rotary angles begins to count; in others the keys
-    that were turned by the shorter set stay.
+    transformers does so in these families where the longer set of rotary angles starts to apply; in others, keys
+    rotated by the shorter set remain.
 
     Args:
         config: content of a model's config.
@@ -174,9 +174,10 @@ def begins_anew_at(config: Mapping[str, Any]) -> int | None:
 
 
 def length_dependent_rope(config: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the kind of rotary embedding whose angles depend on a sequence's length, and the tokens up to which not.
+    """Return the kind of a length-dependent rotary embedding, and the length up to which it is constant; None if it is
+    constant.
 
-    Where several lengths are given, the shortest: beyond it rows of one length are always right.
+    Of several lengths the shortest: beyond it, rows of equal length are always right.
 
     Args:
         config: content of a model's config.
@@ -201,12 +202,12 @@ def changed_by_pads(
 ) -> bool:
     """Return whether left pads before a row change the logits of its last token.
 
-    They do where a model counts positions by itself and takes pads for tokens.
+    They do if a model counts positions itself and treats pads as tokens.
 
     Args:
-        forward: turns ids and attention mask, both (rows, length), into logits.
+        forward: maps ids and attention mask, both (rows, length), to logits.
         vocab_size: number of ids.
-        noise: what changes the last bits of what `forward` computes from.
+        noise: perturbation of last bits.
         stride: of the row's ids.
     """
     (ids, real), padded = _probe(vocab_size, stride)
@@ -215,7 +216,7 @@ def changed_by_pads(
 
 
 def _probe(vocab_size: int, stride: int) -> tuple[Inputs, Inputs]:
-    """Return ids and attention mask of a row, and of the same row behind pads."""
+    """Return ids and attention mask of a row, and of the same row after pads."""
     ids = torch.arange(1, 1 + _PROBE_TOKENS)[None] * stride % vocab_size
     real = torch.ones_like(ids)
     padded = (torch.nn.functional.pad(each, (_PROBE_PADS, 0)) for each in (ids, real))

@@ -1,4 +1,4 @@
-"""An engine that follows a script on a fake clock: the known answer that the timing is tested against."""
+"""An engine that follows a script on a fake clock, to test timing against known results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FakeClock:
-    """A clock that moves only when told to; reading it returns seconds."""
+    """A clock that only advances explicitly."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -26,19 +26,19 @@ class FakeClock:
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.now += seconds
 
 
 @dataclass(frozen=True)
 class Script:
-    """How one generate call goes.
+    """Timing of one generate call.
 
     Attributes:
         prefill_s: seconds from the call to its first token.
         step_s: seconds between tokens.
-        trailing_s: seconds of device work that go on after the last token; only `synchronize` waits for them.
-        new_tokens: tokens per row where rows end early; the others get pads until the longest row is done.
+        trailing_s: seconds of device work after the last token; only `synchronize` waits for it.
+        new_tokens: tokens per row if rows end early; the others get pads until the longest row is done.
         error: raised instead of generating.
     """
 
@@ -50,17 +50,17 @@ class Script:
 
 
 class ScriptedEngine:
-    """Generates nothing but time: one script per call, the last one again once they are used up.
+    """Consumes scripted time: one script per call, repeating the last.
 
-    A token of a text is one character; token 0 is its BOS, which it does not add by itself. `generate` calls are counted in `calls`.
+    A token is one character; token 0 is the BOS, which is not added automatically. `calls` counts `generate` calls.
 
     Args:
-        clock: moves as the scripts say.
-        scripts: of the calls in their order.
-        context_length: positions that it says it was made for.
-        eos_id: the token that ends a sequence, if there is one; of 65, 66, 67 ..., which it generates.
-        nll: nats of each token of a text, more than 0; NaN: those of a model that computes no numbers.
-        slowness: returns by how much all that begins at a time takes longer than the scripts say: the load of a machine.
+        clock: advanced by the scripts.
+        scripts: one per call.
+        context_length: reported context length.
+        eos_id: end-of-sequence token, if any; the generated ids are 65, 66, 67 ...
+        nll: nats of each token of a text, positive; NaN for a model with NaN logits.
+        slowness: factor by which everything that starts at a time is slower than scripted, as on a loaded machine.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ScriptedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Facts about what is loaded."""
+        """See `Engine.info`."""
         return self._info
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
@@ -101,23 +101,23 @@ class ScriptedEngine:
         return [min(ord(character), 127) for character in text]
 
     def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
-        """Return one id per character, which covers its bytes."""
+        """Return one id per character, covering its bytes."""
         ids = self.encode(text, special_tokens)
         added = len(ids) - len(text)
         ends = [0] * (added + 1) + list(accumulate(len(character.encode()) for character in text))
         return Tokenized(ids, tuple(pairwise(ends)), added)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return one character per id, the BOS left out."""
+        """Return one character per id, without the BOS."""
         return "".join(map(chr, filter(None, ids)))
 
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
-        """Let the script's time pass, calling `on_step` for each step."""
+        """Advance the clock by the script, calling `on_step` for each step."""
         self.calls += 1
         script = next(self._scripts)
         if script.error is not None:
             raise script.error
-        self.synchronize()  # a device does its work in order
+        self.synchronize()  # a device works in order
         new_tokens = script.new_tokens or (request.max_new_tokens,) * len(request.prompt_ids)
         rows = tuple(self._row(count, request.ignore_eos) for count in new_tokens)
         slowness = self._slowness(self.clock())
@@ -144,7 +144,7 @@ class ScriptedEngine:
         return counts.double() * self._nll, counts
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return logits that know the row: the token that follows has its nats, and all others are alike."""
+        """Return logits that give the next token of the row its nats, and are uniform otherwise."""
         import torch
 
         likely = math.exp(-self._nll)
@@ -154,16 +154,16 @@ class ScriptedEngine:
         return logits
 
     def leave_device_busy(self, seconds: float) -> None:
-        """Give the device work that only `synchronize` waits for."""
+        """Add device work that only `synchronize` waits for."""
         self._device_busy_s = seconds
 
     def synchronize(self) -> None:
-        """Let the time pass that the device still needs."""
+        """Advance the clock by the remaining device work."""
         self.clock.advance(self._device_busy_s)
         self._device_busy_s = 0.0
 
     def reset_peak_memory(self) -> None:
-        """Do nothing: the peak is always the same."""
+        """Do nothing: the peak is constant."""
 
     def peak_memory_bytes(self) -> int | None:
         """Return 2 MiB."""

@@ -1,3 +1,3 @@
-"""What one decode step reads: the public name of `llmtrack.engines.torch.step`."""
+"""Data read by one decode step: the public name of `llmtrack.engines.torch.step`."""
 
 from llmtrack.engines.torch.step import observe_step as observe_step

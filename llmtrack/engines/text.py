@@ -1,4 +1,4 @@
-"""Text in, text out, on a loaded engine: nothing is timed."""
+"""Generate text with a loaded engine, without timing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmtrack.spec.parameter import whole_number
 from llmtrack.spec.task import GenerateTask
 
 Messages = Sequence[Mapping[str, str]]
-"""A conversation as transformers takes it: messages with a `role` (system, user, assistant) and a `content`."""
+"""A conversation as in transformers: messages with a `role` (system, user, assistant) and a `content`."""
 
 
 def generate_text(
@@ -22,7 +22,7 @@ def generate_text(
     max_new_tokens: int = GenerateTask.max_new_tokens,
     use_cache: bool = True,
 ) -> str:
-    """Return what a model says after a prompt, greedily, up to the end of its text; see `generate_texts`."""
+    """Continue a prompt greedily, up to the end of the text; see `generate_texts`."""
     return generate_texts(engine, (prompt,), max_new_tokens, use_cache)[0]
 
 
@@ -33,21 +33,18 @@ def generate_texts(
     use_cache: bool = True,
     pad_to_multiple: int = 1,
 ) -> list[str]:
-    """Return what a model says after each of several prompts, in one batch.
+    """Continue several prompts greedily, in one batch.
 
     Args:
-        engine: a loaded engine.
-        prompts: what it goes on from, one at least; or the messages of a conversation, to which it answers by its chat template.
-        max_new_tokens: new tokens at most, of each.
-        use_cache: whether the KV cache is used.
-        pad_to_multiple: the batch is padded to a multiple of so many tokens.
+        prompts: at least one text, or the messages of a conversation, answered by the model's chat template.
+        max_new_tokens: maximum new tokens of each.
+        pad_to_multiple: pad the batch to a multiple of this many tokens.
 
     Raises:
-        UsageError: a prompt has no tokens, or the model has no template for messages.
-        ScenarioError: prompts and new tokens do not fit into the model's context, or into memory, or the model computes no
-            finite numbers.
+        UsageError: a prompt has no tokens, or the model has no chat template for messages.
+        ScenarioError: prompts and new tokens do not fit into the context or memory, or the logits are not finite.
     """
-    if isinstance(prompts, str):  # which is not as many prompts as it has characters
+    if isinstance(prompts, str):  # one prompt, not one per character
         prompts = (prompts,)
     new_tokens = whole_number("max_new_tokens", max_new_tokens)
     texts = [prompt if isinstance(prompt, str) else chat_text(engine, prompt) for prompt in prompts]
@@ -62,25 +59,24 @@ def generate_texts(
 
 
 def chat_text(engine: Engine, messages: Messages) -> str:
-    """Return a conversation as the text that the model was trained to answer to, by its tokenizer's chat template.
+    """Format a conversation by the tokenizer's chat template.
 
     Args:
-        engine: a loaded engine.
-        messages: each with its `role` and `content`; the last is usually the user's.
+        messages: each with `role` and `content`; usually ending with the user's.
 
     Raises:
-        UsageError: a message lacks one of them, the tokenizer has no chat template, or its template refuses them.
+        UsageError: a message is incomplete, the tokenizer has no chat template, or the template rejects them.
     """
     if not all(isinstance(each, Mapping) and {"role", "content"} <= each.keys() for each in messages):
-        raise UsageError('a message is {"role": ..., "content": ...}: give a list of such, or a text')
-    # What a backend of another package reads texts with is its own affair.
+        raise UsageError('invalid message: give a list of {"role": ..., "content": ...}, or a text')
+    # Engines of other packages may have no transformers tokenizer.
     tokenizer: Any = getattr(engine, "tokenizer", None)
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError(
-            f"{engine.info.model_id} has no chat template: it is no model for conversations, or its tokenizer's files "
+            f"{engine.info.model_id} has no chat template: it is not a chat model, or its tokenizer's files "
             "lack it; give plain text"
         )
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
-    except Exception as error:  # a template comes with the model, and can fail in any way
-        raise UsageError(f"the chat template refuses these messages: {in_words(error)}") from error
+    except Exception as error:  # a template is part of the model and may fail in any way
+        raise UsageError(f"the chat template rejects these messages: {in_words(error)}") from error

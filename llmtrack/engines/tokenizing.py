@@ -1,4 +1,4 @@
-"""What engines say of text that have a transformers tokenizer, and of themselves."""
+"""Shared text methods of engines with a transformers tokenizer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llmtrack.tensors import tokens
 
 
 class WithTokenizer:
-    """The part of an engine that is its tokenizer's, and what it is known as.
+    """Tokenizer and info methods of an engine.
 
     Attributes:
-        tokenizer: of transformers.
+        tokenizer: a transformers tokenizer.
     """
 
     tokenizer: Any
@@ -21,17 +21,17 @@ class WithTokenizer:
 
     @property
     def info(self) -> EngineInfo:
-        """Facts about what is loaded."""
+        """See `Engine.info`."""
         return self._info
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text that is to go on; see `Engine.encode`."""
+        """See `Engine.encode`."""
         return tokens.encode(self.tokenizer, text, special_tokens)
 
     def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
-        """Return the same token ids, and the part of the text that each covers."""
+        """See `Engine.tokenize`."""
         return tokens.tokenize(self.tokenizer, text, special_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens left out."""
+        """See `Engine.decode`."""
         return tokens.decode(self.tokenizer, ids)

@@ -1,1 +1,1 @@
-"""llama.cpp: its library through llama-cpp-python, and its files from ordinary model folders."""
+"""llama.cpp: its library through llama-cpp-python, and conversion of model folders."""

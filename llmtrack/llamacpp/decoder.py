@@ -1,4 +1,4 @@
-"""Run a GGUF file by llama.cpp: token ids in, logits out, the cache of keys and values kept between."""
+"""Run a GGUF file with llama.cpp: token ids in, logits out, with a persistent KV cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_ROWS = 256
-"""Sequences that llama.cpp keeps apart at most."""
+"""Maximum number of sequences in llama.cpp."""
 
 _CHUNK_BYTES = 64 * MIB
 _OUT_OF_SPACE = 1
@@ -25,13 +25,13 @@ _OUT_OF_SPACE = 1
 
 @dataclass(frozen=True)
 class Room:
-    """What a context has room for; making it takes time and memory, so one is kept as long as it suffices.
+    """Capacity of a context; creating one is expensive, so it is kept while it suffices.
 
     Attributes:
-        rows: sequences side by side.
-        tokens: tokens of each.
-        batch: tokens of one call.
-        outputs: tokens of one call whose logits are wanted.
+        rows: parallel sequences.
+        tokens: tokens per sequence.
+        batch: tokens per call.
+        outputs: tokens per call with logits.
     """
 
     rows: int = 0
@@ -40,23 +40,23 @@ class Room:
     outputs: int = 0
 
     def holds(self, other: Room) -> bool:
-        """Return whether there is room for all of the other."""
+        """Return whether it covers another capacity."""
         return all(own >= asked for own, asked in zip(_sizes(self), _sizes(other), strict=True))
 
     def and_also(self, other: Room) -> Room:
-        """Return the room for both."""
+        """Return the capacity for both."""
         return Room(*map(max, _sizes(self), _sizes(other)))
 
 
 class LlamaDecoder:
-    """A GGUF file and llama.cpp's state of working on it.
+    """A GGUF file with llama.cpp's state.
 
     Args:
         path: the file.
-        threads: threads that compute one operation.
-        ubatch: tokens that are computed at once at most.
+        threads: intra-op threads.
+        ubatch: maximum tokens per pass.
         flash_attention: a key of `FLASH_ATTENTION`.
-        cache_type: what keys and values are stored as, of `CACHE_TYPES`.
+        cache_type: type of cached keys and values, of `CACHE_TYPES`.
 
     Raises:
         MissingDependencyError: llama.cpp is not installed.
@@ -84,7 +84,7 @@ class LlamaDecoder:
             raise ScenarioError(f"llama.cpp cannot run {path.name}: {last_error()}", kind="unsupported")
         if cpp.llama_model_has_encoder(self._model) or not cpp.llama_model_has_decoder(self._model):
             cpp.llama_model_free(self._model)
-            raise ScenarioError(f"{path.name} is no decoder: choose a causal language model", kind="unsupported")
+            raise ScenarioError(f"{path.name} is not a decoder: choose a causal language model", kind="unsupported")
         self.vocab = cpp.llama_model_get_vocab(self._model)
         self.vocab_size = int(cpp.llama_vocab_n_tokens(self.vocab))
         self.context_length = int(cpp.llama_model_n_ctx_train(self._model))
@@ -95,19 +95,19 @@ class LlamaDecoder:
         self._room = Room()
 
     def start(self, rows: int, tokens: int, outputs: int) -> None:
-        """Forget everything, and make room.
+        """Clear the cache and ensure capacity.
 
         Args:
-            rows: sequences to come.
-            tokens: tokens of the longest of them, in the end.
-            outputs: tokens of one call whose logits will be wanted.
+            rows: number of sequences.
+            tokens: final length of the longest.
+            outputs: maximum tokens per call with logits.
 
         Raises:
-            ScenarioError: there are more rows than llama.cpp keeps apart, or no memory for them.
+            ScenarioError: there are too many rows for llama.cpp, or too little memory.
         """
         if rows > MOST_ROWS:
             raise ScenarioError(
-                f"llama.cpp keeps {MOST_ROWS} sequences apart at most, not {rows}: use a smaller batch_size",
+                f"llama.cpp supports at most {MOST_ROWS} sequences, not {rows}: use a smaller batch_size",
                 kind="unsupported",
             )
         asked = Room(rows, tokens, max(rows * tokens, outputs), outputs)
@@ -118,16 +118,16 @@ class LlamaDecoder:
     def run(
         self, ids: Sequence[Sequence[int]], begins: Sequence[int], rows: Sequence[int], keep: str = "last"
     ) -> NDArray[np.float32]:
-        """Go on with rows by the tokens that come next in each.
+        """Continue rows with their next tokens.
 
         Args:
-            ids: the tokens, for each row.
-            begins: how many tokens of each row came before.
-            rows: the number of each row.
-            keep: logits of `last` token of each row, or of `all`.
+            ids: tokens per row.
+            begins: number of earlier tokens per row.
+            rows: row numbers.
+            keep: logits of the `last` token of each row, or of `all`.
 
         Returns:
-            (tokens kept, vocabulary) logits, row by row: a view that the next call overwrites.
+            (kept tokens, vocabulary) logits, row by row: a view that the next call overwrites.
 
         Raises:
             ScenarioError: llama.cpp failed.
@@ -148,11 +148,11 @@ class LlamaDecoder:
         return self._cpp.floats(logits, (kept, self.vocab_size))
 
     def step(self, tokens: Sequence[int], begins: Sequence[int], rows: Sequence[int]) -> NDArray[np.float32]:
-        """Go on with each row by one token; see `run`."""
+        """Continue each row by one token; see `run`."""
         return self.run([(token,) for token in tokens], begins, rows)
 
     def logits(self, ids: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-        """Yield (tokens, vocabulary) logits after each token of one row, part by part, so that few are in memory.
+        """Yield (tokens, vocabulary) logits after each token of one row in parts, to limit memory.
 
         Each part is a view that the next one overwrites.
         """
@@ -162,7 +162,7 @@ class LlamaDecoder:
             yield self.run([ids[begin : begin + part]], [begin], [0], keep="all")
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the token ids of a text by the file's own tokenizer as llama.cpp reads it, without special tokens."""
+        """Return a text's token ids by llama.cpp's implementation of the file's tokenizer, without special tokens."""
         data = text.encode()
         room = self._cpp.tokens(len(data) + 2)
         count = self._cpp.llama_tokenize(self.vocab, data, len(data), room, len(room), False, False)
@@ -176,7 +176,7 @@ class LlamaDecoder:
             self._model = None
 
     def _make(self, room: Room) -> None:
-        """Make a context; sizes are rounded up as llama.cpp's own tools do, so that two lengths seldom need two."""
+        """Create a context; sizes are rounded up as in llama.cpp's own tools, so that similar lengths share one."""
         self._drop()
         settings = self._cpp.llama_context_default_params()
         settings.n_seq_max = room.rows
@@ -189,14 +189,14 @@ class LlamaDecoder:
         kind = getattr(self._cpp, f"GGML_TYPE_{self._cache_type.upper()}")
         settings.type_k = settings.type_v = kind
         settings.offload_kqv = settings.op_offload = False
-        # Each row has a cache of its own: attention then reads no other row's.
+        # Separate caches per row, so that attention only reads its own.
         settings.kv_unified = False
         settings.no_perf = True
         last_error()
         self._context = self._cpp.llama_init_from_model(self._model, settings)
         if not self._context:
             raise ScenarioError(
-                f"llama.cpp makes no room for {room.rows} rows of {room.tokens:,} tokens: {last_error()}",
+                f"llama.cpp cannot allocate {room.rows} rows of {room.tokens:,} tokens: {last_error()}",
                 kind="unsupported",
             )
         self._batch = self._cpp.llama_batch_init(room.batch, 0, 1)

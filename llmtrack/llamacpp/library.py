@@ -1,8 +1,8 @@
-"""The library llama.cpp through either of two packages, and what it says while it works.
+"""The llama.cpp library through either of two packages, and its log.
 
-llama-cpp-python compiles it for the machine and binds it by ctypes. llama-cpp-py-sync brings it compiled for CPUs with AVX2 and binds
-it by CFFI. Both have llama.cpp's own functions, structs and constants by their names; what the two ways of binding
-differ in is all that stands here.
+llama-cpp-python compiles it for the machine and binds it by ctypes. llama-cpp-py-sync ships it compiled for CPUs with
+AVX2 and binds it by CFFI. Both expose llama.cpp's functions, structs and constants by name; this module only covers
+their differences.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from llmtrack.host.packages import available, install
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Levels of llama.cpp's log: 4 is an error, 5 goes on with the line before.
+# llama.cpp log levels: 4 is an error, 5 continues the previous line.
 _ERROR, _CONTINUED = 4, 5
 FLASH_ATTENTION = {"auto": -1, "on": 1, "off": 0}
-"""Whether attention is computed by the fused kernel: the library's number by the word that it can be asked for."""
+"""Use of the fused attention kernel: the library's values by option value."""
 
 CACHE_TYPES = {"f16": 2.0, "f32": 4.0, "q8_0": 34 / 32}
-"""Bytes of a cached key or value by what it is stored as; of q8_0, 32 of them and a scale take 34."""
+"""Bytes per cached value by type; in q8_0, 32 values and a scale take 34."""
 
 _said: deque[str] = deque(maxlen=20)
 
 
 class Compiled:
-    """llama.cpp by llama-cpp-python; functions and constants are attributes by their own names.
+    """llama.cpp through llama-cpp-python; functions and constants are attributes.
 
     Attributes:
-        package: what brings it.
-        version: of that package.
+        package: distribution name.
+        version: of that distribution.
         files: the compiled libraries.
-        remedy: what to do where they are of another CPU.
+        remedy: what to do if they were compiled for another CPU.
     """
 
     package = "llama-cpp-python"
@@ -63,34 +63,34 @@ class Compiled:
         return getattr(self._functions, name)
 
     def no_devices(self) -> Any:
-        """Return an empty list of devices: without one a build with GPU code takes what it finds."""
+        """Return an empty device list; otherwise a build with GPU support uses any GPU it finds."""
         return ctypes.cast(self._no_devices, ctypes.c_void_p)
 
     def tokens(self, count: int) -> Any:
-        """Return an array of so many tokens."""
+        """Return an array of tokens."""
         return (self._functions.llama_token * count)()
 
     def reference(self, struct: Any) -> Any:
-        """Return a struct as it is given where a pointer is asked for."""
+        """Return a struct in the form expected for a pointer argument."""
         return struct
 
     def text(self, found: Any) -> str:
-        """Return the text that a function gave."""
+        """Convert a returned text."""
         return str(found.decode())
 
     def floats(self, found: Any, shape: tuple[int, int]) -> NDArray[np.float32]:
-        """Return a view of the floats that a function gave."""
+        """Return a view of returned floats."""
         return np.ctypeslib.as_array(found, shape=shape)
 
     def listen(self, hear: Callable[[int, bytes], None]) -> None:
-        """Have each part of the log heard and not printed."""
-        # The binding keeps no reference, and a callback that was collected would be called all the same.
+        """Redirect the log to a callback."""
+        # The binding keeps no reference: a collected callback would still be called.
         self._listener = self._functions.llama_log_callback(lambda level, text, _: hear(level, text))
         self._functions.llama_log_set(self._listener, ctypes.c_void_p(0))
 
 
 class Prebuilt:
-    """llama.cpp by llama-cpp-py-sync; see `Compiled`."""
+    """llama.cpp through llama-cpp-py-sync; see `Compiled`."""
 
     package = "llama-cpp-py-sync"
     remedy = "it was compiled for CPUs with AVX2: pip install llama-cpp-python compiles it for this one"
@@ -141,10 +141,10 @@ class Prebuilt:
 
 @cache
 def library() -> Compiled | Prebuilt:
-    """Return llama.cpp as it is installed, compiled for this machine if possible, its log kept here and not printed.
+    """Return the installed llama.cpp, preferably compiled for this machine, with its log captured.
 
     Raises:
-        MissingDependencyError: it is not installed, or was not built for this machine.
+        MissingDependencyError: it is not installed, or not built for this machine.
     """
     try:
         found = Prebuilt() if find_spec("llama_cpp") is None and available("llamacpp") else Compiled()
@@ -158,7 +158,7 @@ def library() -> Compiled | Prebuilt:
 
 
 def instruction_sets() -> list[str]:
-    """Return what the library was compiled to use of the CPU.
+    """Return the CPU instruction sets that the library was compiled for.
 
     Raises:
         MissingDependencyError: as `library`.
@@ -168,7 +168,7 @@ def instruction_sets() -> list[str]:
 
 
 def last_error() -> str:
-    """Return what the library last complained of, in one line, and forget it."""
+    """Return and clear the library's last error, as one line."""
     text = " ".join("".join(_said).split())
     _said.clear()
     return text[-300:]

@@ -1,1 +1,1 @@
-"""Where a model comes from: hub id, local folder, GGUF file, packaged, synthetic."""
+"""Model sources: hub ids, local folders, GGUF files, packaged and synthetic models."""

@@ -1,7 +1,7 @@
-"""Load the attention that computes all that a config asks for: transformers' default one may ignore what it has no argument for.
+"""Select an attention implementation that computes everything in the config: transformers' default may ignore features.
 
-Caps on attention scores, sinks and learned biases are part of a model: without them it is another one. The eager
-implementation, which stands beside the model itself, has them all.
+Score caps, sinks and learned biases are part of a model. The eager implementation, defined beside the model, supports
+them all.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ EAGER = "eager"
 _CAP = re.compile(r"att\w*softcap|softcap\w*att")
 _PROBE_TOKENS = 8
 _SHARP = 100.0
-"""Standard deviation of the scores of a probe: small ones do not show a cap."""
+"""Standard deviation of the probe's scores: large enough to reveal a cap."""
 _TOLERANCE = 1e-2
-"""Of the standard deviation of what attention returns: a cap that shows, and no rounding."""
+"""Tolerance relative to the output's standard deviation: above rounding, below the effect of a cap."""
 
 
 def score_cap(config: Mapping[str, Any]) -> str:
-    """Return the name of a config's cap on attention scores; empty where there is none."""
+    """Return the name of a config's cap on attention scores; empty if there is none."""
     return next((name for name, value in config.items() if value and _CAP.search(name)), "")
 
 
 def implementation(config: Any) -> dict[str, str]:
-    """Return the arguments of `from_pretrained` that choose eager attention where a config has a cap that others ignore."""
+    """Return the `from_pretrained` arguments that select eager attention for a config with a score cap."""
     capped = score_cap(config.get_text_config().to_dict())
     return {"attn_implementation": EAGER} if capped else {}
 
 
 def slower_attention(model: Any) -> tuple[str, ...]:
-    """Return a warning where a model's attention is eager although transformers has a faster one for it."""
+    """Warn if attention is eager although transformers has a faster implementation for the model."""
     config = model.config.get_text_config()
     if not getattr(model, "_supports_sdpa", False) or getattr(config, "_attn_implementation", "") != EAGER:
         return ()
@@ -48,13 +48,13 @@ def slower_attention(model: Any) -> tuple[str, ...]:
 
 
 def use_whole_attention(model: Any) -> None:
-    """Switch a model to eager attention where its own implementation computes something else.
+    """Switch a model to eager attention if its own implementation ignores a feature.
 
     Args:
         model: a transformers model in `eval()`, with its weights.
 
     Raises:
-        ModelLoadError: it computes something else, and cannot be switched.
+        ModelLoadError: it ignores a feature and cannot be switched.
     """
     if not _ignores_something(model):
         return
@@ -69,7 +69,7 @@ def use_whole_attention(model: Any) -> None:
 
 
 def _ignores_something(model: Any) -> bool:
-    """Return whether some layer's attention is not what eager attention computes of the same queries, made sharp."""
+    """Return whether any layer's attention differs from eager attention on the same, sharpened queries."""
     import torch
 
     seen: list[bool] = []
@@ -78,7 +78,7 @@ def _ignores_something(model: Any) -> bool:
         eager = inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward")
         try:
             made = fast(module, query, key, value, mask, **given)
-        except ValueError:  # how version 5 refuses what it has no argument for
+        except ValueError:  # version 5 rejects unsupported arguments
             if eager is None:
                 raise
             seen.append(True)
@@ -92,14 +92,14 @@ def _ignores_something(model: Any) -> bool:
     try:
         with _each_attention(model, compared), torch.inference_mode():
             model(input_ids=ids, attention_mask=torch.ones_like(ids))
-    except Exception:  # a model that cannot compute says so where it is asked to
+    except Exception:  # reported when the model is asked to compute
         return any(seen)
     return any(seen)
 
 
 @contextmanager
 def _each_attention(model: Any, compared: Any) -> Iterator[None]:
-    """Let each call of a model's attention function go through another one, if transformers looks it up by name."""
+    """Route a model's attention calls through a function, if transformers looks it up by name."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = getattr(model.config.get_text_config(), "_attn_implementation", None) or EAGER
@@ -117,7 +117,7 @@ def _each_attention(model: Any, compared: Any) -> Iterator[None]:
 def _differ(
     fast: Any, eager: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, given: dict[str, Any]
 ) -> bool:
-    # In float32, since sharp scores in 16 bits are rounded by more than their softmax bears.
+    # In float32, because rounding sharp scores to 16 bits would change their softmax.
     query, key, value = query.float(), key.float(), value.float()
     scaling = given.get("scaling") or query.shape[-1] ** -0.5
     groups = query.shape[1] // key.shape[1]
@@ -126,13 +126,13 @@ def _differ(
     mask = _additive(mask, query, key)
     try:
         one, other = (each(module, sharp, key, value, mask, **given)[0].float() for each in (fast, eager))
-    except Exception:  # what takes other inputs is not compared
+    except Exception:  # implementations with other inputs are not compared
         return False
     return bool((one - other).abs().max() > _TOLERANCE * other.std().clamp(min=1e-6))
 
 
 def _additive(mask: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return a mask to add to scores; the default implementation leaves out the one of a row without pads."""
+    """Return an additive mask; the default implementation omits it for a row without pads."""
     import torch
 
     if mask is None:

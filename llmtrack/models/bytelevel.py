@@ -1,4 +1,4 @@
-"""Byte-level tokenizers, written so that every version of transformers reads them alike."""
+"""Byte-level tokenizers whose files all transformers versions read alike."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def byte_symbols() -> list[str]:
-    """Return the printable character that stands for each byte 0-255 in byte-level vocabularies.
+    """Return the printable character for each byte 0-255 in byte-level vocabularies.
 
-    It is GPT-2's table: printable Latin-1 characters stand for themselves, the others move up to U+0100.
+    This is GPT-2's table: printable Latin-1 characters stand for themselves, the others start at U+0100.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = iter(range(0x100, 0x200))
@@ -23,7 +23,7 @@ def byte_symbols() -> list[str]:
 
 
 def tokenizer_of(model: Any) -> Tokenizer:
-    """Return a tokenizer that turns text into the symbols of its bytes, and back, around a model of `tokenizers`."""
+    """Return a byte-level tokenizer around a model of `tokenizers`."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 
     tokenizer = Tokenizer(model)
@@ -39,13 +39,13 @@ def tokenizer_settings(
     """Return the content of `tokenizer_config.json`.
 
     Args:
-        specials: the tokens by role (`bos_token`, `eos_token`, `pad_token`, `unk_token`); None for none.
-        context_length: positions that the model was made for.
+        specials: tokens by role (`bos_token`, `eos_token`, `pad_token`, `unk_token`); None for none.
+        context_length: maximum positions of the model.
         chat_template: Jinja text, or None.
     """
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        # Without this, token_type_ids are emitted, and `generate` of a decoder refuses them.
+        # Otherwise token_type_ids are emitted, which a decoder's `generate` rejects.
         "model_input_names": ["input_ids", "attention_mask"],
         "model_max_length": context_length,
         "clean_up_tokenization_spaces": False,
@@ -55,7 +55,7 @@ def tokenizer_settings(
 
 
 def wrap(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> PreTrainedTokenizerFast:
-    """Return the tokenizer as transformers' kind, in memory, with `tokenizer_settings`."""
+    """Wrap the tokenizer as a transformers tokenizer, with `tokenizer_settings`."""
     from transformers import PreTrainedTokenizerFast
 
     options = {name: value for name, value in settings.items() if name != "tokenizer_class"}
@@ -65,7 +65,7 @@ def wrap(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> PreTrainedTokeniz
 def write(tokenizer: Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
     """Write the tokenizer's files into a model folder.
 
-    They are not written by transformers, whose versions 4 and 5 name different classes in them.
+    transformers is not used, because versions 4 and 5 write different class names.
     """
     tokenizer.save(str(folder / "tokenizer.json"))
     text = json.dumps(settings, indent=2, ensure_ascii=False)

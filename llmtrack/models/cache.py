@@ -1,7 +1,7 @@
-"""A folder that is built once, by one process, and is either whole or not there.
+"""A cache of folders that are built once, by one process, atomically.
 
-An entry is built in a temporary folder beside its final place and renamed into it. Its manifest names
-every file with its size and sha256, so that an entry that was damaged or replaced is noticed and built again.
+An entry is built in a temporary folder and renamed to its final place. Its manifest lists every file with size and
+sha256, so that damaged or replaced entries are detected and rebuilt.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.models.disk import is_full, room_for, why_full
 
 MANIFEST = "llmtrack-manifest.json"
-LOCK_SECONDS = 1800.0  # a slow download and a conversion by another process
+LOCK_SECONDS = 1800.0  # covers a slow download and conversion by another process
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# A file can change twice within one tick of its file system's clock.
+# A file can change twice within one tick of the file system clock.
 _TICK_NS = 100_000_000
 
 logger = logging.getLogger(__name__)
 
 
 def cache_root() -> Path:
-    """Return the folder of all that is fetched or converted: `$LLMTRACK_CACHE`, or the user's cache."""
+    """Return the cache folder: `$LLMTRACK_CACHE`, or the user's cache."""
     if chosen := os.environ.get("LLMTRACK_CACHE"):
         return Path(os.path.expanduser(chosen)).absolute()
     import platformdirs
@@ -43,18 +43,15 @@ def cache_root() -> Path:
 
 
 def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int = 0) -> Path:
-    """Return the folder of a cache entry, building it first if it is not there or is damaged.
+    """Return the folder of a cache entry, building it if it is missing or damaged.
 
     Args:
-        name: the entry's name; it says everything that the content depends on.
-        build: fills the empty folder it is given, and returns JSON-ready facts for the manifest.
-        needed: bytes that building takes on the disk, as far as that is known; 0: it is not.
-
-    Returns:
-        The whole entry's folder.
+        name: identifies everything that the content depends on.
+        build: fill the given empty folder; return JSON-ready facts for the manifest.
+        needed: bytes needed on the disk while building; 0 if unknown.
 
     Raises:
-        ModelLoadError: the cache's disk is full or cannot be written, or another process holds its lock for too long.
+        ModelLoadError: the cache's disk is full or read-only, or another process holds the lock for too long.
     """
     models = cache_root() / "models"
     entry = models / name
@@ -85,10 +82,10 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int =
 
 
 def damage(entry: Path) -> str | None:
-    """Return what is wrong with a cache entry, or None: every file must be there as it was made, and no other.
+    """Describe the damage of a cache entry, or return None: all files must be unchanged, without extra ones.
 
     Raises:
-        OSError: a file cannot be read just now (too many open files, no permission), which says nothing of the entry.
+        OSError: a file is temporarily unreadable (too many open files, no permission).
     """
     try:
         manifest = read_manifest(entry)
@@ -113,7 +110,7 @@ def damage(entry: Path) -> str | None:
 
 
 def _files(entry: Path) -> set[str]:
-    """Return the files of an entry; hidden ones are a file browser's."""
+    """Return the files of an entry, except hidden ones (added by file browsers)."""
     names = (path.relative_to(entry).as_posix() for path in entry.rglob("*") if path.is_file())
     return {name for name in names if not name.rpartition("/")[2].startswith(".")}
 
@@ -127,7 +124,7 @@ def read_manifest(entry: Path) -> dict[str, Any]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file's content, as hex digits."""
+    """Return the sha256 of a file as hex digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 22):
@@ -136,10 +133,10 @@ def sha256_of(path: Path) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Return a file's sha256, remembering it for as long as the file is not touched.
+    """Return a file's sha256, cached while the file is unchanged.
 
-    Reading the weights of a large model takes as long as loading them, and each worker loads anew. A file counts as
-    touched when its size, inode or one of its times (of content, of anything) has changed.
+    Hashing a large model takes as long as loading it, and each worker loads it again. A file counts as changed if its
+    size, inode or any of its times has changed.
     """
     real = path.resolve()
     state = real.stat()
@@ -158,7 +155,7 @@ def file_digest(path: Path) -> str:
 
 
 def keep_note(path: Path, text: str) -> None:
-    """Write a small file, whole or not at all; a cache that cannot be written costs time only."""
+    """Atomically write a small file; failing only costs time later."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{os.getpid()}")
@@ -167,14 +164,14 @@ def keep_note(path: Path, text: str) -> None:
 
 
 def entry_stem(name: str) -> str:
-    """Return the beginning of the name of a cache entry of what has a name."""
+    """Return a safe prefix for the name of a cache entry."""
     return "".join(each if each.isalnum() or each in "-_" else "-" for each in name)[:60]
 
 
 def _build(entry: Path, build: Callable[[Path], dict[str, Any]], needed: int) -> None:
     scratch = entry.with_name(f".{entry.name}.new")
     discarded = entry.with_name(f".{entry.name}.old")
-    # Left by a process that was killed: nobody else is at work here while we hold the lock.
+    # Left by a killed process: nobody else works here while we hold the lock.
     for leftover in (scratch, discarded):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
@@ -190,7 +187,7 @@ def _build(entry: Path, build: Callable[[Path], dict[str, Any]], needed: int) ->
                 json.dumps({**facts, "entry": entry.name, "files": files}, indent=1), encoding="utf-8"
             )
             if entry.exists():
-                os.replace(entry, discarded)  # a folder cannot be renamed over one that is not empty
+                os.replace(entry, discarded)  # a folder cannot be renamed over a non-empty one
             os.replace(scratch, entry)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

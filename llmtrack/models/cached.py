@@ -1,4 +1,4 @@
-"""Let a model be one and the same with its cache and without it: transformers may heed by the one what it ignores by the other."""
+"""Make a model behave the same with and without a cache, where transformers treats settings differently."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from functools import partial
 from typing import Any
 
 _OF_CACHES = ("layer_types", "sliding_window", "attention_chunk_size")
-"""Settings that transformers makes a cache by, whatever model it is for."""
+"""Settings that determine transformers' cache for any model."""
 
 
 def forget_stray_windows(config: Any) -> None:
-    """Forget settings of windows that a model's class does not have: its attention has no window, but its cache would.
+    """Remove window settings unknown to a model's class: its attention has no window, but its cache would.
 
-    Such a setting is left in a config.json by a conversion from another architecture.
+    Conversions from another architecture can leave such settings in config.json.
     """
     text = config.get_text_config()
     try:
         known = type(text)()
-    except Exception:  # a class that cannot be made without settings
+    except Exception:  # the class has no default settings
         return
     for name in _OF_CACHES:
         if getattr(text, name, None) is not None and not hasattr(known, name):
@@ -25,9 +25,9 @@ def forget_stray_windows(config: Any) -> None:
 
 
 def share_keys(model: Any) -> None:
-    """Let the last layers of a model that reuse keys and values of earlier ones do so without a cache, too.
+    """Let layers that reuse earlier layers' keys and values do so without a cache, too.
 
-    They find them in the cache in transformers 4.57, and compute others where there is none. A cache for a single pass
+    In transformers 4.57 they read them from the cache and compute different ones without it. A cache for a single pass
     costs the memory of its keys and values.
     """
     from llmtrack.host.transformers_compat import SHARES_WITHOUT_CACHE

@@ -1,4 +1,4 @@
-"""How many tokens a model may read, from its config."""
+"""Determine a model's context length from its config."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
-    """Return the positions that a model was made for, rotary scaling included; None where nothing bounds them.
+    """Return the maximum positions of a model, including rotary scaling; None if unbounded.
 
-    Scaled rotary embeddings (linear, dynamic, yarn, longrope ...) reach `factor` times the original length. Whether
-    the config's own length is meant before or after scaling differs from model to model: the longer one is allowed.
+    Scaled rotary embeddings (linear, dynamic, yarn, longrope ...) reach `factor` times the original length. Models
+    differ in whether the config's length is before or after scaling: the longer one is allowed.
 
     >>> context_length({"max_position_embeddings": 2048, "rope_scaling": {"rope_type": "linear", "factor": 4.0}})
     8192
@@ -21,7 +21,7 @@ def context_length(config: Mapping[str, Any]) -> int | None:
         config: content of the (text) model's config.
     """
     given = next((value for name in _NAMES if isinstance(value := config.get(name), (int, float))), 0)
-    if given <= 0:  # -1 and 0 are how some say that there is no limit
+    if given <= 0:  # -1 and 0 mean no limit
         return None
     lengths = [int(given)]
     for rope in ropes_of(config):
@@ -33,9 +33,9 @@ def context_length(config: Mapping[str, Any]) -> int | None:
 
 
 def first_position(model: Any) -> int:
-    """Return the number that a model gives to the first token of a row.
+    """Return the position of a row's first token.
 
-    0, but in RoBERTa and its kin, whose tables of positions begin beyond the row of the pad.
+    0, except in RoBERTa and its variants, whose position tables start after the pad's row.
     """
     return max(
         (
@@ -48,7 +48,7 @@ def first_position(model: Any) -> int:
 
 
 def ropes_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the rotary settings of a config, in the spelling of either version; kinds of layers may have their own."""
+    """Yield a config's rotary settings in either version's spelling, including those per kind of layer."""
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(settings := config.get(name), Mapping):
             yield settings
@@ -56,5 +56,5 @@ def ropes_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def varies_with_length(kind: str) -> bool:
-    """Return whether the angles of a kind of rotary embedding depend on the length of the sequence."""
+    """Return whether a kind of rotary embedding depends on the sequence length."""
     return "dynamic" in kind or kind in ("longrope", "su")

@@ -1,4 +1,4 @@
-"""What is wrong with the files of a model folder, told in a line before a library stumbles over it."""
+"""Detect damaged files of a model folder and explain them in one line before a library fails on them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ _SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _MOST_LAYERS = 10_000
-# What loading reads, in whatever form a model has it.
+# Files read by loading, in any format.
 _READ = ("*.json", "*.safetensors", "*.bin", "*.model", "merges.txt", "vocab.*")
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Refuse a folder in which a file that loading reads is none, or not what its name says.
+    """Reject a folder with damaged files.
 
     Raises:
-        ModelLoadError: a file may not be read, is a link that leads nowhere or the pointer of a large file, or settings are
-            no settings.
+        ModelLoadError: a file is unreadable, a dangling link or a Git LFS pointer, or settings are invalid.
     """
     try:
         for path in _files(folder):
@@ -40,7 +39,7 @@ def refuse_damaged(folder: Path) -> None:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Refuse a file that stands for a large one, as a checkout without Git LFS leaves it.
+    """Reject a Git LFS pointer, as left by a checkout without Git LFS.
 
     Raises:
         ModelLoadError: it is one.
@@ -57,17 +56,17 @@ def _files(folder: Path) -> Iterator[Path]:
     """Yield the files that loading may read.
 
     Raises:
-        ModelLoadError: one of that name is a link that leads nowhere, or no file.
+        ModelLoadError: one is a dangling link or not a file.
         OSError: the folder cannot be read.
     """
-    next(folder.iterdir(), None)  # `glob` takes a folder that may not be read for an empty one
+    next(folder.iterdir(), None)  # `glob` treats an unreadable folder as empty
     for path in sorted(set(chain.from_iterable(map(folder.glob, _READ)))):
         if path.is_symlink() and not path.exists():
             raise ModelLoadError(f"{path.name} is a link that leads nowhere: {_FETCH}")
         if path.is_file():
             yield path
         elif path.name in _SETTINGS or path.suffix == ".safetensors":
-            raise ModelLoadError(f"{path.name} is no file: {_FETCH}")
+            raise ModelLoadError(f"{path.name} is not a file: {_FETCH}")
 
 
 def _check_settings(path: Path) -> None:
@@ -87,7 +86,7 @@ def _check_settings(path: Path) -> None:
 
 
 def _check_layers(config: dict[str, Any]) -> None:
-    """Refuse a number of layers that no model has: libraries would make a list of them before they look at the weights."""
+    """Reject an absurd number of layers, which libraries would allocate before reading the weights."""
     for name, value in config.items():
         if name in _LAYERS and _is_id(value) and value > _MOST_LAYERS:
             raise ModelLoadError(

@@ -1,4 +1,4 @@
-"""Whether what a folder holds is a causal decoder, whether all of it was loaded, and whether nothing looks ahead."""
+"""Check that a folder holds a causal decoder, that all of it was loaded, and that no token attends to later ones."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 ADAPTER = "adapter_config.json"
 
-# Tasks that transformers names architectures after, and that are about the next token.
+# Task suffixes of transformers architectures that predict the next token.
 _NEXT_TOKEN = ("CausalLM", "ConditionalGeneration")
 _TASK = re.compile(r"For([A-Z]\w+)$")
 _BODY = re.compile(r"(?<!Head)(?<!Heads)Model$")
 _ANGLES = 0.02
-"""Relative difference of rotary frequencies that is no rounding to 16 bits."""
+"""Relative difference of rotary frequencies beyond rounding to 16 bits."""
 
-# What older versions saved beside the weights, and what speeds up decoding without changing it: masks, tables of
-# angles, numbers of versions, and heads that guess several tokens ahead.
+# Tensors that do not affect the output: masks, angle tables and version numbers of older versions, and heads for
+# multi-token prediction.
 _HARMLESS = re.compile(
     r"(^|\.)(inv_freq|original_inv_freq|masked_bias|causal_mask|position_ids|token_type_ids|cos_cached|sin_cached|version)$"
     r"|(^|\.)mtp\b"
@@ -36,15 +36,15 @@ _HARMLESS = re.compile(
 
 _PROBE_TOKENS, _PROBES = 16, 3
 _PEEK, _PEEK_16_BIT = 1e-4, 2e-2
-"""Change of earlier logits, as a share of their standard deviation, that is no rounding: without future tokens most
-models change by exactly nothing, mixtures of experts by 1e-6, and random bidirectional ones by 2e-3 or more."""
+"""Change of earlier logits relative to their standard deviation that exceeds rounding: most causal models do not change
+at all, mixtures of experts by 1e-6, and random bidirectional models by 2e-3 or more."""
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Refuse a folder with an adapter in it: whose numbers they would be could not be said.
+    """Reject a folder with an unmerged adapter, since results could not be attributed.
 
     Raises:
-        ModelLoadError: there is one, alone or beside its base.
+        ModelLoadError: there is one, with or without its base.
     """
     if (folder / ADAPTER).is_file() or next(folder.glob("adapter_model.*"), None) is not None:
         beside = "beside its base " if weight_files(folder)[1] else ""
@@ -55,7 +55,7 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def refuse_other_architectures(config: Any) -> None:
-    """Refuse what is no causal decoder by its own config.
+    """Reject models that are not causal decoders by their config.
 
     Raises:
         ModelLoadError: it is an encoder-decoder, or was saved for another task.
@@ -72,18 +72,17 @@ def refuse_other_architectures(config: Any) -> None:
 
 
 def refuse_incomplete(model: Any, loading: dict[str, Any], files: Sequence[Path]) -> None:
-    """Refuse a model that is not what its files hold: too little, too much, or another head.
+    """Reject a model that does not match its files: missing or extra weights, or a different head.
 
     Args:
-        model: the loaded model.
-        loading: what `from_pretrained` says of loading it.
-        files: the files of the weights.
+        loading: loading report of `from_pretrained`.
+        files: the weight files.
 
     Raises:
         ModelLoadError: weights are missing or left over.
     """
     name = type(model).__name__
-    # transformers fills missing weights with random numbers and only logs it.
+    # transformers initializes missing weights randomly and only logs it.
     if missing := sorted(loading["missing_keys"]):
         raise ModelLoadError(
             f"the checkpoint lacks {len(missing)} weights of {name} ({missing[0]} ...): "
@@ -111,7 +110,7 @@ def refuse_incomplete(model: Any, loading: dict[str, Any], files: Sequence[Path]
 
 
 def headless(config: Any) -> tuple[str, ...]:
-    """Return a warning where a config says that the body of a model was saved, which says no next token by itself."""
+    """Warn if the config says that only a model's body was saved."""
     bodies = [name for name in getattr(config, "architectures", None) or () if _BODY.search(name)]
     if not bodies:
         return ()
@@ -122,16 +121,15 @@ def headless(config: Any) -> tuple[str, ...]:
 
 
 def is_harmless(key: str, model: Any, tensor: torch.Tensor | None = None) -> bool:
-    """Return whether a tensor of a checkpoint that a model does not use is none of its weights.
+    """Return whether an unused checkpoint tensor is not a weight.
 
     Args:
         key: its name.
-        model: the loaded model.
-        tensor: itself, where its name alone does not tell.
+        tensor: the tensor, if its name is not enough.
     """
     if _HARMLESS.search(key) or _guesses_ahead(key, model.config):
         return True
-    # The causal mask of old checkpoints is called `bias`, on a module that is no layer itself.
+    # The causal mask of old checkpoints is called `bias`, on a module that is not a layer.
     path, _, last = key.rpartition(".")
     mask = last == "bias" and bool(re.search(r"att(n|ention)$", path)) and (tensor is None or tensor.ndim > 1)
     return mask and any(
@@ -142,7 +140,7 @@ def is_harmless(key: str, model: Any, tensor: torch.Tensor | None = None) -> boo
 
 
 def _guesses_ahead(key: str, config: Any) -> bool:
-    """Return whether a tensor is of the layers behind the last that only guess further tokens."""
+    """Return whether a tensor belongs to the extra layers for multi-token prediction."""
     layer = re.search(r"(?:^|\.)layers\.(\d+)\.", key)
     ahead = getattr(config, "num_nextn_predict_layers", None) or 0
     layers = getattr(config, "num_hidden_layers", None)
@@ -150,9 +148,9 @@ def _guesses_ahead(key: str, config: Any) -> bool:
 
 
 def _other_angles(model: Any, files: Sequence[Path]) -> str | None:
-    """Return the name of rotary frequencies in the files that differ from the model's own, or None.
+    """Return the name of rotary frequencies in the files that differ from the model's, or None.
 
-    Scaled ones were saved before scaling by some versions and after it by others, so that they tell nothing.
+    Scaled ones are not compared: some versions saved them before scaling, others after.
     """
     import torch
 
@@ -169,14 +167,14 @@ def _other_angles(model: Any, files: Sequence[Path]) -> str | None:
 
 
 def _other_head(model: Any, files: Sequence[Path]) -> str | None:
-    """Return the name of a head in the files that differs from the embedding that it is tied to, or None."""
+    """Return the name of a head in the files that differs from the tied embedding, or None."""
     import torch
 
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or embedding is None or getattr(head, "weight", None) is not embedding.weight:
         return None
     names = {name for name, each in model.named_parameters(remove_duplicate=False) if each is embedding.weight}
-    # A body may be saved without the name of the whole before its own.
+    # A body may be saved without the model's prefix.
     names |= {name.removeprefix(f"{model.base_model_prefix}.") for name in names}
     held = dict(tensors(files, names))
     if len(held) < 2:
@@ -189,15 +187,14 @@ def _other_head(model: Any, files: Sequence[Path]) -> str | None:
 
 
 def refuse_peeking(model: Any, tokenizer: Any, notes: Notes) -> None:
-    """Refuse a model in which a later token changes earlier logits: what it scores, it has read.
+    """Reject a model in which a later token changes earlier logits, so that it has read what it predicts.
 
     Args:
         model: a transformers model in `eval()`.
-        tokenizer: its tokenizer.
-        notes: what is known of its probes.
+        notes: cached answers of its probes.
 
     Raises:
-        ModelLoadError: it looks ahead, or gives no logits for each token.
+        ModelLoadError: it looks ahead, or gives no logits per token.
     """
 
     def ask() -> bool:
@@ -211,13 +208,13 @@ def refuse_peeking(model: Any, tokenizer: Any, notes: Notes) -> None:
 
 
 def looks_ahead(model: Any, special_ids: Iterable[int] = ()) -> bool:
-    """Return whether the logits of the first half of a row change with the tokens of the second.
+    """Return whether the logits of a row's first half depend on the tokens of the second.
 
-    Several rows are tried before a model is said to: the experts that a token is sent to can hang on rounding.
+    Several rows must agree, since rounding can change a token's experts.
 
     Args:
         model: a transformers model in `eval()`.
-        special_ids: ids that are not used, beside those that the config names.
+        special_ids: ids to avoid, in addition to those of the config.
     """
     import torch
 
@@ -236,7 +233,7 @@ def looks_ahead(model: Any, special_ids: Iterable[int] = ()) -> bool:
         other[half:] = (other[half:] + 1 + len(usable) // 2) % len(usable)
         rows = torch.tensor(usable)[torch.stack([chosen, other])].to(model.device)
         logits, changed = (_logits(model, row[None])[:half] for row in rows)
-        # Where logits are no numbers, the measuring says so.
+        # NaN logits are reported when measuring.
         difference = (logits - changed).nan_to_num(0.0, 0.0, 0.0).abs().max()
         share = _PEEK if logits.dtype in (torch.float32, torch.float64) else _PEEK_16_BIT
         if not difference or not difference > share * logits[logits.isfinite()].float().std():
@@ -251,20 +248,20 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         logits: Any = model(**forward_inputs(model, ids, torch.ones_like(ids), first_position(model))).logits
     if logits.ndim != 3 or logits.shape[:2] != ids.shape:
-        raise ModelLoadError(f"{type(model).__name__} gives no logits for each token: it is no language model of text")
+        raise ModelLoadError(f"{type(model).__name__} gives no logits per token: it is not a text language model")
     return logits[0]
 
 
 def forward_inputs(
     module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, first_position: int = 0
 ) -> dict[str, Any]:
-    """Return the arguments of a pass without a cache, as far as the module takes them.
+    """Return the arguments of an uncached pass, as far as the module accepts them.
 
     Args:
-        module: a transformers model, or the body of one.
+        module: a transformers model or its body.
         input_ids: (rows, length) token ids.
-        attention_mask: (rows, length), 1 for real tokens; pads on either side.
-        first_position: number of a row's first token (`llmtrack.models.context.first_position`).
+        attention_mask: (rows, length), 1 for tokens; pads on either side.
+        first_position: position of a row's first token (`llmtrack.models.context.first_position`).
     """
     takes = inspect.signature(module.forward).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in takes.values())
@@ -278,17 +275,17 @@ def forward_inputs(
 
 
 def positions_of(attention_mask: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """Return the number of each token, (rows, length): pads before it are not counted.
+    """Return the position of each token, (rows, length), not counting pads before it.
 
     Args:
-        attention_mask: (rows, length), 1 for real tokens.
-        first: number of a row's first token.
+        attention_mask: (rows, length), 1 for tokens.
+        first: position of a row's first token.
     """
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0) + first
 
 
 def _ids_of(config: Any) -> set[int]:
-    """Return the ids that a config gives a role: pads, ends, images."""
+    """Return the special ids of a config: pads, ends, images."""
     found: set[int] = set()
     for name, value in config.to_dict().items():
         if name.endswith(("_token_id", "_token_index")):

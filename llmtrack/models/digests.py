@@ -1,4 +1,4 @@
-"""Digests of everything that changes what a model says, so that a tracked number says which model it belongs to."""
+"""Digests of everything that affects a model's output, to identify it in tracked runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llmtrack.host.transformers_compat import portable_rope, portable_tokenizer
 from llmtrack.models.cache import file_digest, sha256_of
 
 NO_FILES = "none"
-"""The digest of files that are not there."""
+"""Digest of missing files."""
 
 _CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 
-# Where a config came from, how its weights are stored, and what llmtrack chooses by itself.
+# Config keys that do not affect the output: origin, storage of the weights, and llmtrack's own choices.
 _IRRELEVANT = frozenset(
     {
         "_name_or_path",
@@ -31,10 +31,10 @@ _IRRELEVANT = frozenset(
         "_attn_implementation_autoset",
     }
 )
-# Of the tokenizer's settings: what the library notes of itself.
+# Tokenizer settings that the library records about itself.
 _IRRELEVANT_TO_TOKENS = frozenset({"name_or_path", "_name_or_path", "transformers_version", "is_local", "backend"})
 
-# Vocabularies, merges and templates under all the names that tokenizers give them.
+# Vocabularies, merges and templates under all common names.
 TOKENIZER_FILES = (
     "tokenizer*",
     "vocab*",
@@ -57,11 +57,11 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class ModelDigests:
-    """What a model's answers depend on; two models of equal digests say the same.
+    """What a model's output depends on; models with equal digests have equal output.
 
     Attributes:
-        weights: of the weights, after what it is of: `safetensors:`, `gguf:`, `synthetic:` ....
-        config: of the model's and the generation settings, but for those that change nothing that is said.
+        weights: digest of the weights with a format prefix: `safetensors:`, `gguf:`, `synthetic:` ...
+        config: of the relevant model and generation settings.
         tokenizer: of the tokenizer's files.
     """
 
@@ -71,7 +71,7 @@ class ModelDigests:
 
     @property
     def tags(self) -> dict[str, str]:
-        """The digests under the names that they are tracked by."""
+        """The digests by tag name."""
         return {
             "weights_digest": self.weights,
             "config_digest": self.config,
@@ -85,17 +85,17 @@ def model_digests(folder: Path) -> ModelDigests:
 
 
 def config_digest(folder: Path) -> str:
-    """Return a digest of `config.json` and `generation_config.json`, or `NO_FILES`.
+    """Return the digest of `config.json` and `generation_config.json`, or `NO_FILES`.
 
-    The order of keys, the dtype that weights are stored in, the name and the version of whoever wrote them do not
-    count, and rotary settings count alike in transformers 4's spelling and in 5's.
+    Key order, storage dtype, name and writer version do not count, and rotary settings count alike in the spellings of
+    transformers 4 and 5.
     """
     found = {name: _settings(folder / name) for name in (_CONFIG, _GENERATION) if (folder / name).is_file()}
     return _sha256(found) if found else NO_FILES
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """Return a digest of the tokenizer's files, or `NO_FILES`."""
+    """Return the digest of the tokenizer's files, or `NO_FILES`."""
     names = {path.name for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()}
     found = {name: file_digest(folder / name) for name in names - {_TOKENIZER}}
     if _TOKENIZER in names:
@@ -112,7 +112,7 @@ def _settings(path: Path) -> Any:
 
 
 def _one_spelling(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config's content with rotary settings, its own and those of its parts, in version 4's spelling."""
+    """Return a config's content with all rotary settings in version 4's spelling."""
     config = {name: _one_spelling(value) if isinstance(value, dict) else value for name, value in config.items()}
     portable = portable_rope(config)
     if portable is not config:
@@ -127,7 +127,7 @@ def _one_spelling(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Any:
-    """Return the content of a JSON file; of one that is none, its digest."""
+    """Parse a JSON file; return the digest of an invalid one."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
@@ -147,16 +147,16 @@ def _sha256(content: Any) -> str:
 
 
 def weight_files(folder: Path) -> tuple[str, list[Path]]:
-    """Return the format and the files of a model folder's weights: those that loading reads, in its order.
+    """Return the format and files of a model folder's weights as loading reads them.
 
-    One file comes before an index of several, and safetensors before pickle. What else lies there (the same weights
-    in the form of another program, adapters, parts that no index names) is not the model.
+    A single file precedes an index of several, and safetensors precede pickle. Other files (the same weights for
+    another program, adapters, unindexed parts) do not belong to the model.
 
     Returns:
         `safetensors`, `pickle` or `none`, and the files sorted by name.
 
     Raises:
-        ModelLoadError: the index is damaged, or names a file that is not there.
+        ModelLoadError: the index is damaged, or names a missing file.
     """
     for kind, single in (("safetensors", "model.safetensors"), ("pickle", "pytorch_model.bin")):
         index = folder / f"{single}.index.json"
@@ -168,7 +168,7 @@ def weight_files(folder: Path) -> tuple[str, list[Path]]:
 
 
 def weights_in(folder: Path) -> tuple[str, list[Path]]:
-    """Return the same of a folder that must be a whole model.
+    """Like `weight_files`, for a folder that must be a complete model.
 
     Raises:
         ModelLoadError: it has no weights or no config.json, or as `weight_files`.
@@ -201,7 +201,7 @@ def _indexed(index: Path) -> list[Path]:
 
 
 def folder_digest(folder: Path) -> str:
-    """Return `FORMAT:sha256` of a model folder's weights: of the one file, or of the list of several."""
+    """Return `FORMAT:sha256` of a model folder's weights: of a single file, or of the list of several."""
     kind, files = weight_files(folder)
     if len(files) == 1:
         return f"{kind}:{file_digest(files[0])}"

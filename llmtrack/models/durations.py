@@ -1,4 +1,4 @@
-"""How long what takes long took the last time on this machine: small notes in the cache, read when it begins again."""
+"""Record how long slow steps took on this machine, to announce it the next time."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from llmtrack.models.cache import cache_root, keep_note
 from llmtrack.spec.serialization import digest
 
 WORTH_SECONDS = 3.0
-"""What takes less needs no word about how long it takes."""
+"""Shorter durations are not announced."""
 
 logger = logging.getLogger(__name__)
 
 
 def folder() -> Path:
-    """Return where the notes are."""
+    """Return the folder of the records."""
     return cache_root() / "durations"
 
 
 def note(what: str, seconds: float, of: str = "") -> None:
-    """Keep how long something took; a cache that cannot be written costs nothing but the note.
+    """Record a duration; failing to write is ignored.
 
     Args:
-        what: what was done, in words or by a digest.
-        seconds: how long it took.
-        of: the model that it was done to.
+        what: description or digest of the step.
+        of: the model.
     """
     keep_note(_file(what), json.dumps({"what": what, "of": of, "seconds": round(seconds, 3)}))
 
 
 def seconds_of(what: str) -> float | None:
-    """Return how long something took the last time, or None."""
+    """Return the last duration of a step, or None."""
     return None if (known := _known(what)) is None else known[0]
 
 
 def last_time(what: str, of: str = "") -> str:
-    """Return `0:34 the last time`, or `0:34 for OTHER the last time` of another model; empty of what was quick or is not known."""
+    """Return `0:34 the last time`, or `0:34 for OTHER the last time` for another model; empty if short or unknown."""
     seconds, other = _known(what) or (0.0, "")
     if seconds < WORTH_SECONDS:
         return ""
@@ -50,14 +49,14 @@ def last_time(what: str, of: str = "") -> str:
 
 @contextmanager
 def making(what: str, of: str) -> Iterator[None]:
-    """Say that something is made which the cache keeps, and how long such a thing took the last time; keep how long it takes.
+    """Announce a cached build step with its last duration, and record the new one.
 
     Args:
-        what: what is done, in words.
-        of: the model that it is done to.
+        what: description of the step.
+        of: the model.
     """
     known = last_time(what, of)
-    # A script hears of it, too: nothing else is told until it is done.
+    # Log it for scripts, too: nothing else is printed until it is done.
     logger.warning("%s (once, then kept in the cache%s) ...", what, f"; {known}" if known else "")
     began = time.perf_counter()
     yield

@@ -1,4 +1,4 @@
-"""Any model as a folder that holds all of it: for engines that read files and know nothing of transformers."""
+"""Any model as a complete folder, for engines that read files without transformers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from llmtrack.spec.scenario import Scalar
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's files: config, weights, tokenizer and generation settings, as transformers saves them.
+    """A model's files: config, weights, tokenizer and generation settings, as saved by transformers.
 
     Attributes:
-        path: a view of the folder, without what is no part of a model; read-only.
-        model_id: the candidate that was chosen, as it was written.
-        facts: params to track (`EngineInfo.facts`): where it comes from, and a hub model's commit.
-        tags: provenance to track (`EngineInfo.tags`): digests of the weights, the config and the tokenizer.
-        warnings: findings in words (`EngineInfo.warnings`), such as random weights.
+        path: read-only view of the folder without unrelated files.
+        model_id: the chosen candidate, as written.
+        facts: params to track (`EngineInfo.facts`): its source, and a hub model's commit.
+        tags: provenance to track (`EngineInfo.tags`): digests of weights, config and tokenizer.
+        warnings: such as random weights (`EngineInfo.warnings`).
     """
 
     path: Path
@@ -37,18 +37,18 @@ class ModelFolder:
 
 
 def model_folder(spec: str, revision: str | None = None) -> ModelFolder:
-    """Return the folder of the first candidate of a comma list that there is.
+    """Return the folder of the first available candidate of a comma list.
 
-    What is not a folder yet becomes one, once, in the cache: a hub model is fetched, a GGUF file and a packaged model are
-    converted, and the weights of a synthetic one are drawn and saved in float32.
+    Anything else is converted to a folder once, in the cache: a hub model is downloaded, a GGUF file and a packaged
+    model are converted, and a synthetic model's weights are drawn and saved in float32.
 
     Args:
-        spec: as `load_model` takes it.
+        spec: as for `load_model`.
         revision: branch, tag or commit of a hub model.
 
     Raises:
-        UsageError: the spec is not understood.
-        ModelLoadError: no candidate is there; the message has a line for each.
+        UsageError: the spec is invalid.
+        ModelLoadError: no candidate is available; the message has a line for each.
     """
     found = identify_model(spec, revision)
     source, path = found.source, found.folder
@@ -67,7 +67,7 @@ def model_folder(spec: str, revision: str | None = None) -> ModelFolder:
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Save a model and its tokenizer so that every version of transformers reads them alike."""
+    """Save a model and its tokenizer so that all transformers versions read them alike."""
     from llmtrack.host.transformers_compat import portable_rope, portable_tokenizer
 
     model.save_pretrained(str(folder))

@@ -1,4 +1,4 @@
-"""Load a model folder as it is meant to be measured: no code of its own, plain kernels, greedy generation."""
+"""Load a model folder for measuring: no custom code, plain kernels, greedy generation."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ SHARDED, SPREAD = "sharded", "spread"
 def load_folder(
     folder: Path, *, device: str, dtype: torch.dtype, placed: str = ""
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model folder without the network and without running code that it may hold.
+    """Load a model folder offline and without running its code.
 
     Args:
-        folder: the folder.
         device: `cpu` or `cuda:N`.
         dtype: dtype of the weights.
         placed: as in `load_model`.
 
     Raises:
-        ModelLoadError: weights or tokenizer are missing or incomplete, or it is no causal decoder by its config.
+        ModelLoadError: weights or tokenizer are missing or incomplete, or its config is not a causal decoder's.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -90,10 +89,10 @@ def load_folder(
 
 
 def refuse_offloaded(places: Mapping[str, Any], device: str) -> None:
-    """Refuse a model of which parts lie beside the cards: what is fetched for each token has no speed worth a number.
+    """Reject a model with parts offloaded from the cards: its speed would be meaningless.
 
     Raises:
-        ModelLoadError: they do.
+        ModelLoadError: there are such parts.
     """
     beside = [name for name, place in places.items() if str(place) in ("cpu", "disk")]
     if beside and device.startswith("cuda"):
@@ -103,16 +102,16 @@ def refuse_offloaded(places: Mapping[str, Any], device: str) -> None:
 
 
 def refuse_unsharded(config: Any) -> None:
-    """Refuse a model whose layers cannot be shared out among the ranks of the group that is open.
+    """Reject a model that cannot be sharded over the ranks of the open group.
 
     Raises:
-        ModelLoadError: transformers has no plan for it, or its heads cannot be divided by the number of ranks.
+        ModelLoadError: transformers has no plan for it, or its heads are not divisible by the number of ranks.
     """
     import torch.distributed as dist
 
     text, ranks = config.get_text_config(), dist.get_world_size()
     if not getattr(text, "base_model_tp_plan", None):
-        raise ModelLoadError(f"transformers has no plan to share {config.model_type} out: use tensor_parallel=1")
+        raise ModelLoadError(f"transformers has no plan to shard {config.model_type}: use tensor_parallel=1")
     heads = {
         name: count
         for name in ("num_attention_heads", "num_key_value_heads")
@@ -124,14 +123,14 @@ def refuse_unsharded(config: Any) -> None:
 
 
 def _use_plain_kernels(config: Any, device: str) -> None:
-    """Let a hybrid model compute its recurrence in plain PyTorch where the kernels that it asks for cannot be there."""
+    """Use plain PyTorch for a hybrid model's recurrence if its kernels are unavailable."""
     kernels = device.startswith("cuda") and all(map(find_spec, ("mamba_ssm", "causal_conv1d")))
     if getattr(config, "use_mamba_kernels", False) and not kernels:
         config.use_mamba_kernels = False
 
 
 def _forget_impossible_pad(config: Any) -> None:
-    """Forget the id of a pad that the model has no row for: pads are masked, and making the model would fail."""
+    """Remove a pad id beyond the vocabulary: pads are masked, and creating the model would fail."""
     for each in (config, config.get_text_config()):
         pad = getattr(each, "pad_token_id", None)
         if pad is not None and not 0 <= pad < getattr(each, "vocab_size", pad + 1):
@@ -139,11 +138,10 @@ def _forget_impossible_pad(config: Any) -> None:
 
 
 def clean_generation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Replace a model's generation settings by greedy ones that hold the special ids only.
+    """Replace a model's generation settings by greedy ones with only the special ids.
 
-    What a checkpoint ships (sampling, repetition penalties, forced or suppressed tokens) would change the
-    text or the time of a greedy measurement. Several end-of-sequence ids are kept as they are; those that the model has no
-    row for never occur.
+    A checkpoint's settings (sampling, repetition penalties, forced or suppressed tokens) would change the text or the
+    time of a greedy measurement. Several end-of-sequence ids are kept, except those beyond the vocabulary.
     """
     from transformers import GenerationConfig
 

@@ -1,8 +1,8 @@
-"""Turn a GGUF file into an ordinary model folder: float32 safetensors and a correct tokenizer.
+"""Convert a GGUF file to a model folder: float32 safetensors and a correct tokenizer.
 
-transformers reads the weights. Its conversion of the tokenizer is not used where the file's metadata
-suffices, because it loses the pre-tokenizer (`tokenizer.ggml.pre`) and, before version 5, the special
-tokens too: the model would be fed other tokens than it was trained on.
+transformers reads the weights. Its tokenizer conversion is avoided if the metadata suffices, because it loses the
+pre-tokenizer (`tokenizer.ggml.pre`) and, before version 5, the special tokens: the model would receive other tokens
+than it was trained on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
     from tokenizers import Tokenizer
 
-# Part of the name of every converted folder: raise it when the conversion's result changes.
+# Part of the name of every converted folder; increase it when the conversion changes.
 CONVERTER_VERSION = 1
 
 TOKEN_TYPE_UNKNOWN, TOKEN_TYPE_CONTROL, TOKEN_TYPE_USER_DEFINED = 2, 3, 4
@@ -36,8 +36,8 @@ _LLAMA3_WORDS = (
 )
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 
-# How `tokenizer.ggml.pre` splits text before the merges: (single digits first, regex or None for GPT-2's
-# own, NFC). Other names fall back to transformers' conversion.
+# Pre-tokenizers by `tokenizer.ggml.pre`: (split single digits first, regex or None for GPT-2's, NFC). Other names fall
+# back to transformers' conversion.
 PRE_TOKENIZERS: Mapping[str, tuple[bool, str | None, bool]] = {
     "gpt-2": (False, None, False),
     "olmo": (False, None, False),
@@ -49,15 +49,15 @@ PRE_TOKENIZERS: Mapping[str, tuple[bool, str | None, bool]] = {
 
 
 def entry_name(name: str, gguf_sha256: str) -> str:
-    """Return the name of the cache entry that a GGUF file is converted into."""
+    """Return the name of the cache entry of a converted GGUF file."""
     return f"{name}-gguf{gguf_sha256[:16]}-v{CONVERTER_VERSION}"
 
 
 def ensure(path: Path) -> Path:
-    """Return the model folder made from a user's GGUF file, converting it first if needed.
+    """Return the model folder of a user's GGUF file, converting it if needed.
 
     Raises:
-        ModelLoadError: the file is not a GGUF file that can be converted, or the cache cannot be used.
+        ModelLoadError: the file cannot be converted, or the cache cannot be used.
     """
     digest = file_digest(path)
     return build_once(
@@ -67,12 +67,12 @@ def ensure(path: Path) -> Path:
 
 
 def describe(path: Path) -> Path:
-    """Return a folder with config and tokenizer of a GGUF file, which stays as it is: its weights are not in it.
+    """Return a folder with config and tokenizer of a GGUF file, without its weights.
 
-    Both are what `ensure` gives the same file, so that what is said of the two has the same digests.
+    Both are the same as from `ensure`, so that their digests agree.
 
     Raises:
-        ModelLoadError: the file cannot be read, or its tokenizer cannot be made.
+        ModelLoadError: the file or its tokenizer cannot be read.
     """
     digest = file_digest(path)
 
@@ -86,13 +86,13 @@ def describe(path: Path) -> Path:
 
 
 def convert_gguf(path: Path, folder: Path) -> dict[str, str]:
-    """Write the model and the tokenizer of a GGUF file into an existing folder.
+    """Write the model and tokenizer of a GGUF file into an existing folder.
 
     Returns:
         Facts for the folder's manifest.
 
     Raises:
-        ModelLoadError: the file cannot be read or converted, or the disk is too small for the result.
+        ModelLoadError: the file cannot be read or converted, or the disk is too small.
     """
     import transformers
 
@@ -107,7 +107,7 @@ def convert_gguf(path: Path, folder: Path) -> dict[str, str]:
 
 
 def read_metadata(reader: GGUFReader) -> dict[str, Any]:
-    """Return the key-value pairs of a GGUF file, the tokenizer's lists included."""
+    """Return the key-value pairs of a GGUF file, including the tokenizer's lists."""
     return {name: field.contents() for name, field in reader.fields.items()}
 
 
@@ -152,7 +152,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def special_ids(metadata: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the ids of the bos, eos, pad and unk tokens that the file names, None where it names none."""
+    """Return the file's bos, eos, pad and unk ids, None if missing."""
     names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
     return {role: metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in names.items()}
 
@@ -162,7 +162,7 @@ def _post_processor(metadata: Mapping[str, Any], tokens: list[str]) -> Any:
 
     plain = processors.ByteLevel(trim_offsets=False)
     bos = special_ids(metadata)["bos"]
-    # llama.cpp's rule: Llama 3 files may leave the key out and mean yes.
+    # As in llama.cpp, a missing key means yes in Llama 3 files.
     if bos is None or not metadata.get("tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.pre"] == "llama-bpe"):
         return plain
     template = processors.TemplateProcessing(
@@ -208,7 +208,7 @@ def _write_model(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def _write_config(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Write what `_write_model` writes beside the weights; of a model that transformers does not know, the ids only."""
+    """Write everything but the weights; for a model unknown to transformers, only the ids."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -217,7 +217,7 @@ def _write_config(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None
             config = AutoConfig.from_pretrained(str(seen), gguf_file=path.name, **LOCAL)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-    except Exception:  # whatever transformers lacks for an architecture, llama.cpp may have it
+    except Exception:  # llama.cpp may support architectures that transformers does not
         _write_ids(folder, metadata)
         return
     _name_specials(model, metadata)
@@ -255,10 +255,10 @@ def _make_portable(config: Path) -> None:
 
 
 def open_gguf(path: Path) -> GGUFReader:
-    """Open a GGUF file, its header checked.
+    """Open a GGUF file after checking its header.
 
     Raises:
-        ModelLoadError: it is damaged, or a part of several.
+        ModelLoadError: it is damaged, or one part of several.
     """
     from gguf import GGUFReader
 
@@ -268,7 +268,7 @@ def open_gguf(path: Path) -> GGUFReader:
         reader = GGUFReader(path)
     except ModelLoadError:
         raise
-    except Exception as error:  # Whatever a broken file makes the reader stumble over.
+    except Exception as error:  # the reader may fail in any way on a broken file
         raise ModelLoadError(f"{path.name} cannot be read as GGUF ({error}): fetch the file again") from error
     split = reader.fields.get("split.count")
     if split is not None and split.contents() > 1:

@@ -1,4 +1,4 @@
-"""What a GGUF file says of the model that it holds: sizes, and what its weights are stored as."""
+"""Facts of a GGUF file: sizes, and storage types of its weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from llmtrack.models.gguf import open_gguf, read_metadata
 
 @dataclass(frozen=True)
 class GgufFacts:
-    """Facts about a GGUF file.
+    """Facts of a GGUF file.
 
     Attributes:
-        architecture: as llama.cpp names it.
-        file_type: what most weights are stored as, such as `Q4_1` or `Q4_K_M`.
-        step_bytes: bytes of the weights that one decode step of one row reads.
-        cached_values: keys and values of one token, in all layers together.
+        architecture: llama.cpp's name.
+        file_type: storage type of most weights, such as `Q4_1` or `Q4_K_M`.
+        step_bytes: bytes of the weights that a decode step of one row reads.
+        cached_values: keys and values per token, over all layers.
     """
 
     architecture: str
@@ -55,11 +55,11 @@ def read_facts(path: Path) -> GgufFacts:
 
 
 def file_type(stated: int | None, types: Mapping[str, int]) -> str:
-    """Return what a file's weights are stored as.
+    """Return the storage type of a file's weights.
 
     Args:
-        stated: `general.file_type`, which tells mixtures such as Q4_K_M; None where the file has none.
-        types: bytes of the weights of each type.
+        stated: `general.file_type`, which names mixtures such as Q4_K_M; None if missing.
+        types: bytes of the weights by type.
     """
     from gguf import LlamaFileType
 
@@ -68,19 +68,19 @@ def file_type(stated: int | None, types: Mapping[str, int]) -> str:
     name = names.get(-1 if stated is None else stated, "")
     if name.startswith(commonest):
         return name
-    # Sizes that a type's blocks do not divide are stored as another one.
+    # Tensors not divisible into a type's blocks are stored as another type.
     return f"{name} (mostly {commonest})" if name else commonest
 
 
 def step_bytes(sizes: Mapping[str, int], experts: int, used: int) -> int:
-    """Return the bytes of the weights that one decode step of one row reads.
+    """Return the bytes of the weights that a decode step of one row reads.
 
-    Of an embedding that is not the head too, a step reads a row, and of experts those that one token is sent to.
+    A step reads one row of an untied embedding, and the experts that one token is routed to.
 
     Args:
         sizes: bytes of each tensor.
-        experts: experts of a layer.
-        used: of them, those that a token is sent to.
+        experts: experts per layer.
+        used: experts per token.
     """
     read = 0.0
     for name, size in sizes.items():
@@ -91,10 +91,10 @@ def step_bytes(sizes: Mapping[str, int], experts: int, used: int) -> int:
 
 
 def cached_values(metadata: Mapping[str, Any]) -> int:
-    """Return the keys and values that one token leaves in all layers together.
+    """Return the keys and values per token over all layers.
 
     Args:
-        metadata: the file's keys of its architecture, without its name.
+        metadata: the architecture's keys, without its prefix.
     """
     layers = int(metadata.get("block_count") or 0)
     heads = _of_each(metadata.get("attention.head_count"), layers)

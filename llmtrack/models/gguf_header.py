@@ -1,6 +1,6 @@
-"""Check the sizes that a GGUF file states of itself against its length, before anything is allocated by them.
+"""Check the sizes in a GGUF header against the file's length before anything is allocated.
 
-The format's own reader believes them: an array of 2**60 values would be read until the memory is full.
+The format's own reader trusts them: an array of 2**60 values would fill the memory.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
-# Bytes of each other type of value, by its number.
+# Bytes of the other value types, by number.
 _WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _MOST_DIMENSIONS = 4
 _DEEPEST = 4
-# No quantization packs more weights into a byte.
+# Maximum weights per byte of any quantization.
 _MOST_PER_BYTE = 8
 
 
@@ -25,7 +25,7 @@ def check_header(path: Path) -> None:
     """Walk a GGUF file's header.
 
     Raises:
-        ValueError: it states more values, longer texts or larger tensors than the file has room for.
+        ValueError: it states more values, longer texts or larger tensors than fit into the file.
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
@@ -86,7 +86,7 @@ class _Walk:
         if kind in _WIDTHS:
             self._skip(count * _WIDTHS[kind])
             return
-        for _ in range(count):  # Each takes some bytes, so that this ends with the file.
+        for _ in range(count):  # Each takes some bytes, so the loop ends with the file.
             self._value(kind, depth + 1)
 
     def _text(self) -> None:

@@ -1,4 +1,4 @@
-"""Find a hub model in the local cache, or fetch it, without a long wait when there is no network."""
+"""Find a hub model in the local cache, or download it, failing quickly without a network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmtrack.models.cache import file_digest
 from llmtrack.models.disk import room_for
 
 REQUEST_SECONDS = 5.0
-# Bounds what a request's own time-out does not: name resolution and a library's retries.
+# Bounds what a request's own timeout does not: name resolution and retries.
 RESOLVE_SECONDS = 8.0
 
 _Result = TypeVar("_Result")
@@ -33,17 +33,18 @@ _TEXTS = (".json", ".txt", ".model", ".jinja")
 
 
 def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
-    """Return the local folder of a hub model, and the commit it is at.
+    """Return the local folder of a hub model, and its commit.
 
-    The local cache is asked first, so a cached model needs no network. Otherwise the revision is resolved
-    to a commit once, and all files are fetched at that commit.
+    The local cache is checked first, so that a cached model needs no network. Otherwise the revision is resolved to a
+    commit once, and all files are downloaded at that commit.
 
     Args:
         repo: hub id.
         revision: branch, tag or commit; None for the default branch.
 
     Raises:
-        ModelLoadError: it is not cached, and the hub cannot be reached or the disk is full; or what is cached is damaged.
+        ModelLoadError: it is not cached, and the hub is unreachable or the disk is full; or the cached files are
+            damaged.
     """
     cached = cached_snapshot(repo, revision)
     if cached is not None:
@@ -71,7 +72,7 @@ def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
 
 
 def _check(folder: Path) -> None:
-    """Refuse a snapshot whose large files are not those that were fetched: the cache names each by its sha256."""
+    """Reject a snapshot whose large files do not match their sha256, by which the cache names them."""
     for path in sorted(folder.iterdir()):
         stored = path.resolve()
         if _SHA256.fullmatch(stored.name) and file_digest(path) != stored.name:
@@ -82,7 +83,7 @@ def _check(folder: Path) -> None:
 
 
 def cached_snapshot(repo: str, revision: str | None = None) -> Path | None:
-    """Return the folder of a whole model in the hub's local cache, or None."""
+    """Return the folder of a complete model in the hub's local cache, or None."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(repo, "config.json", revision=revision)
@@ -93,7 +94,7 @@ def cached_snapshot(repo: str, revision: str | None = None) -> Path | None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Return whether a folder has weights, all of their parts, and a vocabulary."""
+    """Return whether a folder has all weights and a vocabulary."""
     if not any((folder / name).exists() for name in _VOCABULARIES):
         return False
     for single, index in (
@@ -109,7 +110,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def wanted_files(names: list[str]) -> list[str]:
-    """Return the files of a repository that are fetched: texts, and weights in one format; no code."""
+    """Return the files of a repository to download: texts, and weights in one format; no code."""
     top = [name for name in names if "/" not in name]
     weights = [name for name in top if name.startswith("model") and name.endswith(".safetensors")]
     if not weights:
@@ -121,13 +122,13 @@ def unreachable(error: BaseException) -> bool:
     """Return whether an error means that there was no answer, as opposed to a refusal."""
     bases = {base.__name__ for base in type(error).__mro__}
     answered = {"HfHubHTTPError", "OfflineModeIsEnabled"}
-    # requests' and httpx's errors, whichever the installed huggingface_hub is built on.
+    # Errors of requests or httpx, depending on the huggingface_hub version.
     silent = {"ConnectionError", "TimeoutError", "Timeout", "TransportError", "RequestException"}
     return bool(bases & silent) and not bases & answered
 
 
 def within(seconds: float, call: Callable[[], _Result]) -> _Result:
-    """Return what a call returns, or raise TimeoutError after some seconds and leave it behind."""
+    """Return the result of a call, or raise TimeoutError and abandon it."""
     outcome: dict[str, Any] = {}
 
     def run() -> None:

@@ -36,15 +36,13 @@ class LoadedModel:
 
     Attributes:
         model: in eval mode, on the device, in the dtype.
-        tokenizer: the tokenizer that belongs to it.
-        model_id: the candidate that was loaded, as it was written.
-        revision: commit of a hub model, otherwise None.
-        digests: of everything that changes what it says.
-        load_time_s: seconds to read the weights and the tokenizer, without fetching or converting them.
-        file_size_bytes: bytes of the weights' files; None where there are none.
-        facts: what is known of the model and is tracked.
-        warnings: findings in words.
-        notes: what is known of its probes.
+        model_id: the loaded candidate, as written.
+        revision: commit of a hub model, else None.
+        digests: of everything that affects its output.
+        load_time_s: seconds to read weights and tokenizer, without downloading or converting.
+        file_size_bytes: bytes of the weight files; None if there are none.
+        facts: to be tracked.
+        notes: cached answers of its probes.
     """
 
     model: PreTrainedModel
@@ -61,15 +59,14 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """Which model a spec leads to, known without loading its weights.
+    """The model that a spec resolves to, known without loading its weights.
 
     Attributes:
-        source: the candidate that was chosen.
-        folder: folder of its files; None for a synthetic one.
-        revision: commit of a hub model, otherwise None.
-        digests: as `LoadedModel` has them.
-        warnings: findings in words.
-        gguf: the GGUF file, where it was asked for and there is one; the folder then holds no weights.
+        source: the chosen candidate.
+        folder: its files; None for a synthetic one.
+        revision: commit of a hub model, else None.
+        digests: as in `LoadedModel`.
+        gguf: the GGUF file, if requested and available; the folder then has no weights.
     """
 
     source: ModelSource
@@ -93,17 +90,17 @@ Found = TypeVar("Found", LoadedModel, ModelIdentity)
 def identify_model(
     spec: str, revision: str | None = None, device: str = "cpu", *, as_gguf: bool = False
 ) -> ModelIdentity:
-    """Fetch or convert the first candidate of a comma list that there is, and tell which weights it has.
+    """Download or convert the first available candidate of a comma list, and identify its weights.
 
     Args:
-        spec: as `load_model` takes it.
+        spec: as for `load_model`.
         revision: branch, tag or commit of a hub model.
-        device: where random weights would be drawn, which are others on another kind of device.
-        as_gguf: leave a GGUF file as it is, for an engine that reads it.
+        device: where random weights would be drawn, which affects them.
+        as_gguf: leave a GGUF file unconverted, for an engine that reads it.
 
     Raises:
-        UsageError: the spec is not understood.
-        ModelLoadError: no candidate is there; the message has a line for each.
+        UsageError: the spec is invalid.
+        ModelLoadError: no candidate is available; the message has a line for each.
     """
     return _first(spec, lambda source: _identify(source, revision, device, as_gguf))
 
@@ -142,7 +139,7 @@ def _digests(source: ModelSource, folder: Path) -> ModelDigests:
 def load_model(
     spec: str, *, device: str, dtype: torch.dtype, revision: str | None = None, placed: str = ""
 ) -> LoadedModel:
-    """Load the first candidate of a comma list that can be loaded.
+    """Load the first loadable candidate of a comma list.
 
     No code of a model's source is run, and its generation settings are replaced by plain greedy ones.
 
@@ -151,23 +148,23 @@ def load_model(
         device: `cpu` or `cuda:N`.
         dtype: dtype of the weights.
         revision: branch, tag or commit of a hub model; other sources have none.
-        placed: `sharded` loads this rank's share of each layer, in a group of processes that is open, and `spread` whole
-            layers onto all GPUs, both from a folder only; empty: all of it onto the device.
+        placed: `sharded` loads this rank's shard of each layer, in an open group of processes, and `spread` whole
+            layers onto all GPUs, both from a folder only; empty for a single device.
 
     Raises:
-        UsageError: the spec is not understood.
+        UsageError: the spec is invalid.
         ModelLoadError: no candidate can be loaded; the message has a line for each.
     """
     return _first(spec, lambda source: _load(source, device, dtype, revision, placed))
 
 
 def _first(spec: str, attempt: Callable[[ModelSource], Found]) -> Found:
-    """Return what the first candidate that does not raise gives, with a warning for each one passed over."""
+    """Return the result of the first candidate that works, with a warning for each one skipped."""
     failed: list[str] = []
     for source in parse_candidates(spec):
         try:
             found: Found = attempt(source)
-        except Exception as error:  # whatever one candidate raises, the next one is tried
+        except Exception as error:  # try the next candidate after any error
             failed.append(f"{source.spec}: {reason_of(error)}")
             continue
         return replace(found, warnings=(*(f"passed over {line}" for line in failed), *found.warnings))
@@ -181,7 +178,7 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     warnings = list(_ignored(source, revision))
-    # Fetching and converting happen once; loading is what every later start pays.
+    # Downloading and converting happen once; only loading recurs on every start.
     folder, commit = _folder_of(source, revision)
     start = time.perf_counter()
     if folder is None:
@@ -215,12 +212,12 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
 
 
 def _notes(digests: ModelDigests, placed: str) -> Notes:
-    """Return what is known of a model's probes; of a share of one, nothing is kept."""
+    """Return the cached probe answers of a model; none for a shard."""
     return Notes() if placed else Notes(digests.tags)
 
 
 def _folder_of(source: ModelSource, revision: str | None) -> tuple[Path | None, str | None]:
-    """Return the folder that holds a model, fetched or converted if need be, and a hub model's commit."""
+    """Return the folder of a model, downloaded or converted if needed, and a hub model's commit."""
     if source.kind == "synthetic":
         return None, None
     if source.kind == "hub":

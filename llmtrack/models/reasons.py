@@ -1,4 +1,4 @@
-"""Say in one line why a model could not be loaded, and what to do about it."""
+"""Explain in one line why a model could not be loaded, and what to do about it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_CHARACTERS = 400
 
 NEEDS_CODE = "it needs code from its own repository, which llmtrack never runs: choose another model"
 
-# What transformers says of a class that it does not have.
+# transformers' messages for unknown classes.
 _UNKNOWN = re.compile("Unrecognized|does not recognize|does not exist")
 
-# (class name of the exception or of a base of it, pattern that its message must hold, what the user reads with its groups).
+# (class name of the exception or of a base, pattern in its message, message for the user with the pattern's groups).
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         "Exception",
@@ -86,7 +86,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ("SafetensorError", "", "its safetensors file is damaged: fetch it again"),
 )
 
-# What reads weights that were quantized before they were saved, as transformers names the methods.
+# Packages that read pre-quantized weights, by transformers' method name.
 _QUANTIZERS = {
     "gptq": "gptqmodel optimum",
     "bitsandbytes": "bitsandbytes",
@@ -101,15 +101,15 @@ _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn whatever a library raises over a model's files, and nobody has foreseen, into a line that says which part of it.
+    """Convert unexpected library errors on a model's files to one line naming the failing part.
 
     Args:
-        what: what cannot be done, in words.
+        what: what failed.
     """
     try:
         yield
     except Exception as error:
-        # What is missing here, and not in the folder, its own message tells.
+        # A missing dependency, rather than a bad folder, has its own message.
         if isinstance(error, (LlmtrackError, ImportError)) or advice(error):
             raise
         raise ModelLoadError(
@@ -119,7 +119,7 @@ def explained(what: str) -> Iterator[None]:
 
 @contextmanager
 def quantized_explained(config: Any) -> Iterator[None]:
-    """Turn whatever fails while quantized weights are read into a line that says what is needed.
+    """Convert errors on reading quantized weights to one line naming what is needed.
 
     Args:
         config: the model's config.
@@ -142,7 +142,7 @@ def quantized_explained(config: Any) -> Iterator[None]:
 
 @contextmanager
 def tokenizer_explained(folder: Path) -> Iterator[None]:
-    """Turn whatever fails while a tokenizer is read into a line that says what is needed, where that is known."""
+    """Convert errors on reading a tokenizer to one line naming what is needed, if known."""
     try:
         yield
     except Exception as error:
@@ -162,7 +162,7 @@ def tokenizer_explained(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def code_explained(folder: Path) -> Iterator[None]:
-    """Say that a model needs code of its own where transformers knows no such class and its settings name that code."""
+    """Explain that a model needs custom code, if transformers lacks its class and its settings name code."""
     try:
         yield
     except Exception as error:
@@ -172,14 +172,14 @@ def code_explained(folder: Path) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the reason and the remedy of a failure as one line, without paths of the library's own code."""
+    """Return the reason and remedy of a failure as one line, without library paths."""
     if isinstance(error, LlmtrackError):
         return _flat(str(error))
     return advice(error) or f"{type(error).__name__}: {_flat(str(error))}"
 
 
 def advice(error: BaseException) -> str:
-    """Return cause and remedy of an error that is known; empty of others."""
+    """Return cause and remedy of a known error; empty for others."""
     bases = {base.__name__ for base in type(error).__mro__}
     for name, pattern, told in _KNOWN:
         if name in bases and (found := re.search(pattern, str(error))):

@@ -1,4 +1,4 @@
-"""What a `--model` argument names: parse it into candidates, without loading anything."""
+"""Parse a `--model` argument into candidates, without loading anything."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ SourceKind = Literal["hub", "folder", "gguf", "packaged", "synthetic", "run"]
 
 ACCEPTED = "a hub id (org/name), a folder, a .gguf file, packaged:NAME, synthetic:PRESET or runs:/RUN_ID/checkpoint"
 
-# What follows `packaged:` and `synthetic:`.
+# Names after `packaged:` and `synthetic:`.
 _NAMED: Mapping[str, Mapping[str, object]] = {"packaged": PACKAGED, "synthetic": PRESETS}
-# The hub's own rule: letters, digits, - _ . with no doubled or outer separators, at most 96 characters.
+# The hub's rule: letters, digits, - _ . without doubled or outer separators, at most 96 characters.
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_]([\w.-]*\w)?(/[A-Za-z0-9_]([\w.-]*\w)?)?", re.ASCII)
-# As MLflow writes the address of a run's artifact.
+# MLflow's address of a run artifact.
 _RUN = re.compile(r"runs:/(?P<run_id>[0-9a-f]{32})/(?P<path>[\w.-]+(/[\w.-]+)*)/?", re.ASCII | re.IGNORECASE)
 _LOOKS_LOCAL = re.compile(r"^(\.|~|/|[A-Za-z]:[\\/])|\\|/$|/.*/")
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """One candidate: where a model and its tokenizer come from.
+    """One candidate: the source of a model and its tokenizer.
 
     Attributes:
         kind: `hub`, `folder`, `gguf`, `packaged`, `synthetic` or `run`.
-        location: the hub id, the path with `~` expanded, the name of the packaged model or preset; of a run's
-            checkpoint, the folder that `llmtrack.tracking.checkpoints` fetches it into.
-        spec: the candidate as it was written.
+        location: the hub id, the path with `~` expanded, the name of the packaged model or preset; for a run's
+            checkpoint, the folder that `llmtrack.tracking.checkpoints` downloads it into.
+        spec: the candidate as written.
     """
 
     kind: SourceKind
@@ -44,21 +44,21 @@ class ModelSource:
 
 
 def parse_candidates(text: str) -> list[ModelSource]:
-    """Parse a model or a comma list of candidates, in the order in which they are tried.
+    """Parse a model or a comma list of candidates, in the order to try them.
 
-    A path that does not exist is an error when it is the only candidate. In a list it is left for loading
-    to report, since trying the next one is what a list is for.
+    A missing path is an error if it is the only candidate. In a list it is left for loading to report, which then tries
+    the next one.
 
     Args:
-        text: the argument as the user wrote it.
+        text: the argument as written by the user.
 
     Returns:
-        The candidates, repeated ones once.
+        The distinct candidates.
 
     Raises:
         UsageError: the text is empty, a name is unknown, or the only candidate is a missing path.
     """
-    # A path that holds a comma is taken as one path where it exists.
+    # An existing path with a comma is one path.
     parts = [text.strip()] if text.strip() and _exists(text.strip()) else [part.strip() for part in text.split(",")]
     if not any(parts):
         raise UsageError(f"the model is empty: give {ACCEPTED}")
@@ -66,14 +66,14 @@ def parse_candidates(text: str) -> list[ModelSource]:
         raise UsageError(f"the list of models {text!r} has an empty entry: remove the extra comma")
     candidates = [_parse_one(part) for part in dict.fromkeys(parts)]
     only = candidates[0]
-    # What is fetched from a run is fetched after its address was parsed.
+    # A run's checkpoint is downloaded after parsing.
     if len(candidates) == 1 and only.kind != "run" and (problem := missing_path(only)):
         raise UsageError(problem)
     return candidates
 
 
 def run_folder(run_id: str, path: str) -> Path:
-    """Return where a run's checkpoint is kept once it is fetched."""
+    """Return the folder of a run's downloaded checkpoint."""
     return cache_root() / "models" / run_entry(run_id, path)
 
 
@@ -83,12 +83,12 @@ def run_entry(run_id: str, path: str) -> str:
 
 
 def run_of(source: ModelSource) -> tuple[str, str]:
-    """Return the run id and the artifact path of a source of kind `run`."""
+    """Return the run id and artifact path of a source of kind `run`."""
     return _run_parts(source.spec)
 
 
 def missing_path(source: ModelSource) -> str | None:
-    """Return why the path of a local candidate cannot be used, or None if it can or is not local."""
+    """Explain why the path of a local candidate is unusable; None if it is usable or not local."""
     path = Path(source.location)
     if source.kind == "run" and not path.is_dir():
         return (
@@ -146,5 +146,5 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 def _exists(spec: str) -> bool:
     try:
         return Path(os.path.expanduser(spec)).exists()
-    except (OSError, ValueError):  # too long for a path, a NUL
+    except (OSError, ValueError):  # the path is too long or contains a NUL
         return False

@@ -1,4 +1,4 @@
-"""What the files of a model's weights hold, told from the files and not from what a library makes of them."""
+"""Read the tensors in a model's weight files directly."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import torch
 
 _MASK_DIMENSIONS = 4
-"""Masks of old checkpoints are called `bias` and hold no floats either."""
+"""Dimensions of the masks in old checkpoints, which are called `bias` and are not floats."""
 
 
 def tensors(files: Sequence[Path], wanted: Iterable[str] | Callable[[str], bool]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of some names, or of those that a function takes; they are mapped, and read when they are looked at.
+    """Yield tensors by name or predicate; they are memory-mapped and read on access.
 
     Raises:
-        ModelLoadError: a pickle file cannot be read, or holds no weights.
+        ModelLoadError: a pickle file cannot be read, or has no weights.
     """
     from safetensors import safe_open
 
@@ -38,7 +38,7 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
     import torch
 
     try:
-        # What was written before PyTorch 1.6 is no archive, and cannot be mapped.
+        # Files from before PyTorch 1.6 are not archives and cannot be mapped.
         held: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
         return {name: each for name, each in held.items() if isinstance(each, torch.Tensor)}
     except Exception as error:
@@ -51,12 +51,12 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
 
 
 def refuse_unscaled(files: Sequence[Path], config: Any) -> None:
-    """Refuse weights of a dtype that means nothing without scales, where the config says of none.
+    """Reject weights of a dtype that needs scales if the config names no quantization.
 
-    transformers 4.57 stumbles over some of them, and 5 takes them as they are for the weights themselves.
+    transformers 4.57 fails on some of them, and 5 uses them as plain weights.
 
     Args:
-        files: the files of the weights.
+        files: the weight files.
         config: the model's config.
 
     Raises:

@@ -1,7 +1,7 @@
 """Models with random weights in the shape of a named architecture: real speed and memory, no quality.
 
-They need no network and no files, and come with a tokenizer of one token per byte, so that everything
-that takes a model takes them too.
+They need no network and no files, and have a tokenizer with one token per byte, so that they work wherever a model
+does.
 """
 
 from __future__ import annotations
@@ -19,23 +19,21 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-# Raise it when the same preset and seed give other weights than before.
+# Increase it when a preset and seed give different weights.
 WEIGHTS_VERSION = 1
 
 
 def build(
     name: str, *, device: str, dtype: torch.dtype, seed: int = 0
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Make a model with random weights, directly on its device where that is the CPU or runs CUDA, and its tokenizer.
+    """Create a model with random weights, directly on its device if that is a CPU or runs CUDA, and its tokenizer.
 
-    The weights depend on the preset, the seed and the kind of device only: those of a 16-bit dtype are the
-    rounded float32 ones. torch's global random state and default dtype are left as they were.
+    The weights only depend on the preset, the seed and the kind of device: those of a 16-bit dtype are the rounded
+    float32 ones. torch's global random state and default dtype are not changed.
 
     Args:
         name: a key of `PRESETS`.
-        device: as `resolve_device` names it.
         dtype: dtype of the weights.
-        seed: chooses the weights.
 
     Returns:
         The model in eval mode, and the tokenizer.
@@ -52,7 +50,7 @@ def build(
     before = torch.get_default_dtype()
     cuda = [place] if place.type == "cuda" else []
     try:
-        # The modules' own initialisation would be thrown away, and takes a minute for billions of weights.
+        # Skip the modules' own initialisation, which takes a minute for billions of weights.
         with torch.random.fork_rng(devices=cuda), torch.device(place), no_init_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     finally:
@@ -63,12 +61,12 @@ def build(
 
 
 def drawn_on(device: str) -> str:
-    """Return where random weights for a device are drawn: another kind than these may not draw the same each time."""
+    """Return the device to draw random weights on: other kinds may not be reproducible."""
     return device if kind_of(device) in ("cpu", "cuda") else "cpu"
 
 
 def digests(name: str, seed: int, device: str) -> ModelDigests:
-    """Return `synthetic:sha256` of what weights, config and tokenizer depend on; they are never hashed themselves."""
+    """Return `synthetic:sha256` of what determines weights, config and tokenizer, without hashing them."""
     from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
 
     kind = kind_of(drawn_on(device))
@@ -85,13 +83,13 @@ def _digest(*parts: object) -> str:
 
 
 def build_tokenizer(preset: Preset) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of one token per UTF-8 byte, filled up to the preset's vocabulary.
+    """Return a tokenizer with one token per UTF-8 byte, padded to the preset's vocabulary.
 
-    Ids 0-255 are the bytes, then come the special tokens, then reserved tokens that no text is encoded
-    into, so that every id which a random model emits can be decoded.
+    Ids 0-255 are bytes, followed by special tokens and reserved tokens that no text encodes to, so that every id from a
+    random model can be decoded.
     """
     specials = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>"}
-    if not preset.pad_token:  # as GPT-2 has it: one token in both roles, and none for padding
+    if not preset.pad_token:  # like GPT-2: one token in both roles, and none for padding
         specials = {"bos_token": "<|eos|>", "eos_token": "<|eos|>"}
     settings = bytelevel.tokenizer_settings(specials, preset.context)
     return bytelevel.wrap(_byte_tokenizer(list(dict.fromkeys(specials.values())), preset.vocab), settings)
@@ -109,7 +107,7 @@ def _byte_tokenizer(specials: list[str], vocab: int) -> Tokenizer:
 
 
 def config_of(preset: Preset, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    """Return the configuration of a preset's model, with the special tokens of its tokenizer."""
+    """Return the config of a preset's model, with its tokenizer's special tokens."""
     from transformers import AutoConfig
 
     from llmtrack.host.transformers_compat import rope_settings
@@ -147,12 +145,12 @@ def _fill(model: PreTrainedModel, seed: int) -> None:
 
     generator = torch.Generator(device=model.device).manual_seed(seed)
     with torch.no_grad():
-        # By name, so that the order in which a version of transformers makes its modules does not matter.
+        # By name, independent of the order in which transformers creates modules.
         for name, weight in sorted(model.named_parameters()):
-            if weight.ndim == 1:  # biases, and the scales of norms
+            if weight.ndim == 1:  # biases and norm scales
                 weight.fill_(0.0 if name.endswith("bias") else 1.0)
             else:
                 values = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
-                # Unit gain: with smaller weights a tied model repeats its last token whatever came before.
+                # Unit gain: with smaller weights a tied model just repeats its last token.
                 std = weight.shape[-1] ** -0.5
                 weight.copy_(values.normal_(0.0, std, generator=generator))

@@ -1,7 +1,7 @@
-"""What libraries see of a model folder: links to the files of an allow-list, and settings that name no code.
+"""Safe views of model folders for libraries: links to allow-listed files, and settings without references to code.
 
-transformers and the converters of other runtimes run code that lies in a model's folder, some of it although
-`trust_remote_code` is off. None of them is ever given the folder itself.
+transformers and other runtimes' converters run code in a model's folder, partly even with `trust_remote_code` off. They
+never receive the folder itself.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from llmtrack.models.digests import TOKENIZER_FILES, weight_files
 from llmtrack.spec.serialization import digest
 
 LOCAL: Mapping[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-"""Arguments of every `from_pretrained`: no code, no network."""
+"""Arguments for every `from_pretrained`: no code, no network."""
 
 _SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
-# Suffixes of data that no program runs; a tokenizer's file of another one is not seen.
+# Suffixes of pure data; tokenizer files with others are hidden.
 _DATA = frozenset({".json", ".txt", ".model", ".jinja", ".spm", ".bpe", ".codes", ".tiktoken"})
 _TEMPLATES = "additional_chat_templates"
-# Settings that make a library look for code, in a folder or on the hub.
+# Settings that make a library load code from a folder or the hub.
 _CODE = frozenset({"auto_map", "custom_generate", "custom_pipelines", "trust_remote_code"})
 _IMPLEMENTATION = "_implementation"
 
 
 def seen(folder: Path) -> dict[str, Path]:
-    """Return the files of a model folder that libraries may see, by their names in it.
+    """Return the visible files of a model folder, by name.
 
     Raises:
-        ModelLoadError: the weights' index is damaged, or names files outside of the folder.
+        ModelLoadError: the weight index is damaged, or names files outside of the folder.
     """
     kind, weights = weight_files(folder)
     found = {path.relative_to(folder).as_posix(): path for path in weights}
     if kind != "none":
         single = "model.safetensors" if kind == "safetensors" else "pytorch_model.bin"
-        # The index of weights that are one file is another model's.
+        # An index beside a single weight file belongs to another model.
         names = [f"{single}.index.json"] if single not in found else []
         found |= {name: folder / name for name in names}
     found |= {name: folder / name for name in _SETTINGS if (folder / name).is_file()}
@@ -57,12 +57,12 @@ def seen(folder: Path) -> dict[str, Path]:
 
 
 def view(folder: Path) -> Path:
-    """Return a folder with the files of a model that libraries may see, and no others.
+    """Return a folder with only the visible files of a model.
 
-    It is kept in the cache, once for each state of the model's folder. Nothing of the model is copied where links can be made.
+    It is cached per state of the model's folder. Nothing is copied if links are possible.
 
     Raises:
-        ModelLoadError: as `seen`, or there is no place for it.
+        ModelLoadError: as `seen`, or it cannot be created.
     """
     files = seen(folder)
     written = {name: clean for name in _SETTINGS if name in files and (clean := _without_code(files[name]))}
@@ -82,22 +82,22 @@ def view(folder: Path) -> Path:
 
 @contextmanager
 def alone(path: Path) -> Iterator[Path]:
-    """Give a folder that holds a link to one file and nothing else."""
+    """Provide a folder with only a link to one file."""
     with tempfile.TemporaryDirectory(prefix="llmtrack-view-") as folder:
         _link(str(path.resolve()), Path(folder, path.name))
         yield Path(folder)
 
 
 def names_code(folder: Path) -> bool:
-    """Return whether a model's settings name code of their own."""
+    """Return whether a model's settings refer to custom code."""
     return any(_without_code(folder / name) is not None for name in _SETTINGS if (folder / name).is_file())
 
 
 def _made(place: Path, stem: str, targets: Mapping[str, str], written: Mapping[str, str]) -> Path:
-    """Return the view of a name in a folder of views, made if it is not there as it should be.
+    """Return a view, creating it if it is missing or incomplete.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     ready = place / stem
     if _is_whole(ready, targets, written):
@@ -114,7 +114,7 @@ def _made(place: Path, stem: str, targets: Mapping[str, str], written: Mapping[s
             os.replace(fresh, ready)
         if _is_whole(ready, targets, written):
             return ready
-        # What lies there was changed: others may be reading it, and it is nothing that we made.
+        # The existing one was modified: others may be reading it, so leave it alone.
         shutil.rmtree(ready, ignore_errors=True)
         os.replace(fresh, ready)
         return ready
@@ -123,7 +123,7 @@ def _made(place: Path, stem: str, targets: Mapping[str, str], written: Mapping[s
 
 
 def _is_whole(ready: Path, targets: Mapping[str, str], written: Mapping[str, str]) -> bool:
-    """Return whether a view holds what it should, and nothing else."""
+    """Return whether a view has exactly the expected content."""
     held = {path.relative_to(ready).as_posix() for path in ready.rglob("*") if not path.is_dir()}
     if held != targets.keys() | written.keys():
         return False
@@ -144,7 +144,7 @@ _own_folder: dict[int, Path] = {}
 
 
 def _own() -> Path:
-    """Return this process's folder of views, where the cache cannot be written; it goes with the process."""
+    """Return this process's temporary folder of views, used if the cache is read-only."""
     pid = os.getpid()
     if pid not in _own_folder:
         _own_folder[pid] = Path(tempfile.mkdtemp(prefix="llmtrack-views-"))
@@ -153,14 +153,14 @@ def _own() -> Path:
 
 
 def _forget(pid: int) -> None:
-    if os.getpid() == pid:  # and no process that was forked off it
+    if os.getpid() == pid:  # not in a forked child
         shutil.rmtree(_own_folder[pid], ignore_errors=True)
 
 
 def _link(target: str, place: Path) -> None:
     try:
         place.symlink_to(target)
-    except (OSError, NotImplementedError):  # Windows permits it to few
+    except (OSError, NotImplementedError):  # Windows restricts symlinks
         try:
             os.link(target, place)
         except OSError:
@@ -168,16 +168,16 @@ def _link(target: str, place: Path) -> None:
 
 
 def _stamps(files: Mapping[str, Path]) -> list[Any]:
-    """Return what changes when a file is replaced: where no links can be made, its view is a copy."""
+    """Return values that change when a file is replaced, for views that are copies."""
     return [(name, state.st_size, state.st_mtime_ns) for name, path in files.items() for state in [path.stat()]]
 
 
 def _without_code(path: Path) -> str | None:
-    """Return settings without what names code, as JSON; None where nothing does."""
+    """Return settings without references to code, as JSON; None if there are none."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return None  # Whoever reads it says so.
+        return None  # reported by its reader
     clean = _stripped(settings)
     return None if clean == settings else json.dumps(clean, indent=2, ensure_ascii=False) + "\n"
 
@@ -189,7 +189,7 @@ def _stripped(value: Any) -> Any:
 
 
 def _is_code(name: str, value: Any) -> bool:
-    """Return whether a setting names code: of a class, or of a kernel that would be fetched (`org/name`)."""
+    """Return whether a setting refers to code: of a class, or of a kernel to download (`org/name`)."""
     if name in _CODE:
         return True
     return name.removesuffix("_internal").endswith(_IMPLEMENTATION) and "/" in json.dumps(value)

@@ -45,11 +45,11 @@ def run(
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
-        threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
+        threads: Intra-op threads on the CPU; 0: PyTorch's default.
         backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
-        tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
+        tensor_parallel: GPUs, or CPU processes, that share each layer (tensor parallelism); 1: no sharing; torch backend only.
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
@@ -103,11 +103,11 @@ def run(
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
-        threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
+        threads: Intra-op threads on the CPU; 0: PyTorch's default.
         backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
-        tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
+        tensor_parallel: GPUs, or CPU processes, that share each layer (tensor parallelism); 1: no sharing; torch backend only.
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
@@ -163,11 +163,11 @@ def run(
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
-        threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
+        threads: Intra-op threads on the CPU; 0: PyTorch's default.
         backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
-        tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
+        tensor_parallel: GPUs, or CPU processes, that share each layer (tensor parallelism); 1: no sharing; torch backend only.
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
         min_repeats: Counted calls at least.
         max_new_tokens: New tokens per row.
@@ -221,11 +221,11 @@ def run(
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
-        threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
+        threads: Intra-op threads on the CPU; 0: PyTorch's default.
         backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
-        tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
+        tensor_parallel: GPUs, or CPU processes, that share each layer (tensor parallelism); 1: no sharing; torch backend only.
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
@@ -281,11 +281,11 @@ def run(
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
-        threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
+        threads: Intra-op threads on the CPU; 0: PyTorch's default.
         backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
-        tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
+        tensor_parallel: GPUs, or CPU processes, that share each layer (tensor parallelism); 1: no sharing; torch backend only.
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
         min_repeats: Counted calls at least.
         max_new_tokens: New tokens per row.
@@ -337,7 +337,7 @@ def run(
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
-        threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
+        threads: Intra-op threads on the CPU; 0: PyTorch's default.
         backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
@@ -406,11 +406,11 @@ def run(
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
-        threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
+        threads: Intra-op threads on the CPU; 0: PyTorch's default.
         backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
-        tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
+        tensor_parallel: GPUs, or CPU processes, that share each layer (tensor parallelism); 1: no sharing; torch backend only.
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
         executor: Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).
         address: executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.
@@ -484,7 +484,7 @@ def run(
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
-        threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
+        threads: Intra-op threads on the CPU; 0: PyTorch's default.
         min_repeats: Counted calls at least.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
@@ -572,11 +572,11 @@ def run(
         output: Folder of the checkpoints; none: one in .llmtrack/training.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
-        threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
+        threads: Intra-op threads on the CPU; 0: PyTorch's default.
         backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
-        tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
+        tensor_parallel: GPUs, or CPU processes, that share each layer (tensor parallelism); 1: no sharing; torch backend only.
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
         executor: Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).
         address: executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.
@@ -623,7 +623,7 @@ def run(
 
     Args:
         recipes: BACKEND/RECIPE or BACKEND/PRECISION each, and behind a space each what else they are told: `onnx/int4-weight-only head_bits=4`; all: of each backend that can run here.
-        threads: Numbers of threads; 0: as many as PyTorch takes.
+        threads: Numbers of threads; 0: PyTorch's default.
         lengths: Tokens of the timed prompts.
         sizes: Batch sizes; all but the first of the first length only.
         min_repeats: Counted calls at least.
@@ -690,7 +690,7 @@ def run(
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
-        threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
+        threads: Intra-op threads on the CPU; 0: PyTorch's default.
         resume: Skip scenarios that are measured already, and report them all.
         executor: Measure in a worker process per variant, or in this one.
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
@@ -741,11 +741,11 @@ def run(
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
-        threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
+        threads: Intra-op threads on the CPU; 0: PyTorch's default.
         backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
-        tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
+        tensor_parallel: GPUs, or CPU processes, that share each layer (tensor parallelism); 1: no sharing; torch backend only.
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.

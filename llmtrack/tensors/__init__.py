@@ -1,1 +1,1 @@
-"""What all engines share about tokens and tensors: specials and spans of text, padding, summed log-likelihoods."""
+"""Shared token and tensor code: special tokens, text spans, padding, summed log-likelihoods."""

@@ -1,4 +1,4 @@
-"""Sum the negative log-likelihood of next tokens without ever holding a whole batch's logits."""
+"""Sum negative log-likelihoods of next tokens without holding a whole batch's logits."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from llmtrack.devices import free_on_card, has_float64
 from llmtrack.host.units import MIB
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 64 * MIB, 2**31
-"""Bytes of a chunk's logits at most: on a CPU, of float32, as many as help, on a GPU, of float64, as keep its matrix units busy."""
+"""Maximum bytes of a chunk's logits: float32 on a CPU, and float64 on a GPU, enough to keep its matrix units busy."""
 
 HEAP_BYTES, CHUNK_TOKENS = 31 * MIB, 128
-"""On a CPU: bytes of the largest block that the C library keeps once it has been freed (beyond 32 MiB each one is new memory, which the
-system clears page by page, and by the first such block all smaller ones are kept, too), and tokens below which a product gets slower."""
+"""On a CPU: the largest freed block that the C library reuses (above 32 MiB, each allocation is new memory that the system
+clears page by page; the first block of this size also makes smaller ones reusable), and the tokens below which a product
+gets slower."""
 
 CACHE_BYTES = 2 * MIB
-"""Bytes of float32 logits whose exponentials are taken at once on a CPU: they stay in its cache until they are summed."""
+"""Bytes of float32 logits to exponentiate at once on a CPU, so that they stay in its cache until summed."""
 
 GPU_CHUNK_TOKENS = 2048
-"""Beyond, a product with the head gets no faster."""
+"""Larger products with the head are not faster."""
 
 SHARE = 8
-"""On a GPU a chunk takes this part of what is free at most, and what is computed on the way as much again."""
+"""On a GPU, a chunk takes at most one part in this many of the free memory, and intermediate results another."""
 
 
 def predicted(attention_mask: torch.Tensor, scored: torch.Tensor | None = None) -> torch.Tensor:
-    """Return (rows, length - 1) booleans: which tokens are predicted from a real token before them.
+    """Return (rows, length - 1) booleans: which tokens are predicted from a token before them.
 
-    Both the token and the one before it must be real. With left padding the first real token follows a
-    pad, so a rule that only ignores pads as targets would score it from nothing.
+    Both the token and its predecessor must not be pads. With left padding, the first token follows a pad, so ignoring
+    only pad targets would score it without context.
 
     Args:
-        attention_mask: (rows, length), 1 for real tokens and 0 for pads.
-        scored: (rows, length) booleans: tokens that count if they are predicted; None: all.
+        attention_mask: (rows, length), 1 for tokens and 0 for pads.
+        scored: (rows, length) booleans: tokens that count if predicted; None for all.
     """
     real = attention_mask.bool()
     valid = real[:, 1:] & real[:, :-1]
@@ -53,14 +54,14 @@ def sum_nll(
     """Sum the negative log-likelihood of the targets per row.
 
     Args:
-        hidden: (rows, length, width) what the head turns into logits.
+        hidden: (rows, length, width) inputs of the head.
         targets: (rows, length) token ids to predict.
         valid: (rows, length) booleans: which targets count.
-        head: turns (tokens, width) into (tokens, vocabulary) logits.
-        vocab_size: width of the logits; sets how many tokens make a chunk.
+        head: maps (tokens, width) to (tokens, vocabulary) logits.
+        vocab_size: width of the logits; determines the chunk size.
 
     Returns:
-        (rows,) sums in nats, float64; on the CPU where the device has no float64.
+        (rows,) sums in nats, float64; on the CPU if the device has no float64.
     """
     rows = valid.nonzero()[:, 0]
     flat_hidden, flat_targets = hidden[valid], targets[valid]
@@ -74,12 +75,7 @@ def sum_nll(
 
 
 def chunk_tokens(vocab_size: int, device: torch.device) -> int:
-    """Return of how many tokens the logits are there at once.
-
-    Args:
-        vocab_size: width of the logits.
-        device: where they are computed.
-    """
+    """Return the number of tokens whose logits are held at once."""
     if device.type != "cuda":
         most, kept = (size // (4 * vocab_size) for size in (CHUNK_BYTES, HEAP_BYTES))
         return max(1, min(most, max(kept, CHUNK_TOKENS)))
@@ -90,10 +86,10 @@ def chunk_tokens(vocab_size: int, device: torch.device) -> int:
 def token_nll(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the negative log-likelihood of each target in nats, float64.
 
-    In float32 the sum over a vocabulary of 50,000 comes out low by about 2e-5 nats in each token.
+    In float32, the sum over a vocabulary of 50,000 is low by about 2e-5 nats per token.
 
     Args:
-        logits: (tokens, vocabulary), of any float dtype.
+        logits: (tokens, vocabulary), any float dtype.
         targets: (tokens,) ids.
     """
     exact = logits.double()
@@ -101,10 +97,10 @@ def token_nll(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def token_nll_in_cache(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the same to 1e-6 nats a token, several times as fast on a CPU: float32 exponentials, summed in float64.
+    """Like `token_nll` to 1e-6 nats per token, several times as fast on a CPU: float32 exponentials, summed in float64.
 
-    What float32 loses is lost in the sum. Each of its exponentials is as exact as the logits are, and all that is made of a
-    few tokens' logits stays in the cache, where float64 ones of a chunk would be written to memory and read again.
+    float32 loses precision in the sum, while each exponential is as exact as the logits. The intermediate results of a
+    few tokens stay in the cache, whereas float64 ones of a chunk would go through memory.
     """
     part, wide = (
         max(1, CACHE_BYTES // (4 * logits.shape[1])),
@@ -120,7 +116,7 @@ def token_nll_in_cache(logits: torch.Tensor, targets: torch.Tensor) -> torch.Ten
 
 @cache
 def _nll_on(device_type: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return what computes `token_nll`: with CUDA one kernel, so that the float64 logits are never written down."""
+    """Return the implementation of `token_nll`: with CUDA a single kernel, so that float64 logits are never stored."""
     if not has_float64(device_type):
         return lambda logits, targets: token_nll_in_cache(logits.cpu(), targets.cpu())
     if device_type == "cpu":
@@ -130,7 +126,7 @@ def _nll_on(device_type: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Te
     compiled = torch.compile(token_nll, dynamic=True)
 
     def run(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        # A single row would be compiled anew.
+        # A single row would trigger a recompilation.
         return (compiled if len(targets) > 1 else token_nll)(logits, targets)
 
     return run

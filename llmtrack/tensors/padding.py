@@ -10,11 +10,11 @@ import torch
 def pad_rows(
     rows: Sequence[Sequence[int]], pad_id: int, side: str, length: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad rows to a length, by default that of the longest one.
+    """Pad rows to a length, by default that of the longest.
 
     Returns:
-        input_ids and attention_mask, each (rows, length) int64. The mask comes from the lengths, never
-        from the pad's id: a model whose pad is its end-of-sequence token keeps its real ones.
+        input_ids and attention_mask, each (rows, length) int64. The mask derives from the lengths, not from the pad's
+            id, which may be the end-of-sequence token.
     """
     width = length or max(len(row) for row in rows)
     ids = torch.full((len(rows), width), pad_id, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Which bytes of a text each of its tokens covers, from the characters that a tokenizer says it covers."""
+"""Map tokens to the bytes of a text they cover, from the character offsets of a tokenizer."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
 def byte_spans(
     text: str, pieces: Sequence[str], offsets: Callable[[], Sequence[Span]] | None
 ) -> NDArray[np.int64] | None:
-    """Return the UTF-8 bytes of a text that each token covers, (tokens, 2), in order and apart; None if nothing tells.
+    """Return the UTF-8 bytes of a text that each token covers, (tokens, 2), ordered and disjoint; None if unknown.
 
-    Where the tokens are spelled in the very bytes of the text, that is all there is to know. Otherwise a tokenizer's
-    offsets tell: they count characters, may leave white space out or share a character. Here white space before a
-    token belongs to it, and after the last to that; accents that a normalizer composed or took away belong to the
-    letter. Of a character that several tokens share each has its own bytes, where tokens are made of bytes; otherwise
-    the last of them has it. What is in no span has no token.
+    If the tokens spell the bytes of the text, that is sufficient. Otherwise the tokenizer's offsets are used: they
+    count characters, may omit white space or share a character. White space before a token belongs to it, and trailing
+    white space to the last; accents that a normalizer composed or removed belong to their letter. If several tokens
+    share a character, each gets its own bytes if tokens consist of bytes, else the last gets them all. Bytes in no span
+    have no token.
 
     Args:
-        text: the original text, before it was normalized.
-        pieces: each token as the vocabulary spells it.
-        offsets: returns the first character and one past the last of each token; None where the tokenizer does not tell.
+        text: the original text, before normalization.
+        pieces: spelling of each token in the vocabulary.
+        offsets: returns the start and end character of each token; None if the tokenizer reports none.
     """
     own = _own_bytes(pieces, text.encode())
     if own is not None:
@@ -60,11 +60,11 @@ def _from_offsets(text: str, pieces: Sequence[str], offsets: Sequence[Span]) -> 
 
 
 def _widened(text: str, offsets: Sequence[Span]) -> list[Span]:
-    """Give the characters between tokens to one of them where they belong to it."""
+    """Assign the characters between tokens to one of them."""
     spans: list[Span] = []
     done = 0
     for begin, end in offsets:
-        # What a normalizer put between characters is said to be before them.
+        # Characters inserted by a normalizer are reported before the next one.
         begin, end = begin if begin < end else max(begin, done), max(end, done)
         if begin > done:
             marks = _run(text, done, begin)
@@ -77,25 +77,25 @@ def _widened(text: str, offsets: Sequence[Span]) -> list[Span]:
         marks = _run(text, done, len(text))
         end = len(text) if not text[marks:].strip() else marks
         spans[-1] = (spans[-1][0], end)
-    # A token that is said to be behind a character can be amid those that the character became.
+    # A token reported after a character may be within its normalized expansion.
     begins = list(accumulate((begin for begin, _ in reversed(spans)), min))[::-1]
     return [(begin, end) for begin, (_, end) in zip(begins, spans, strict=True)]
 
 
 def _run(text: str, begin: int, end: int) -> int:
-    """Return where a run of combining marks ends."""
+    """Return the end of a run of combining marks."""
     while begin < end and unicodedata.category(text[begin]).startswith("M"):
         begin += 1
     return begin
 
 
 def _own_bytes(pieces: Sequence[str], covered: bytes) -> list[int] | None:
-    """Return how many bytes each piece has of what they cover together; None if they are not made of these bytes."""
+    """Return the number of bytes of each piece in the covered text; None if they do not spell it."""
     for spell in (_byte_level, _byte_fallback):
         spelled = {piece: spell(piece) for piece in set(pieces)}
         parts = [spelled[piece] for piece in pieces]
         joined = b"".join(parts)
-        # Some tokenizers put a space before a text that is not there.
+        # Some tokenizers prepend a space.
         extra = len(joined) - len(covered)
         if parts and extra in (0, 1) and joined == b" " * extra + covered:
             return [len(parts[0]) - extra, *map(len, parts[1:])]
@@ -105,7 +105,7 @@ def _own_bytes(pieces: Sequence[str], covered: bytes) -> list[int] | None:
 def _byte_level(piece: str) -> bytes:
     if all(symbol in _BYTE_OF_SYMBOL for symbol in piece):
         return bytes(_BYTE_OF_SYMBOL[symbol] for symbol in piece)
-    return piece.encode()  # an added token is spelled as it is
+    return piece.encode()  # added tokens are spelled literally
 
 
 def _byte_fallback(piece: str) -> bytes:

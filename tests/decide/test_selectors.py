@@ -107,9 +107,9 @@ def test_a_suite_means_the_runs_of_all_its_studies(tracker, uri):
 
 NOTHING = [
     ("newest", "invalid selector .newest.: use a run id, study:ID"),
-    ("tag:a", "names no runs"),
+    ("tag:a", "invalid selector"),
     ("latest:precision#c", "'latest:precision' has no scenario 'c': it has"),
-    ("branch:", "names no runs"),
+    ("branch:", "invalid selector"),
     ("branch:nope", "no tracked scenario run.*only finished ones"),
     ("tag:a=b", "no tracked scenario run"),
     ("alias:nope", "give it by `llmtrack alias nope RUN_ID`"),

@@ -56,7 +56,7 @@ def test_ways_that_differ_by_what_they_are_told_are_compared_under_names_of_thei
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("onnx/int4-weight-only head_bits", "'head_bits' is no option: write NAME=VALUE"),
+        ("onnx/int4-weight-only head_bits", "invalid option 'head_bits': write NAME=VALUE"),
         ("onnx/int8-weight-only head_bits=4", "with int8-weight-only takes no option 'head_bits'"),
         ("onnx/int4-weight-only head_bits=16", "head_bits 16 is not possible: use 4 to 8"),
         ("genai/int4 accuracy=4", "did you mean accuracy_level"),

@@ -81,7 +81,7 @@ def test_code_of_a_model_does_not_run_wherever_it_comes_from(planted, tmp_path, 
     engine = load_engine(place(planted, tmp_path, monkeypatch), device="cpu")
     assert engine.info.facts["trust_remote_code"] is False
     assert len(generate_texts(engine, ["once"], 2)) == 1
-    with pytest.raises(UsageError, match="the chat template refuses"):
+    with pytest.raises(UsageError, match="the chat template rejects"):
         chat_text(engine, [{"role": "user", "content": "hello"}])
 
 
@@ -148,7 +148,7 @@ def test_code_beside_a_gguf_file_does_not_run(planted, mark, pre):
     template = "{{ cycler.__init__.__globals__.os.mkdir('" + str(mark) + "') }}"
     path = write_gguf(planted / "x.gguf", pre, add_chat_template=template)
     engine = load_engine(str(path), device="cpu")
-    with pytest.raises(UsageError, match="the chat template refuses"):
+    with pytest.raises(UsageError, match="the chat template rejects"):
         chat_text(engine, [{"role": "user", "content": "hello"}])
 
 

@@ -156,10 +156,10 @@ def test_messages_are_put_to_a_model_by_its_chat_template():
     text = "<system>Be brief.<user>Hello<assistant>"
     assert chat_text(engine, messages) == text
     assert llmtrack.generate_text(engine, messages, 4) == llmtrack.generate_text(engine, text, 4) != ""
-    with pytest.raises(UsageError, match="the chat template refuses these messages: no tools here"):
+    with pytest.raises(UsageError, match="the chat template rejects these messages: no tools here"):
         chat_text(engine, [{"role": "tool", "content": "x"}])
     for wrong in ([{"content": "x"}], [*messages, "x"], [3]):
-        with pytest.raises(UsageError, match="a message is"):
+        with pytest.raises(UsageError, match="invalid message"):
             chat_text(engine, wrong)
 
 

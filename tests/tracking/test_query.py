@@ -164,7 +164,7 @@ def test_chosen_columns(filled, uri):
     ("filters", "message"),
     [
         ({"since": "yesterday"}, "7d or 12h"),
-        ({"tags": {"a`b": "c"}}, "no key"),
+        ({"tags": {"a`b": "c"}}, "cannot search for the key"),
         ({"experiment": "precison"}, "did you mean precision"),
         ({"experiment": "a'b\"c"}, "quotes"),
         ({"study": "precision-0"}, "there is no study"),

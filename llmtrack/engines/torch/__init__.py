@@ -1,1 +1,1 @@
-"""The PyTorch engine: a transformers model that generates step by step and scores in padded passes."""
+"""PyTorch engine: a transformers model that generates step by step and scores in padded passes."""

@@ -1,4 +1,4 @@
-"""Whether a model scores what it generates: it is scored by passes without a cache, and generates by steps with one."""
+"""Check that a model's cached generation agrees with the uncached passes it is scored by."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from llmtrack.onnx.lengths import check_lengths
 Steps = Callable[[torch.Tensor, torch.Tensor], "tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None"]
 
 _PROBES = 3
-"""Rows that must all differ: the experts that a token is sent to can hang on rounding."""
+"""All of these rows must differ, since rounding can change a token's experts."""
 _LESS = 5
-"""An engine is loaded more often than an export is made: it is checked as if its model were so much larger."""
+"""Engines are loaded more often than models are exported, so the check is scaled down by this factor."""
 
 
 def agreeing_passes(model: Any, pad_id: int, notes: Notes) -> Passes:
-    """Return the passes of a model that says with its cache what it says without it, before a window and behind it.
+    """Return the passes of a model that gives the same logits with and without cache, within and beyond a window.
 
-    Of one that will be quantized ask beforehand: it is a matter of its code, which rounding leaves as it is.
+    Check a model before quantizing it: agreement depends on its code, not on rounding.
 
     Args:
         model: a transformers model in `eval()`.
-        pad_id: what pads hold.
-        notes: what is known of its probes.
+        pad_id: pad token id.
+        notes: cached answers of its probes.
 
     Raises:
-        ScenarioError: it says something else.
+        ScenarioError: the logits differ.
     """
     passes = Passes(model)
     notes.answer("agrees", model, bool, partial(_agrees, model, passes, pad_id))
@@ -44,12 +44,12 @@ def agreeing_passes(model: Any, pad_id: int, notes: Notes) -> Passes:
 
 
 def _agrees(model: Any, passes: Passes, pad_id: int) -> bool:
-    """Return True, or raise where a model says something else with its cache."""
+    """Return True, or raise if the model's logits depend on the cache."""
     generate = partial(two_steps, model, pad_id)
     text = model.config.get_text_config()
     config = text.to_dict()
     rope = length_dependent_rope(config)
-    # Behind the length at which angles change, keys in a cache keep the ones that they were turned by.
+    # Beyond the length at which rotary angles change, cached keys keep their original rotation.
     longest = min(passes.context_length or math.inf, rope[1] if rope else math.inf)
     noise = noise_of(model)
     parameters = sum(weight.numel() for weight in model.parameters())
@@ -67,7 +67,7 @@ def _agrees(model: Any, passes: Passes, pad_id: int) -> bool:
 
 
 def _differs(passes: Passes, generate: Steps, length: int, vocab_size: int, seed: int, noise: Noise | None) -> bool:
-    """Return whether the logits of a prompt's last token and of the token after it depend on the cache."""
+    """Return whether the logits of a prompt's last token or of the next depend on the cache."""
     prompt = torch.randint(vocab_size, (1, length - 1), generator=torch.Generator().manual_seed(seed))
     passes.begin()
     made = generate(prompt, torch.ones_like(prompt))

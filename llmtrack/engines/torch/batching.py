@@ -1,4 +1,4 @@
-"""Which rows of a transformers model may share a batch, tried on the float model."""
+"""Probe which rows of a transformers model may share a batch, on the float model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Batching:
     """Which rows of a model may share a batch.
 
     Attributes:
-        scoring: which may while it scores.
-        generating: which may while it generates.
+        scoring: rule while scoring.
+        generating: rule while generating.
     """
 
     scoring: Sharing
@@ -28,17 +28,16 @@ class Batching:
 
 
 def batching_of(model: Any, passes: Passes, step: Step, pad_id: int, notes: Notes) -> Batching:
-    """Try which rows of a model may share a batch.
+    """Probe which rows of a model may share a batch.
 
-    Of one whose activations will be rounded ask beforehand, and keep the answer: pads and neighbours act through its code,
-    positions and mask, which rounding does not change, but turns a difference of 1e-7 into one of several percent.
+    Probe a model before quantizing its activations: the effect of pads and other rows depends on its code, positions
+    and mask, but quantization amplifies a difference of 1e-7 to several percent.
 
     Args:
         model: a transformers model in `eval()`.
-        passes: its passes.
-        step: what a decode step reads.
-        pad_id: what pads hold.
-        notes: what is known of its probes.
+        step: data read by a decode step.
+        pad_id: pad token id.
+        notes: cached answers of its probes.
     """
     return notes.answer("batching", model, Batching, partial(_tried, model, passes, step, pad_id))
 

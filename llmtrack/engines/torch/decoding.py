@@ -1,4 +1,4 @@
-"""Choose how new tokens are computed: compiled with fused products, compiled as the model is, or eagerly."""
+"""Choose the decoding implementation: compiled with fused products, compiled as is, or eager."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _PROBE_TOKENS, _PROBE_PADS = 7, 3
 
 
 class Decoding(Protocol):
-    """How the new tokens of a request are computed, one step after the other."""
+    """Computes the new tokens of a request step by step."""
 
     name: str
 
     def prepare(self, request: GenerateRequest) -> float:
-        """Make ready what a request needs before it is timed; return the seconds that it took, 0 if it was ready."""
+        """Prepare for a request before timing; return the seconds that it took, 0 if it was ready."""
         ...
 
     def generate(self, request: GenerateRequest, stamps: Stamps) -> torch.Tensor:
-        """Return the (rows, new tokens) ids, on the host; each step is stamped once."""
+        """Return (rows, new tokens) ids on the host, stamping each step once."""
         ...
 
 
@@ -53,21 +53,21 @@ def choose_decoding(
     step: Step,
     compiler: Compiler | None = None,
 ) -> tuple[Decoding, tuple[str, ...]]:
-    """Return how a model decodes, and a warning where that is not what was asked for.
+    """Return a model's decoding implementation, and a warning if it is not the requested one.
 
-    A model whose products can be fused is; its weights become views. A step is used only if it gives the logits of the
-    model's own pass.
+    Models with fusible products are fused; their weights become views. A step is only used if it reproduces the logits
+    of the model's own pass.
 
     Args:
         model: a transformers model in `eval()`.
         mode: `none`, `default` or `max-autotune`.
-        pad_id: what pads hold.
-        eos_ids: ids that end a sequence.
-        first_position: number of a row's first token.
-        forward: the model's own pass: turns ids and attention mask, both (rows, length), into logits.
+        pad_id: pad token id.
+        eos_ids: end-of-sequence ids.
+        first_position: position of a row's first token.
+        forward: the model's own pass: maps ids and attention mask, both (rows, length), to logits.
         sharing: which rows may share a batch.
-        step: what a decode step reads.
-        compiler: compiles a function; None: `torch.compile`.
+        step: data read by a decode step.
+        compiler: compiles a function; None for `torch.compile`.
     """
     eager = EagerDecoding(model, pad_id, eos_ids)
     if mode == NO_COMPILE:
@@ -97,7 +97,7 @@ def choose_decoding(
                 return compiled, (f"decoding is compiled as the model is: {reason}",) if reason else ()
             else:
                 reason = "a step over a static cache gives other logits than the model"
-        except Exception as error:  # whatever a model raises, it can still be run eagerly
+        except Exception as error:  # the model can still be run eagerly
             reason = in_words(error)[:200]
     return eager, (f"decoding is not compiled: {reason}",)
 
@@ -126,9 +126,9 @@ def _agrees(
     vocab_size: int,
     noise: Noise | None,
 ) -> bool:
-    """Return whether a pass over a prompt and a step after it give the logits of the model's own pass.
+    """Return whether a pass over a prompt and a step after it reproduce the logits of the model's own pass.
 
-    Of two rows one has pads, and the prompt has one token less than what the model reads.
+    One of two rows has pads, and the prompt is one token shorter than the context.
     """
     ids = torch.arange(1, 1 + 2 * _PROBE_TOKENS).view(2, -1) % vocab_size
     real = torch.ones_like(ids)

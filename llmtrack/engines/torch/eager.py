@@ -1,4 +1,4 @@
-"""Decode step by step through transformers' `generate`, as anyone would call it."""
+"""Decode step by step through transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from llmtrack.tensors.padding import pad_rows
 
 
 def greedy(model: Any, new_tokens: int, **settings: Any) -> GenerationConfig:
-    """Return the settings of greedy generation, with the special ids of a model: of those that are missing `generate` says that it fills them in.
+    """Return settings for greedy generation with the model's special ids; `generate` logs when it fills in missing
+    ones.
 
     Args:
         model: a transformers model.
-        new_tokens: at most.
-        settings: further ones, of `GenerationConfig`.
+        new_tokens: maximum new tokens.
+        settings: further settings of `GenerationConfig`.
     """
     own = {name: getattr(model.generation_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return GenerationConfig(max_new_tokens=new_tokens, do_sample=False, num_beams=1, **{**own, **settings})
@@ -30,8 +31,8 @@ class EagerDecoding:
 
     Args:
         model: a transformers model in `eval()`.
-        pad_id: what pads hold.
-        eos_ids: ids that end a sequence.
+        pad_id: pad token id.
+        eos_ids: end-of-sequence ids.
     """
 
     name = "eager"
@@ -40,11 +41,11 @@ class EagerDecoding:
         self._model, self._pad_id, self._eos_ids = model, pad_id, eos_ids
 
     def prepare(self, request: GenerateRequest) -> float:
-        """Return 0: there is nothing to prepare."""
+        """Return 0: nothing to prepare."""
         return 0.0
 
     def generate(self, request: GenerateRequest, stamps: Stamps) -> torch.Tensor:
-        """Return the (rows, new tokens) ids, on the host."""
+        """See `Decoding.generate`."""
         ids, mask = pad_rows(request.prompt_ids, self._pad_id, request.padding_side, request.padded_length)
         config = greedy(
             self._model,
@@ -65,7 +66,7 @@ class EagerDecoding:
 
 
 class _Stamping(StoppingCriteria):
-    """Never stops: it is asked once for each step, when its tokens have been chosen."""
+    """Never stops: called once per step, after its tokens have been chosen."""
 
     def __init__(self, stamps: Stamps) -> None:
         self._stamps = stamps
@@ -79,16 +80,17 @@ class _Stamping(StoppingCriteria):
 def two_steps(
     model: Any, pad_id: int, input_ids: torch.Tensor, attention_mask: torch.Tensor
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
-    """Return ids with a generated token, (rows, length + 1), and the logits of it and of the next, each (rows, vocabulary).
+    """Return the ids with a generated token, (rows, length + 1), and the logits of it and of the next, each (rows,
+    vocabulary).
 
     Args:
         model: a transformers model in `eval()`.
-        pad_id: what pads hold.
+        pad_id: pad token id.
         input_ids: (rows, length).
         attention_mask: (rows, length).
 
     Returns:
-        None where the model cannot generate.
+        None if the model cannot generate.
     """
     config = greedy(model, 2, min_new_tokens=2, use_cache=True, pad_token_id=pad_id)
     config.output_logits = config.return_dict_in_generate = True
@@ -98,15 +100,15 @@ def two_steps(
             attention_mask=attention_mask.to(model.device),
             generation_config=config,
         )
-    except Exception:  # a model that cannot generate says so when it is asked to
+    except Exception:  # reported when the model is asked to generate
         return None
-    # `generate` shows them in float32, whatever they were computed in: their rounding is that of the model.
+    # `generate` returns float32 logits; restore the dtype that determines their rounding.
     return output.sequences[:, :-1], tuple(each.to(model.dtype) for each in output.logits)
 
 
 def step_logits(
     model: Any, pad_id: int, input_ids: torch.Tensor, attention_mask: torch.Tensor
 ) -> Sequence[torch.Tensor]:
-    """Return the logits of two generated tokens, each (rows, vocabulary); none where the model cannot generate."""
+    """Return the logits of two generated tokens, each (rows, vocabulary); empty if the model cannot generate."""
     made = two_steps(model, pad_id, input_ids, attention_mask)
     return made[1] if made else ()

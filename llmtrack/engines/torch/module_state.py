@@ -1,6 +1,6 @@
-"""What modules remember from one call to the next, and how they are made to forget it.
+"""State that modules keep between calls, and how to reset it.
 
-What a model says of a text must not depend on the texts before it.
+A model's output for a text must not depend on earlier texts.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from llmtrack.models.context import varies_with_length
 
 
 class ModuleState:
-    """State that modules keep as plain attributes, as models do that hand no cache around.
+    """State that modules keep in plain attributes, in models that pass no cache.
 
     Args:
-        model: before it is run for the first time.
+        model: before its first run.
     """
 
     def __init__(self, model: Any) -> None:
@@ -31,7 +31,7 @@ class ModuleState:
         self._state: list[tuple[Any, str, bool]] = []
 
     def found(self) -> dict[tuple[Any, str], torch.Tensor]:
-        """Return what is there now and was not before: tensors of one row, by module and name."""
+        """Return the state tensors of one row that did not exist before, by module and name."""
         return {
             (module, name): value
             for module in self._model.modules()
@@ -43,18 +43,18 @@ class ModuleState:
         }
 
     def forget_unless_cached(self) -> None:
-        """Take what was found for state; let each call that uses no cache begin without it, for as long as the model lives."""
+        """Register the state found, so that it is reset before each call without a cache."""
         self._state = [(module, name, (module, name) in self._before) for module, name in self.found()]
         if self._state:
             self._model.base_model.register_forward_pre_hook(self._begin, with_kwargs=True)
 
     @property
     def hold_state(self) -> bool:
-        """Whether some was found."""
+        """Whether any state was found."""
         return bool(self._state)
 
     def forget(self) -> None:
-        """Let the next call begin without the state."""
+        """Reset the state."""
         for module, name, existed in self._state:
             if existed:
                 setattr(module, name, None)
@@ -67,14 +67,12 @@ class ModuleState:
 
 
 class RescaledRopes:
-    """The rotary embeddings of a model that remember the longest sequence that they have seen, if it has any.
+    """Rotary embeddings that remember the longest sequence seen.
 
-    transformers keeps the angles from one call to the next: version 4.57 puts others in their place, version 5 writes
-    others into the tensor that holds them.
+    transformers keeps the angles between calls: version 4.57 replaces the tensor, version 5 overwrites it.
 
     Args:
-        model: before it is run on a sequence that is longer than what it was made for; to look through its modules takes
-            a millisecond, which is paid once.
+        model: before it is run beyond its original length; scanning its modules takes a millisecond, once.
     """
 
     def __init__(self, model: Any) -> None:
@@ -86,10 +84,10 @@ class RescaledRopes:
 
     @torch.inference_mode(False)
     def reset(self) -> None:
-        """Make them forget it."""
+        """Restore the original angles."""
         for module, names in self._ropes:
             for name in names:
-                # A copy, or what is written into it would be written into the original, too.
+                # Copy, so that the original is not overwritten later.
                 own = getattr(module, name).clone()
                 module.register_buffer(name.replace("original_", ""), own, persistent=False)
             for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:

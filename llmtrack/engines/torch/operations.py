@@ -1,4 +1,4 @@
-"""The arithmetic of one call of an operator: two operations for each multiply-add of a matrix product."""
+"""Count the floating-point operations of an operator call: two per multiply-add of a matrix product."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 import torch
 
 _ADDS_FIRST = frozenset({"addmm", "baddbmm", "addmv", "addbmm"})
-"""Their first argument is added to the product of the next two."""
+"""Operators that add their first argument to the product of the next two."""
 
 _PRODUCTS = frozenset({"linear", "matmul", "mv", "dot"})
 _CONVOLUTIONS = frozenset({"convolution", "conv1d", "conv2d"})
 
 
 def local(value: Any) -> Any:
-    """Return the part of a tensor that this process holds, of one that is shared out; anything else as it is."""
+    """Return the local part of a distributed tensor; anything else unchanged."""
     return getattr(value, "_local_tensor", value)
 
 
 def operations(name: str, args: tuple[Any, ...], made: list[torch.Tensor]) -> int:
-    """Return the floating-point operations of a call, 0 for what is no matrix product, convolution or attention.
+    """Return the floating-point operations of a call; 0 unless it is a matrix product, convolution or attention.
 
-    A product of (..., k) with a matrix takes 2 k for each number that it makes; an outer product (k = 1) sums nothing up and
-    is not counted. Attention takes one product of queries with keys and one of its shares with the values, masked or not.
+    A product of (..., k) with a matrix takes 2 k per output element; an outer product (k = 1) sums nothing and is not
+    counted. Attention takes one product of queries with keys and one of weights with values, masked or not.
 
     Args:
-        name: of the operator, without namespace and overload.
-        args: what it was called with; of what is shared out among processes, this one's part counts.
-        made: the tensors that it returned.
+        name: operator name without namespace and overload.
+        args: its arguments; of distributed tensors, the local part counts.
+        made: the returned tensors.
     """
     given = [local(each) for each in args if isinstance(each, torch.Tensor)]
     made = [local(each) for each in made]
@@ -50,7 +50,7 @@ def operations(name: str, args: tuple[Any, ...], made: list[torch.Tensor]) -> in
 
 
 def _einsum(args: tuple[Any, ...], made: torch.Tensor) -> int:
-    """Return the operations of a sum of products of two tensors, each of whose indices has a name."""
+    """Return the operations of an einsum of two tensors."""
     terms, _, target = str(args[0]).replace(" ", "").partition("->")
     tensors = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else args[1:]
     names = terms.split(",")

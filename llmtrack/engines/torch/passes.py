@@ -1,4 +1,4 @@
-"""Passes of a transformers model over padded rows: none remembers the one before, and positions count from the model's first."""
+"""Stateless passes of a transformers model over padded rows, with positions counted from the model's first."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Passes:
     """Passes of a model over rows.
 
     Args:
-        model: a causal language model, on its device, in `eval()`.
+        model: a causal language model on its device, in `eval()`.
 
     Attributes:
-        first_position: number of the first position of a row.
-        device: where it begins.
-        modules: what its modules remember.
+        first_position: position of a row's first token.
+        device: device of its first layer.
+        modules: state kept by its modules.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -33,7 +33,7 @@ class Passes:
         share_keys(model)
         self.device = next(model.parameters()).device
         self._model: Any = model
-        for module in model.modules():  # what a call while it was loaded has left there
+        for module in model.modules():  # hooks left by a call during loading
             if hasattr(module, "recurrent_states"):
                 module.recurrent_states = None
         self.modules = ModuleState(model)
@@ -41,22 +41,22 @@ class Passes:
 
     @property
     def context_length(self) -> int | None:
-        """Positions that the model was made for; None if that is not known."""
+        """Maximum positions of the model; None if unknown."""
         positions = context_length(self._model.config.get_text_config().to_dict())
         return None if positions is None else positions - self.first_position
 
     def begin(self) -> None:
-        """Forget what was seen before."""
+        """Reset all state."""
         self.modules.forget()
         self._ropes.reset()
 
     def of(self, module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-        """Return what the model, or its body, gives for (rows, length) ids and their mask."""
+        """Run the model or its body on (rows, length) ids and their mask."""
         self.modules.forget()
         return module(**forward_inputs(module, input_ids, attention_mask, self.first_position))
 
     def logits(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Return the (rows, length, vocabulary) logits of (rows, length) ids, from any device."""
+        """Return the (rows, length, vocabulary) logits of (rows, length) ids from any device."""
         with torch.inference_mode():
             return self.of(self._model, input_ids.to(self.device), attention_mask.to(self.device)).logits
 
@@ -64,9 +64,9 @@ class Passes:
 def _own_positions(
     first: int, module: Any, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Number the tokens of a call as the model does, from its own first position on.
+    """Number the tokens of a call from the model's own first position.
 
-    `generate` numbers them from 0 for every model that takes positions; in transformers 5 it leaves out a mask of ones.
+    `generate` numbers them from 0 for every model that takes positions; transformers 5 omits an all-ones mask.
     """
     ids, mask, positions = (named.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
     if positions is None or ids is None:

@@ -1,4 +1,6 @@
-"""A process that holds a share of a model: `python -m llmtrack.engines.torch.peer RANK COUNT PORT KIND`, started by rank 0."""
+"""A process that holds a shard of a model: `python -m llmtrack.engines.torch.peer RANK COUNT PORT KIND`, started by
+rank 0.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from llmtrack.host.transformers_compat import import_transformers
 
 def main() -> None:
     """Follow rank 0."""
-    # First: what transformers imports beyond that would keep rank 0 waiting.
+    # First: further imports of transformers would keep rank 0 waiting.
     import_transformers()
     from llmtrack.engines.torch.parallel.tensor_parallel import follow
     from llmtrack.engines.torch.pytorch import load_share_of

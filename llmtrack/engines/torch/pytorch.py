@@ -1,4 +1,4 @@
-"""The PyTorch engine: a transformers model that generates, eagerly or compiled, and scores in chunks."""
+"""PyTorch engine: a transformers model that generates, eagerly or compiled, and scores in chunks."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ from llmtrack.tensors import tokens
 
 
 def load(variant: Variant) -> Engine:
-    """Load the model of a variant with PyTorch, on one device or shared out among several.
+    """Load the model of a variant with PyTorch, on one device or distributed.
 
     Raises:
-        UsageError: the device, dtype or quantization is not there.
-        MissingDependencyError: the quantization needs a package that is not installed.
+        UsageError: the device, dtype or quantization is unavailable.
+        MissingDependencyError: the quantization needs a missing package.
         ModelLoadError: no candidate could be loaded.
-        ScenarioError: it cannot be shared out.
+        ScenarioError: it cannot be sharded.
     """
     told = chosen(TorchOptions, variant.options)
     if told.tensor_parallel > 1:
@@ -70,12 +70,12 @@ def load(variant: Variant) -> Engine:
 
 
 def load_share_of(variant: Variant) -> TorchEngine:
-    """Load the share of a model that is this rank's, in a group of ranks that is open."""
+    """Load this rank's shard of a model, in an open group."""
     return load_whole(variant, placed=SHARDED)
 
 
 def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
-    """Load all of a model onto one device, or placed as `load_model` says; see `load`."""
+    """Load a model onto one device, or placed as `load_model` describes; see `load`."""
     recipe = None if variant.quantization == NONE else find_recipe("torch", variant.quantization)
     device = resolve_device(variant.device)
     dtype, label = resolve_dtype(variant.dtype, device)
@@ -121,16 +121,16 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
 
 
 def _is_own(recipe: Recipe) -> bool:
-    """Return whether the version of llmtrack tells what a recipe does."""
+    """Return whether a recipe belongs to llmtrack, whose version then identifies it."""
     return recipe.apply.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 @contextmanager
 def threads_set(count: int) -> Iterator[None]:
-    """Let PyTorch compute an operation on the CPU with so many threads, and with as many as before afterwards.
+    """Set PyTorch's intra-op CPU threads within the context.
 
     Args:
-        count: threads; 0: as they are.
+        count: number of threads; 0 to leave it unchanged.
     """
     before = torch.get_num_threads()
     if count in (0, before):
@@ -144,27 +144,23 @@ def threads_set(count: int) -> Iterator[None]:
 
 
 class TorchEngine(WithTokenizer):
-    """A transformers model and its tokenizer as an engine.
+    """Engine of a transformers model and its tokenizer.
 
     Args:
-        model: a causal language model, on its device, in `eval()`.
-        tokenizer: its tokenizer.
-        model_id: what to call it in tracked runs.
-        dtype_label: label of the dtype as `resolve_dtype` gave it; used where it agrees with the loaded
-            parameters, which have the last word.
-        load_time_s: seconds that loading took.
-        file_size_bytes: bytes of the weights' files.
+        model: a causal language model on its device, in `eval()`.
+        model_id: name in tracked runs.
+        dtype_label: label from `resolve_dtype`, used if it matches the loaded parameters.
+        load_time_s: seconds to load it.
+        file_size_bytes: bytes of the weight files.
         facts: params to track.
         tags: provenance to track.
-        warnings: findings in words.
-        threads: threads that compute one operation on the CPU, in its own calls only; 0: as many as PyTorch takes.
-        arithmetic: what matrix products are computed in, where it is not the dtype of the parameters.
-        compile: whether and how decoding is compiled: `none`, `default` or `max-autotune`; on a GPU, where it is, so are the
-            layers of scoring.
-        compiler: compiles a function; None: `torch.compile`.
-        passes: its passes, where they were tried before it was quantized.
-        batching: which rows may share a batch, where that was tried before the model was quantized.
-        notes: what is known of the model's probes, as it is now.
+        threads: intra-op CPU threads, during its own calls only; 0 for PyTorch's default.
+        arithmetic: of the matrix products, if not the parameters' dtype.
+        compile: `none`, `default` or `max-autotune`; on a GPU it also compiles the layers for scoring.
+        compiler: compiles a function; None for `torch.compile`.
+        passes: its passes, if probed before quantization.
+        batching: which rows may share a batch, if probed before quantization.
+        notes: cached answers of the model's probes.
     """
 
     def __init__(
@@ -228,7 +224,7 @@ class TorchEngine(WithTokenizer):
             kv_bytes_per_token=step.cache.per_token,
             kv_windows=step.cache.windows,
             state_bytes=step.cache.constant,
-            # A layer's input and output, of all rows where they share a batch.
+            # A layer's input and output, for all rows of a batch.
             score_bytes_per_token=0 if sharing.reason else 2 * hidden_bytes(model),
             operations=step.operations,
             devices=max(1, len(self._cards)),
@@ -255,7 +251,7 @@ class TorchEngine(WithTokenizer):
         tags: Mapping[str, str],
         warnings: tuple[str, ...],
     ) -> TorchEngine:
-        """Return this engine under the name that was asked for, where what was loaded is a folder made of it."""
+        """Return this engine under the requested name, after loading a folder derived from that model."""
         info = self._info
         self._info = replace(
             info,
@@ -268,7 +264,7 @@ class TorchEngine(WithTokenizer):
 
     @torch.inference_mode()
     def prepare(self, request: GenerateRequest) -> float:
-        """Compile what a request needs, if that has not been done; return the seconds that it took.
+        """Compile for a request if needed; return the seconds that it took.
 
         Raises:
             ScenarioError: it cannot be compiled.
@@ -282,7 +278,7 @@ class TorchEngine(WithTokenizer):
         """Generate greedily, calling `on_step` for each step.
 
         Raises:
-            ScenarioError: the rows have pads, which would change what this model says.
+            ScenarioError: the rows have pads, which would change this model's output.
         """
         stamps = Stamps(self._device, on_step)
         self._check(request)
@@ -300,32 +296,32 @@ class TorchEngine(WithTokenizer):
     def score(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score next-token prediction over padded rows; see `Engine.score`."""
+        """See `Engine.score`."""
         with threads_set(self._threads):
             return self._scores.score(input_ids, attention_mask, scored)
 
     @torch.inference_mode()
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+        """See `Engine.next_token_logits`."""
         self._passes.begin()
         row = torch.tensor([list(ids)], device=self._device)
         with threads_set(self._threads):
             return self._passes.logits(row, torch.ones_like(row))[0].float().cpu()
 
     def synchronize(self) -> None:
-        """Wait until the device has finished all work given to it."""
+        """See `Engine.synchronize`."""
         for card in self._cards:
             synchronize(card)
 
     def reset_peak_memory(self) -> None:
-        """Begin a new peak-memory reading."""
+        """See `Engine.reset_peak_memory`."""
         for card in self._cards:
             reset_peak_memory(card)
         if not self._cards:
             reset_peak_rss()
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the peak since the last reset: of the GPU's allocator, on all cards, or of the resident set on CPU."""
+        """Return the peak since the last reset: of the GPU allocator on all cards, or of the resident set on CPU."""
         if self._cards:
             peaks = [peak for card in self._cards if (peak := peak_memory_bytes(card)) is not None]
             return sum(peaks) if peaks else None

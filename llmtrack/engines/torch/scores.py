@@ -1,4 +1,4 @@
-"""Log-likelihoods of padded rows by a transformers model, whose head is applied to a chunk of tokens at a time."""
+"""Log-likelihoods of padded rows by a transformers model, applying the head to a chunk of tokens at a time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from llmtrack.tensors.padding import pad_rows
 
 
 class Scores:
-    """What a model says of rows.
+    """Scores rows with a model.
 
     Args:
-        model: a causal language model, on its device, in `eval()`.
-        passes: its passes.
+        model: a causal language model on its device, in `eval()`.
         sharing: which rows may share a batch.
-        around: what each pass is made in, such as compiled layers.
+        around: context manager for each pass, such as for compiled layers.
     """
 
     def __init__(
@@ -43,11 +42,11 @@ class Scores:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score next-token prediction over padded rows; see `Engine.score`.
 
-        Rows that may not share a batch are computed one class after the other, each padded anew.
+        Rows that may not share a batch are computed group by group, each repadded.
         """
         real = attention_mask.bool()
         counts = predicted(attention_mask, scored).sum(dim=1)
-        # The last token of a row is nobody's context.
+        # The last token of a row is not context for any other.
         classes = self._sharing.classes((real.sum(dim=1) - 1).tolist())
         if not self._sharing.reason or (len(classes) == 1 and real.all()):
             return self._sums(input_ids, attention_mask, scored), counts
@@ -66,20 +65,20 @@ class Scores:
             return torch.zeros(len(valid), dtype=torch.float64)
         input_ids, attention_mask = input_ids.to(self._passes.device), attention_mask.to(self._passes.device)
         self._passes.begin()
-        # The last column is nobody's context, so it is not read.
+        # The last column is not context for any other, so it is not read.
         hidden, head = self._hidden_states(input_ids[:, :-1], attention_mask[:, :-1])
-        # Of a model that is spread over several cards, its end may lie on another one than its beginning.
+        # In a model spread over several cards, the last layer may be on another card than the first.
         targets, valid = input_ids[:, 1:].to(hidden.device), valid.to(hidden.device)
         return sum_nll(hidden, targets, valid, head, self._vocab_size).cpu()
 
     def _hidden_states(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-        """Return the last hidden states and the head that turns them into logits.
+        """Return the last hidden states and the head that maps them to logits.
 
-        A batch's logits are large (vocabulary times tokens), so the head is applied to a chunk of tokens at
-        a time. Models that do more to the logits than one linear layer (soft-capping, scaling) are found by
-        a look at a short pass; their logits are computed whole, and the head is the identity.
+        A batch's logits are large (vocabulary times tokens), so the head is applied to chunks of tokens. Models that do
+        more than one linear layer (soft-capping, scaling) are detected by a short pass; their logits are computed
+        whole, and the head is the identity.
         """
         if not self._head_checked:
             self._head = self._plain_head(input_ids, attention_mask)
@@ -91,7 +90,7 @@ class Scores:
             return self._passes.of(self._model.base_model, input_ids, attention_mask)[0], self._head
 
     def _plain_head(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.nn.Module | None:
-        """Return the head if all that the model does after its body is to apply it."""
+        """Return the head if it is all that the model applies after its body."""
         head, body = self._model.get_output_embeddings(), self._model.base_model
         if head is None or body is self._model:
             return None
@@ -107,7 +106,7 @@ class Scores:
         finally:
             for hook in hooks:
                 hook.remove()
-        # Within one pass the numbers are equal to the last bit, so that a mild soft-cap shows, too.
+        # Within one pass, results are bit-identical, so that even a mild soft-cap is detected.
         plain = (
             len(seen) == 3
             and torch.equal(seen["hidden"], seen["given"])

@@ -1,7 +1,7 @@
-"""When the tokens of each decode step were there: told by the host where it computes them, by events on a GPU.
+"""Timestamps of decode steps: by the host's clock on a CPU, by events on a GPU.
 
-A GPU is given the next step while it still computes the last one. To ask it after each step would hold it up, so an
-event is left in its queue behind each step, and all are read once the call is over and has been timed.
+A GPU receives the next step while computing the last one. Waiting after each step would slow it down, so an event is
+queued after each step, and all are read after the call has been timed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from llmtrack.devices import synchronize
 
 
 class Stamps:
-    """The stamps of one call, from its beginning on.
+    """Timestamps of one call, from its start.
 
     Args:
-        device: what computes; idle when the call begins.
-        on_step: is told of each step: on a CPU once its tokens are there, on a GPU once they are asked for.
+        device: idle at the start.
+        on_step: called for each step: on a CPU once its tokens exist, on a GPU once they are queued.
     """
 
     def __init__(self, device: torch.device, on_step: Callable[[], None]) -> None:
@@ -28,9 +28,9 @@ class Stamps:
         self._events: list[torch.cuda.Event] = []
 
     def step(self) -> None:
-        """Stamp a step: what has been given to the device so far makes its tokens.
+        """Stamp a step, whose tokens are made by the work submitted so far.
 
-        A GPU on which events were not tried is waited for, which `generate` does in each step anyway.
+        A GPU without tested events is synchronized, which `generate` does in each step anyway.
         """
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
@@ -41,16 +41,17 @@ class Stamps:
         self._on_step()
 
     def wait(self) -> None:
-        """Wait until the tokens of the last step are there; the last time, it is what the stamps hang on."""
+        """Wait for the tokens of the last step; the last wait anchors the timestamps."""
         if self._events:
             self._events[-1].synchronize()
             self._end = time.perf_counter()
 
     @property
     def seconds(self) -> Callable[[], tuple[float, ...]] | None:
-        """What returns the seconds from the beginning to each step; None where the host told of each when it was there.
+        """A function that returns the seconds from the start to each step; None if the host reported each step in time.
 
-        The end is by the host's clock, as all of the call is; how long before it each step was, the GPU tells.
+        The end is by the host's clock, like the whole call; the GPU's events give how long before it each step
+        finished.
         """
         return self._read if self._device.type == "cuda" else None
 

@@ -1,4 +1,4 @@
-"""What one decode step reads and computes, found by running one: the weights that its operators touch, and its state."""
+"""Measure what one decode step reads and computes by running one: the weights its operators touch, and its state."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from llmtrack.engines.torch.module_state import ModuleState
 from llmtrack.engines.torch.operations import local, operations
 
 _PROMPTS = (2, 6)
-"""Prompt lengths whose caches are compared: what differs between them grows by the token."""
+"""Prompt lengths whose caches are compared to find what grows with the tokens."""
 
 _NO_STATE = frozenset(
     {"input_ids", "inputs_embeds", "attention_mask", "position_ids", "cache_position", "token_type_ids"}
 )
-"""What a step is handed beside its state."""
+"""Inputs of a step that are not state."""
 
 _BOUNDED = frozenset({"keys", "values"})
-"""What a window bounds of a cache layer: it may have other states beside them."""
+"""Tensors of a cache layer that a window bounds; it may have other state."""
 
 _GATHERS = frozenset({"index", "index_select", "gather"})
 _GROUPED = frozenset({"_grouped_mm", "_scaled_grouped_mm"})
@@ -35,12 +35,12 @@ _GROUPED = frozenset({"_grouped_mm", "_scaled_grouped_mm"})
 
 @dataclass(frozen=True)
 class Step:
-    """What a decode step of one row reads and computes.
+    """Data read and operations of a decode step of one row.
 
     Attributes:
-        weight_bytes: bytes of the weights that its operators read; rows looked up in a table are not counted.
-        cache: bytes of the state that it reads, by the number of tokens.
-        operations: floating-point operations of its matrix products; None where none was seen.
+        weight_bytes: bytes of the weights that its operators read; looked-up table rows are not counted.
+        cache: bytes of state read, by number of tokens.
+        operations: floating-point operations of its matrix products; None if none was seen.
     """
 
     weight_bytes: int
@@ -50,19 +50,18 @@ class Step:
 
 @torch.inference_mode()
 def observe_step(model: Any, modules: ModuleState) -> Step:
-    """Generate two tokens from prompts of two lengths, and look at what the step of the second one reads.
+    """Generate two tokens from prompts of two lengths, and observe the second step.
 
-    Of the weights, what operators read counts, however the model picks it (modules that are called or not, slices or
-    gathered rows of a stacked tensor): of a mixture of experts those that one row is sent to. Of the state, the
-    tensors that are there count, whichever object holds them; modules that hold some themselves are made to forget
-    them before calls without a cache.
+    Weights count if an operator reads them, however the model selects them (modules that are called or not, slices or
+    gathered rows of a stacked tensor): in a mixture of experts, those of one row. State counts as the tensors that
+    exist, whichever object holds them; modules that keep some are reset before calls without a cache.
 
     Args:
         model: a transformers model that can generate, in `eval()` and not run before.
-        modules: what its modules remember.
+        modules: state kept by its modules.
 
     Raises:
-        Exception: whatever the model raises where it cannot generate.
+        Exception: whatever the model raises if it cannot generate.
     """
     short, long = (_watch(model, tokens, modules) for tokens in _PROMPTS)
     modules.forget_unless_cached()
@@ -75,7 +74,7 @@ def observe_step(model: Any, modules: ModuleState) -> Step:
         before = short.state[path].bytes if path in short.state else 0
         grown = max(held.bytes - before, 0) // (_PROMPTS[1] - _PROMPTS[0])
         growing += grown
-        # The token of the step itself is in the cache by now.
+        # The step's own token is already in the cache.
         constant += max(held.bytes - grown * (_PROMPTS[1] + 1), 0)
     per_token = growing + sum(windows.values())
     cache = CacheGrowth(per_token, tuple(sorted(windows.items())), constant)
@@ -83,10 +82,10 @@ def observe_step(model: Any, modules: ModuleState) -> Step:
 
 
 def _operations(model: Any, short: int, long: int) -> Operations | None:
-    """Return the operations of a step, from those of two steps that attend to other numbers of tokens."""
+    """Return the operations of a step, from two steps with different numbers of attended tokens."""
     if not short:
         return None
-    # The step's own token is attended to, too.
+    # The step also attends to its own token.
     per_context = max(long - short, 0) // (_PROMPTS[1] - _PROMPTS[0])
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
@@ -96,7 +95,7 @@ def _operations(model: Any, short: int, long: int) -> Operations | None:
 
 @dataclass(frozen=True)
 class _Held:
-    """A tensor of a step's state: its bytes, and the tokens it holds and may hold where a window bounds it."""
+    """A state tensor: its bytes, and its current and maximum tokens if a window bounds it."""
 
     bytes: int
     tokens: int = 0
@@ -140,8 +139,7 @@ def _watch(model: Any, tokens: int, modules: ModuleState) -> _Watched:
     held_by_modules = (((names[at], key), value, None) for (at, key), value in modules.found().items())
     for path, tensor, window in (*_tensors(calls[1], ()), *held_by_modules):
         storage = tensor.untyped_storage().data_ptr()
-        # Numbers of no dimension count along. What a bounded layer keeps may be the end of a tensor that other layers are
-        # given whole.
+        # Scalars are included. A bounded layer may hold the end of a tensor that other layers receive whole.
         if not tensor.ndim or not tensor.numel() or (window is None and storage in bounded):
             continue
         if window is not None:
@@ -155,7 +153,7 @@ _Found = tuple[tuple[str, ...], torch.Tensor, "int | None"]
 
 
 def _tensors(value: Any, path: tuple[str, ...], window: int | None = None) -> Iterator[_Found]:
-    """Yield the tensors inside an object, each with its path and the window of the cache layer that holds it."""
+    """Yield the tensors within an object, each with its path and the window of its cache layer."""
     if isinstance(value, torch.Tensor):
         yield path, value, window
         return
@@ -174,7 +172,7 @@ def _tensors(value: Any, path: tuple[str, ...], window: int | None = None) -> It
 
 
 def stored_tensors(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that hold the data of some values: of a packed or quantized tensor, those inside it."""
+    """Yield the tensors that store the data of values: for packed or quantized tensors, the inner ones."""
     for value in values:
         if is_traceable_wrapper_subclass(value):
             yield from stored_tensors(getattr(value, name) for name in value.__tensor_flatten__()[0])
@@ -183,7 +181,7 @@ def stored_tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 class _Reads(TorchDispatchMode):
-    """Counts the bytes of weights that operators read, and what they compute, while it is entered."""
+    """Counts the weight bytes read and the operations computed within the context."""
 
     def __init__(self, weights: Any) -> None:
         super().__init__()
@@ -194,7 +192,7 @@ class _Reads(TorchDispatchMode):
 
     @property
     def bytes(self) -> int:
-        """Bytes that were read, each byte once."""
+        """Distinct bytes read."""
         return sum(min(sum(parts.values()), self._sizes[at]) for at, parts in self._parts.items())
 
     def __torch_dispatch__(
@@ -207,7 +205,7 @@ class _Reads(TorchDispatchMode):
         self.operations += operations(
             name, args, [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         )
-        # An expert that no row is sent to may be called with no rows.
+        # An expert without tokens may be called with no rows.
         if name != "embedding" and all(each.numel() for each in made):
             views = {each.untyped_storage().data_ptr() for each in made}
             for tensor in given:
@@ -221,7 +219,7 @@ class _Reads(TorchDispatchMode):
         if name in _GATHERS and tensor is first:
             parts[(-1, len(parts))] = made[0].numel() * tensor.element_size()
             return
-        # What is expanded is there once.
+        # Expanded tensors are stored once.
         stored = math.prod(
             size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0
         )

@@ -1,4 +1,4 @@
-"""What a model's weights are stored as, and how many bytes they are."""
+"""Storage types and sizes of a model's weights."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from llmtrack.models.probed import Notes
 
 
 def stored_dtypes(model: torch.nn.Module) -> dict[str, int]:
-    """Return how many weights are stored as which dtype, the most frequent first: parameters and what is saved with them."""
+    """Return the number of weights per storage dtype, the most frequent first: parameters and saved buffers."""
     counts: Counter[str] = Counter()
     saved = model.state_dict(keep_vars=True).values()
     for tensor in {id(each): each for each in saved if isinstance(each, torch.Tensor)}.values():
-        # Numbers that are no parameters are tables of positions.
+        # Integer buffers are position tables.
         if isinstance(tensor, torch.nn.Parameter) or tensor.is_floating_point():
             counts[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
     return dict(counts.most_common())
 
 
 def model_size_bytes(model: torch.nn.Module) -> int:
-    """Bytes of what a checkpoint holds: tables that the code can make again (masks, rotary angles) are no weights."""
+    """Return the bytes of a checkpoint; tables that the code can recreate (masks, rotary angles) do not count."""
     return _bytes(each for each in model.state_dict().values() if isinstance(each, torch.Tensor))
 
 
 def hidden_bytes(model: PreTrainedModel) -> int:
-    """Return the bytes of a token between two layers; 0 if the config does not tell."""
+    """Return the bytes of a token between two layers; 0 if unknown."""
     width = getattr(model.config.get_text_config(), "hidden_size", 0)
     return int(width) * min(parameter.element_size() for parameter in model.parameters())
 
 
 def step_of(model: Any, modules: ModuleState, notes: Notes) -> tuple[Step, tuple[str, ...]]:
-    """Return what a decode step reads, and a warning where none could be run and it is an upper bound.
+    """Return what a decode step reads, and a warning if none could be run and it is an upper bound.
 
     Args:
         model: a transformers model in `eval()` and not run before.
-        modules: what its modules remember; those that do learn it here, so that their step is looked at each time.
-        notes: what is known of its probes.
+        modules: state kept by its modules; if there is any, the step is always observed anew.
+        notes: cached answers of its probes.
     """
     try:
         look = partial(observe_step, model, modules)
@@ -57,14 +57,14 @@ def step_of(model: Any, modules: ModuleState, notes: Notes) -> tuple[Step, tuple
 
 
 def emulation_warning(dtype_name: str, device: torch.device) -> tuple[str, ...]:
-    """Return a warning where a CPU computes in a dtype that it has no instructions for."""
+    """Warn if the CPU emulates a dtype."""
     if dtype_name == "bfloat16" and device.type == "cpu" and not _cpu_has_bfloat16():
-        return ("this CPU has no bfloat16 instructions: PyTorch converts on the fly, so speed is not that of bfloat16",)
+        return ("this CPU has no bfloat16 instructions: PyTorch emulates them, so the speed is not representative",)
     return ()
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of tensors; those that share memory, as tied weights do, count once."""
+    """Return the bytes of tensors; shared storage, as of tied weights, counts once."""
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in stored_tensors(tensors)}.values())
 
 

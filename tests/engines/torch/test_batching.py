@@ -81,8 +81,8 @@ def test_a_recipe_that_mixes_rows_and_does_not_say_so_is_found(monkeypatch):
 def test_a_recipe_that_rounds_by_one_range_says_so_and_scores_each_row_alone(monkeypatch):
     engine = quantized(monkeypatch, one_range, depends_on_batch=True)
     _, warning = engine.info.warnings  # the first says that the weights are random
-    assert "ranges that a whole batch shares" in warning
-    assert "scored one at a time" in warning
+    assert "activation ranges are shared by the whole batch" in warning
+    assert "computed one row at a time" in warning
     rows = [[(7 * row + 13 * at) % 250 + 1 for at in range(12)] for row in range(4)]
     alone = [engine.score(*pad_rows([row], 0, "right"))[0].item() for row in rows]
     assert engine.score(*pad_rows(rows, 0, "right"))[0].tolist() == alone

@@ -1,1 +1,1 @@
-"""Faster decode steps: a static cache, compiled layers, fused products and kernels of one row."""
+"""Faster decode steps: static cache, compiled layers, fused products and single-row kernels."""

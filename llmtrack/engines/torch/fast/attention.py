@@ -1,9 +1,9 @@
-"""The attention of one decode step as one kernel: rotate, keep the new key and value, and attend, for each key head.
+"""Attention of one decode step as one kernel per key head: rotate, store the new key and value, and attend.
 
-Done one after the other, these are half a dozen kernels a layer of a few microseconds each: a tenth of the step of a model
-of a billion weights. Needs Triton, which comes with PyTorch for GPUs.
+Separately, these are half a dozen kernels per layer of a few microseconds each: a tenth of a step of a model with a
+billion weights. Requires Triton, which comes with PyTorch for GPUs.
 
-One program reads all of a key head's tokens, one block after the other: in long caches, several together are faster.
+One program reads all tokens of a key head block by block; in long caches, several programs would be faster.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 _GROUP = 16
-"""The least rows of a matrix product; a group of query heads is filled up to it."""
+"""Minimum rows of a matrix product; groups of query heads are padded to it."""
 
 
 def attend(
@@ -28,17 +28,16 @@ def attend(
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """Return what each query head sees, (rows, 1, heads x width), and put the new keys and values into the cache.
+    """Return the output of each query head, (rows, 1, heads x width), and store the new keys and values in the cache.
 
     Args:
         heads: number of query heads.
         scale: of the scores.
-        norms: (width,) weights of the norms of queries and of keys before they are rotated, and what is added to their mean
-            square; None: there are none.
-        fused: (rows, 1, (heads + 2 x key heads) x width), the queries, keys and values of one token.
+        norms: (width,) weights of the query and key norms before rotation, and their epsilon; None without norms.
+        fused: (rows, 1, (heads + 2 x key heads) x width), queries, keys and values of one token.
         cos: (rows, 1, 1, width).
         sin: (rows, 1, 1, width).
-        slots: (1,), where the token goes; what is behind it is not read.
+        slots: (1,), cache slot of the token; later slots are not read.
         mask: (rows, 1, 1, length) booleans.
         keys: (rows, key heads, length, width).
         values: likewise.
@@ -84,7 +83,7 @@ def _rotated(  # type: ignore[no-untyped-def]
     epsilon: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """Return the (heads, width) states at (heads, 1) places, normed where they are to be, and rotated."""
+    """Return the (heads, width) states at (heads, 1) offsets, normed if needed, and rotated."""
     states = tl.load(place + at[None], mask=real, other=0.0).to(tl.float32)
     twins = tl.load(place + other[None], mask=real, other=0.0).to(tl.float32)
     if normed:
@@ -128,7 +127,7 @@ def _attend(  # type: ignore[no-untyped-def] # Triton reads the names itself
     slot = tl.load(slots)
     own = fused + row * (group + 2) * key_heads * width
 
-    # The new key and value: kept for the steps to come, and the first that the queries look at.
+    # Store the new key and value, and attend to them first.
     key_at = own + (key_heads * group + head) * width
     alone = tl.zeros((1, 1), tl.int32)
     new_key = _rotated(key_at + alone, alone == 0, at, other, turn, cross, key_norm, normed, epsilon, dtype)
@@ -143,7 +142,7 @@ def _attend(  # type: ignore[no-untyped-def] # Triton reads the names itself
     query_at = own + (head * group + each)[:, None] * width
     query = _rotated(query_at, real, at, other, turn, cross, query_norm, normed, epsilon, dtype)
 
-    # The softmax as it goes on: the highest score so far, and sums relative to it.
+    # Online softmax: the highest score so far, and sums relative to it.
     top = tl.sum(query.to(tl.float32) * new_key.to(tl.float32)[None], 1) * scale
     total = tl.full((padded,), 1.0, tl.float32)
     result = tl.zeros((padded, width), tl.float32) + new_value.to(tl.float32)[None]

@@ -1,7 +1,8 @@
-"""Decode with a static cache and a compiled step: on a GPU the whole step, the choice of its token included, is one CUDA graph.
+"""Decode with a static cache and a compiled step; on a GPU the whole step, including the token choice, is one CUDA
+graph.
 
-Nothing of it changes shape from one step to the next, and nothing waits for the host. What is compiled and captured
-belongs to one shape (rows, tokens of a prompt, length of the cache) and is made before the first call of that shape.
+Nothing changes shape between steps, and nothing waits for the host. Compiled code and graphs belong to one shape (rows,
+prompt tokens, cache length) and are created before the first call of that shape.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from llmtrack.tensors.padding import pad_rows
 Compiler = Callable[[Any], Any]
 
 MOST_SHAPES = 8
-"""Shapes that are kept: each has a cache of its own."""
+"""Number of shapes to keep, each with its own cache."""
 
 _LENGTHS = 64
-"""The length of a cache is a multiple of this, so that prompts of like lengths share what is compiled."""
+"""Cache lengths are multiples of this, so that prompts of similar lengths share compiled code."""
 
 RECOMPILATIONS = 1024
-"""More than there are shapes: beyond its own limit, torch would go on without compiling."""
+"""Raised recompilation limit: beyond its default, torch would silently stop compiling."""
 
 _PARTS = 256
-"""Parts of a row of logits at most, of which each is looked through at once."""
+"""Maximum parts of a row of logits that are reduced in parallel."""
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "default": {"coordinate_descent_tuning": True},
@@ -47,43 +48,44 @@ class StepModel(Protocol):
     """A model that computes the next token over a static cache.
 
     Attributes:
-        name: what it is called in tracked runs.
-        static_prefill: whether a pass over a prompt, not compiled, asks the host for nothing, so that it can be captured.
+        name: name in tracked runs.
+        static_prefill: whether an uncompiled pass over a prompt needs no host synchronization, so that it can be
+            captured.
     """
 
     name: str
     static_prefill: bool
 
     def new_cache(self, rows: int, length: int, first_position: int) -> Any:
-        """Return an empty cache of so many rows and tokens."""
+        """Return an empty cache for the given rows and tokens."""
         ...
 
     def begin(self, cache: Any) -> None:
-        """Make a cache ready for a new prompt."""
+        """Prepare a cache for a new prompt."""
         ...
 
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, cache: Any
     ) -> torch.Tensor:
-        """Return the (rows, vocabulary) logits after the last column, and keep the keys and values of all.
+        """Return the (rows, vocabulary) logits after the last column, and store the keys and values of all columns.
 
         Args:
             ids: (rows, columns) token ids.
-            positions: (rows, columns), the number of each token in its row.
-            slots: (columns,), where in the cache each column goes.
-            mask: (rows, 1, columns, length) booleans: what each token may look at.
-            cache: what `new_cache` made.
+            positions: (rows, columns), position of each token in its row.
+            slots: (columns,), cache slot of each column.
+            mask: (rows, 1, columns, length) booleans: what each token may attend to.
+            cache: from `new_cache`.
         """
         ...
 
     def compiled(self, compiler: Compiler) -> Callable[..., torch.Tensor]:
-        """Return `logits` with what is worth compiling compiled."""
+        """Return `logits` with its expensive parts compiled."""
         ...
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Let torch compile for as many shapes as are kept.
+    """Allow torch to compile for as many shapes as are kept.
 
     Raises:
         ScenarioError: it cannot compile this model here.
@@ -99,7 +101,7 @@ def compiling() -> Iterator[None]:
 
 
 def torch_compiler(mode: str) -> Compiler:
-    """Return what compiles a function: `torch.compile` for fixed shapes.
+    """Return `torch.compile` for fixed shapes.
 
     Args:
         mode: `default`, or `max-autotune`, which tries more kernels.
@@ -109,12 +111,12 @@ def torch_compiler(mode: str) -> Compiler:
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides which compiled loop is needed.
+    """Key of a compiled loop.
 
     Attributes:
         rows: rows of the batch.
-        prompt: tokens of each, pads included.
-        length: tokens that the cache holds.
+        prompt: tokens per row, including pads.
+        length: cache length in tokens.
         ignore_eos: whether the end of a sequence is suppressed.
     """
 
@@ -135,11 +137,11 @@ class CompiledDecoding:
     """Greedy decoding by a compiled step.
 
     Args:
-        model: what computes a step.
-        device: where it is.
-        pad_id: what pads hold.
-        eos_ids: ids that end a sequence.
-        first_position: number of a row's first token.
+        model: computes a step.
+        device: its device.
+        pad_id: pad token id.
+        eos_ids: end-of-sequence ids.
+        first_position: position of a row's first token.
         compiler: compiles a function.
     """
 
@@ -160,7 +162,7 @@ class CompiledDecoding:
         self.name = f"compiled, {model.name}"
 
     def prepare(self, request: GenerateRequest) -> float:
-        """Compile and capture what a request needs, if it is not there; return the seconds that it took.
+        """Compile and capture for a request if needed; return the seconds that it took.
 
         Raises:
             ScenarioError: no static cache can serve the request, or it cannot be compiled here.
@@ -184,7 +186,7 @@ class CompiledDecoding:
         return time.perf_counter() - start
 
     def generate(self, request: GenerateRequest, stamps: Stamps) -> torch.Tensor:
-        """Return the (rows, new tokens) ids, on the host."""
+        """See `Decoding.generate`."""
         self.prepare(request)
         loop = self._loops[Shape.of(request)]
         ids, real = pad_rows(request.prompt_ids, self._pad_id, "left", request.padded_length)
@@ -204,7 +206,7 @@ class CompiledDecoding:
         return new[: number + 1].T
 
     def close(self) -> None:
-        """Forget what was captured."""
+        """Drop the captured graphs."""
         self._loops.clear()
 
     def _made(self, shape: Shape) -> _Loop:
@@ -224,7 +226,7 @@ class CompiledDecoding:
 
 
 class _Loop:
-    """The buffers of one shape, and the passes that read and write them."""
+    """Buffers of one shape, and the passes that use them."""
 
     def __init__(
         self,
@@ -235,7 +237,7 @@ class _Loop:
         suppressed: torch.Tensor,
         first_position: int,
     ) -> None:
-        # A graph reads what was there when it was captured: all of it is kept here.
+        # A graph refers to the buffers it was captured with, so they are kept here.
         self._model, self._first_position, self._suppressed = model, first_position, suppressed
         device = suppressed.device
         self._ids = torch.zeros((shape.rows, 1), dtype=torch.int64, device=device)
@@ -261,11 +263,11 @@ class _Loop:
 
     @property
     def chosen(self) -> torch.Tensor:
-        """The (rows,) ids that the last pass chose, on the device."""
+        """The (rows,) ids chosen by the last pass, on the device."""
         return self._ids[:, 0]
 
     def begin(self, ids: torch.Tensor, real: torch.Tensor) -> None:
-        """Take a prompt: its (rows, tokens) ids, and which of them are no pads."""
+        """Load a prompt: its (rows, tokens) ids, and which of them are not pads."""
         length = ids.shape[1]
         positions = positions_of(real, self._first_position)
         self._prompt.copy_(ids)
@@ -276,22 +278,22 @@ class _Loop:
         self._mask.zero_()
         self._mask[:, 0, 0, :length] = seen
         earlier = torch.ones((length, length), dtype=torch.bool, device=ids.device).tril()
-        # A pad looks at itself: of nothing at all the mean is no number, and would spread.
+        # A pad attends to itself: attention over nothing would be NaN and spread.
         alone = torch.eye(length, dtype=torch.bool, device=ids.device)
         self._prompt_mask.zero_()
         self._prompt_mask[:, 0, :, :length] = (earlier & seen[:, None]) | alone
         self._model.begin(self._cache)
 
     def try_out(self) -> None:
-        """Run everything once, so that it is compiled."""
+        """Run everything once to compile it."""
         self.begin(self._prompt.clone(), torch.ones_like(self._prompt))
         self.prefill()
         self.step()
 
     def capture(self) -> None:
-        """Put the passes into CUDA graphs."""
+        """Capture the passes as CUDA graphs."""
         self.begin(self._prompt.clone(), torch.ones_like(self._prompt))
-        # Handles and workspaces are made outside of a capture.
+        # Handles and workspaces must be created outside of a capture.
         stream = torch.cuda.Stream(self._ids.device)
         stream.wait_stream(torch.cuda.current_stream(self._ids.device))
         with torch.cuda.stream(stream):
@@ -319,7 +321,7 @@ def _choose(
     slots: torch.Tensor,
     mask: torch.Tensor,
 ) -> None:
-    """Choose the next token of each row, and make the buffers ready for the step that reads it."""
+    """Choose the next token of each row, and prepare the buffers for the next step."""
     if len(suppressed):
         logits = logits.index_fill(1, suppressed, -torch.inf)
     ids.copy_(_highest(logits))
@@ -329,7 +331,9 @@ def _choose(
 
 
 def _highest(logits: torch.Tensor) -> torch.Tensor:
-    """Return the (rows, 1) ids of the highest logits, found in parts first: one long row would keep one processor busy."""
+    """Return the (rows, 1) ids of the highest logits, reduced in parts first: one long row would occupy a single
+    processor.
+    """
     rows, vocabulary = logits.shape
     parts = logits.view(rows, math.gcd(vocabulary, _PARTS), -1)
     within = parts.argmax(dim=-1)

@@ -1,8 +1,8 @@
-"""The layers of a model, compiled once for all of them: what a GPU does between two products becomes one kernel.
+"""Compile a model's layers once for all of them, fusing what a GPU does between products.
 
-Of a pass over thousands of tokens the products take three quarters; norms, activations and rotations, operator by operator,
-most of the rest. What is compiled is what the model's own code says, rounded where that rounds, but summed in another order:
-a loss differs by about 1e-5 of it in 16 bits.
+In a pass over thousands of tokens, products take three quarters of the time; norms, activations and rotations, operator
+by operator, most of the rest. The compiled code is the model's own, with the same rounding, but another summation
+order: a loss differs by about 1e-5 of it in 16 bits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class CompiledLayers:
 
     Args:
         model: a transformers model in `eval()`.
-        compiler: compiles a function; None: `torch.compile`.
+        compiler: compiles a function; None for `torch.compile`.
     """
 
     def __init__(self, model: Any, compiler: Compiler | None = None) -> None:
@@ -33,7 +33,7 @@ class CompiledLayers:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Let the layers run compiled.
+        """Run the layers compiled within the context.
 
         Raises:
             ScenarioError: they cannot be compiled here.
@@ -49,13 +49,13 @@ class CompiledLayers:
 
 
 def repeated_layers(body: Any) -> list[Any]:
-    """Return the modules of a model's body that come one after another and are of one kind; none if there are none such."""
+    """Return the longest list of consecutive modules of one type in a model's body; empty if there is none."""
     lists = (list(each) for each in _outermost_lists(body))
     return max((each for each in lists if len(set(map(type, each))) == 1), key=len, default=[])
 
 
 def _outermost_lists(module: Any) -> Iterator[torch.nn.ModuleList]:
-    """Yield the lists of modules that are in no other one, as those of experts are."""
+    """Yield the module lists that are not nested in another one (as those of experts are)."""
     for child in module.children():
         if isinstance(child, torch.nn.ModuleList):
             yield child

@@ -1,8 +1,8 @@
-"""The decode step of a Llama-like model with few, large products: queries, keys and values in one, gate and up in one.
+"""Decode step of a Llama-like model with few, large products: queries, keys and values in one, gate and up in one.
 
-The weights of the loaded model become views into the fused ones: what it says stays the same, and so does its memory.
-Whether a model is Llama-like its modules tell, not its name; whether the step is really its own, the caller tries
-(`llmtrack.engines.torch.decoding`), since a model of the same modules may scale or rotate in another way.
+The loaded model's weights become views into the fused ones, so output and memory do not change. A model is recognized
+by its modules, not its name; the caller verifies the step (`llmtrack.engines.torch.decoding`), since a model with the
+same modules may scale or rotate differently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAYER = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layer
 _ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 _ATTENTION_NORMS = frozenset({"q_norm", "k_norm"})
 _LONGEST, _LARGEST_GROUP = 1024, 16
-"""What one kernel does a token's attention for: tokens of a cache, and query heads of a key head (see `attention`)."""
+"""Limits of the single attention kernel: cache length, and query heads per key head (see `attention`)."""
 
 _MLP = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
 
@@ -31,7 +31,7 @@ class FusedCache:
     """Keys and values of all layers, and the rotary angles of all positions.
 
     Attributes:
-        keys: of each layer, (rows, key heads, length, width).
+        keys: per layer, (rows, key heads, length, width).
         values: likewise.
         cos: (positions, width).
         sin: (positions, width).
@@ -44,10 +44,10 @@ class FusedCache:
 
 
 class FusedModel:
-    """A Llama-like model as a step; see `llmtrack.engines.torch.fast.compiled.StepModel`.
+    """A Llama-like model as a `StepModel`.
 
     Args:
-        model: a model of which `unfusible` has nothing to say.
+        model: a model accepted by `unfusible`.
     """
 
     name = "fused"
@@ -61,7 +61,7 @@ class FusedModel:
         self._by_kernels = _has_kernels(self._layers[0])
 
     def new_cache(self, rows: int, length: int, first_position: int) -> FusedCache:
-        """Return an empty cache of so many rows and tokens."""
+        """Return an empty cache for the given rows and tokens."""
         like, first = self._embedding.weight, self._layers[0]
         shape = (rows, first.key_heads, length, first.width)
         keys, values = ([like.new_zeros(shape) for _ in self._layers] for _ in range(2))
@@ -70,7 +70,7 @@ class FusedModel:
         return FusedCache(keys, values, cos[0].clone(), sin[0].clone())
 
     def begin(self, cache: FusedCache) -> None:
-        """Do nothing: what a cache holds is masked until it is written anew."""
+        """Do nothing: stale cache content is masked until overwritten."""
 
     def logits(
         self,
@@ -80,11 +80,11 @@ class FusedModel:
         mask: torch.Tensor,
         cache: FusedCache,
     ) -> torch.Tensor:
-        """Return the (rows, vocabulary) logits after the last column; see `StepModel`."""
+        """See `StepModel.logits`."""
         return self._run(lambda part: part, ids, positions, slots, mask, cache)
 
     def compiled(self, compiler: Callable[[Any], Any]) -> Callable[..., torch.Tensor]:
-        """Return `logits` with its parts compiled: a layer once for all of them, which have the same shapes."""
+        """Return `logits` with its parts compiled; a layer is compiled once for all, which have equal shapes."""
         parts = {part: compiler(part) for part in (_begin, _layer, _end)}
         return lambda *inputs: self._run(parts.__getitem__, *inputs)
 
@@ -110,10 +110,10 @@ class FusedModel:
 
 
 class FusedLayer(nn.Module):
-    """The weights of a layer, fused; those of the layer itself become views into them.
+    """The fused weights of a layer; the layer's own become views.
 
     Args:
-        layer: a layer whose modules are those of Llama.
+        layer: a layer with Llama's modules.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -131,7 +131,7 @@ class FusedLayer(nn.Module):
 
     @property
     def has_kernel(self) -> bool:
-        """Whether one kernel can do a token's attention: for heads of a usual width and norm, few of which share a key."""
+        """Whether the single attention kernel supports it: common head width and norm, few query heads per key head."""
         norms = (each for each in (self.q_norm, self.k_norm) if each is not None)
         return (
             self.width in (32, 64, 128)
@@ -157,14 +157,14 @@ def _layer(
     hidden: torch.Tensor,
     *where: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the (rows, columns, width) states after a layer, and keep the key and value of each token.
+    """Return the (rows, columns, width) states after a layer, and store each token's key and value.
 
     Args:
-        attend: turns the layer, queries, keys and values in one, and `where` into what each head sees.
-        add: adds the product of a module with its second input to the first.
+        attend: maps the layer, its fused queries, keys and values, and `where` to the output of the heads.
+        add: adds the product of a module with its second argument to the first.
         layer: the weights.
         hidden: the states before it.
-        where: cos, sin, slots, mask, and keys and values of the layer so far.
+        where: cos, sin, slots, mask, and the layer's cached keys and values.
     """
     fused = linear(layer.before_attention(hidden), layer.qkv, layer.qkv_bias)
     hidden = add(hidden, attend(layer, fused, *where), layer.o_proj)
@@ -197,7 +197,7 @@ def _attend(
 
 
 def _attend_in_one(layer: FusedLayer, fused: torch.Tensor, *where: torch.Tensor) -> torch.Tensor:
-    """Do the same for one token of each row, all of it in one kernel."""
+    """Like `_attend`, for one token per row in a single kernel."""
     from llmtrack.engines.torch.fast.attention import attend
 
     norms = None
@@ -212,7 +212,7 @@ def _add(hidden: torch.Tensor, states: torch.Tensor, product: nn.Module) -> torc
 
 
 def _add_in_one(hidden: torch.Tensor, states: torch.Tensor, product: nn.Linear) -> torch.Tensor:
-    """Do the same for one token of one row, in one kernel."""
+    """Like `_add`, for one token of one row in a single kernel."""
     from llmtrack.engines.torch.fast.row_product import added
 
     base = hidden if product.bias is None else hidden + product.bias
@@ -225,14 +225,14 @@ def _end(norm: nn.Module, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor
 
 
 def _has_kernels(layer: FusedLayer) -> bool:
-    """Return whether there are kernels of our own for one token: on a GPU, in 16 bits."""
+    """Return whether the custom single-token kernels can be used: on a GPU, in 16 bits."""
     weight = layer.qkv
     half = weight.dtype in (torch.float16, torch.bfloat16)
     return half and weight.device.type == "cuda" and find_spec("triton") is not None
 
 
 def _is_rms_norm(module: Any, width: int) -> bool:
-    """Return whether a norm divides by the root of the mean square; that it is no other kind is tried with the step."""
+    """Return whether a norm looks like an RMS norm; verified with the step."""
     return hasattr(module, "variance_epsilon") and tuple(module.weight.shape) == (width,)
 
 
@@ -242,7 +242,7 @@ def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
 
 
 def _fuse(*linears: nn.Linear) -> tuple[nn.Parameter, nn.Parameter | None]:
-    """Put the weights of several products of one input into one tensor, of which theirs become views."""
+    """Concatenate the weights of products with a common input; theirs become views."""
     weight = _joined([each.weight for each in linears])
     biases = [each.bias for each in linears]
     bias = None if biases[0] is None else _joined(biases)
@@ -261,10 +261,10 @@ def _joined(tensors: list[Any]) -> nn.Parameter:
 
 
 def unfusible(model: Any) -> str:
-    """Return why the modules of a model are not those of Llama, in words; empty if they are."""
+    """Explain why the modules of a model are not those of Llama; empty if they are."""
     body = model.base_model
     if body is model or model.get_output_embeddings() is None:
-        return "it has no body and head of its own"
+        return "it has no separate body and head"
     if not _has(body, _BODY):
         return "its body is not that of Llama"
     for layer in body.layers:
@@ -285,6 +285,6 @@ def unfusible(model: Any) -> str:
 
 
 def _has(module: Any, names: frozenset[str], optional: frozenset[str] = frozenset()) -> bool:
-    """Return whether a module has these children, and no others but optional ones, which come together."""
+    """Return whether a module has exactly these children, plus all or none of the optional ones."""
     found = {name for name, _ in module.named_children()}
     return found in (names, names | optional)

@@ -1,7 +1,7 @@
-"""The product of a single row with a matrix, added to another row: what a decode step of one prompt mostly is.
+"""Matrix-vector product plus a vector: most of a decode step of one prompt.
 
-PyTorch's compiler makes a kernel of it, too. How fast that is hangs on what its tuning happens to choose: for one matrix of
-8 MiB it took 5 to 12 us on one H100, where this takes 5. Needs Triton, which comes with PyTorch for GPUs.
+PyTorch's compiler can generate it, too, but its speed depends on the tuning: for an 8 MiB matrix it took 5 to 12 us on
+an H100, where this takes 5. Requires Triton, which comes with PyTorch for GPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 _ROWS, _INNER, _WARPS = 2, 2048, 2
-"""Rows of the matrix for a program, numbers of each at once, and warps: of 60 choices about the best for all of five matrices."""
+"""Rows per program, columns per iteration, and warps: about the best of 60 choices for each of five matrices."""
 
 
 def added(base: torch.Tensor, row: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ def _added(  # type: ignore[no-untyped-def] # Triton reads the names itself
     for begin in range(0, inputs, inner):
         at = begin + tl.arange(0, inner)
         there = (output[:, None] < outputs) & (at[None] < inputs)
-        # Each weight is read once in a step: kept, it would only push out what is read again.
+        # Each weight is read once per step: do not cache it.
         part = tl.load(
             weight + output[:, None].to(tl.int64) * inputs + at[None],
             mask=there,

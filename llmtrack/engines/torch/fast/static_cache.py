@@ -1,4 +1,4 @@
-"""The decode step of a model whose products cannot be fused: its own forward pass over transformers' static cache."""
+"""Decode step of a model whose products cannot be fused: its own forward pass over transformers' static cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import StaticCache
 
 
 class PlainModel:
-    """A transformers model as a step; see `llmtrack.engines.torch.fast.compiled.StepModel`.
+    """A transformers model as a `StepModel`.
 
     Args:
         model: a model that supports a static cache.
@@ -28,7 +28,7 @@ class PlainModel:
         self._dtype = next(model.parameters()).dtype
 
     def new_cache(self, rows: int, length: int, first_position: int) -> StaticCache:
-        """Return an empty cache of so many tokens; its first pass makes its rows."""
+        """Return an empty cache for the given tokens; its rows are created in the first pass."""
         return StaticCache(config=self._model.config, max_cache_len=length)
 
     def logits(
@@ -39,7 +39,7 @@ class PlainModel:
         mask: torch.Tensor,
         cache: StaticCache,
     ) -> torch.Tensor:
-        """Return the (rows, vocabulary) logits after the last column; see `StepModel`."""
+        """See `StepModel.logits`."""
         given = {"position_ids": positions, "cache_position": slots, "logits_to_keep": 1}
         added = torch.zeros(mask.shape, dtype=self._dtype, device=mask.device)
         output = self._model(
@@ -53,7 +53,7 @@ class PlainModel:
         return logits
 
     def begin(self, cache: StaticCache) -> None:
-        """Make a cache forget what it holds: in version 5 it counts its tokens by itself."""
+        """Reset a cache: in version 5 it counts its tokens itself."""
         cache.reset()
 
     def compiled(self, compiler: Callable[[Any], Any]) -> Callable[..., torch.Tensor]:

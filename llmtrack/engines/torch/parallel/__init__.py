@@ -1,1 +1,1 @@
-"""One model on several cards: its layers shared out or placed one after the other."""
+"""One model on several cards: each layer sharded, or whole layers placed on different cards."""

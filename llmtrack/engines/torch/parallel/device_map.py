@@ -1,4 +1,4 @@
-"""A model whose layers are spread over all cards (`device_map=auto`): for one that no card can hold; they compute in turn."""
+"""Spread whole layers over all cards (`device_map=auto`), for models that no card can hold; cards compute in turn."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from llmtrack.spec.scenario import Variant
 
 
 def load_spread(variant: Variant, load: Callable[[Variant], Any]) -> Any:
-    """Load a model onto all cards that CUDA shows, as accelerate balances its layers.
+    """Load a model onto all visible cards, balanced by accelerate.
 
     Args:
-        variant: what to load.
-        load: loads it, given a variant whose model is a folder.
+        load: load a variant whose model is a folder.
 
     Raises:
-        UsageError: something else is asked for that does not go with it.
+        UsageError: an incompatible option is set.
     """
     others = {"quantization": variant.quantization, "compile": "none"} | dict(variant.options)
     for name in ("quantization", "compile"):
         if others[name] != "none":
-            raise UsageError(f"device_map goes with no {name}: use {name}=none, or device_map=none")
+            raise UsageError(f"device_map cannot be combined with {name}: use {name}=none, or device_map=none")
     device = resolve_device(variant.device)
     require_tried(device, "device_map")
     kind = kind_of(device)

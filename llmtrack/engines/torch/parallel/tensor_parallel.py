@@ -1,8 +1,8 @@
-"""Tensor parallelism: one model whose layers are shared out among processes, one for each card, driven as one engine.
+"""Tensor parallelism: one model whose layers are sharded over processes, one per card, driven as one engine.
 
-The process that measures is rank 0. It starts the others, as torchrun would, and tells them each call before it makes it
-itself, so that all run the same code in step; what is timed is rank 0's call, the telling included. transformers shares the
-layers out by the model's own plan (`tp_plan`).
+The measuring process is rank 0. It starts the others, like torchrun, and broadcasts each call before making it itself,
+so that all run the same code in step; the timed interval is rank 0's call, including the broadcast. transformers shards
+the layers by the model's own plan (`tp_plan`).
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from llmtrack.models.folder import model_folder
 from llmtrack.spec.scenario import Variant
 
 TIMEOUT = timedelta(minutes=10)
-"""How long a rank waits for another before it gives up."""
+"""Timeout of a rank waiting for another."""
 
 Load = Callable[[Variant], Any]
 
 
 def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
-    """Load a model whose layers are shared out among several processes.
+    """Load a model sharded over several processes.
 
     Args:
-        variant: what to load; its device is the kind of card, or `cpu`.
-        count: processes, one for each card.
-        load: loads the share of a rank, given a variant whose model is a folder and whose device is the rank's.
+        variant: its device is the kind of card, or `cpu`.
+        count: number of processes, one per card.
+        load: load the shard of a rank, given a variant whose model is a folder and whose device is the rank's.
 
     Raises:
-        UsageError: there are not so many cards, or something else is asked for that does not go with it.
-        ScenarioError: a rank could not load its share.
+        UsageError: there are too few cards, or an incompatible option is set.
+        ScenarioError: a rank could not load its shard.
     """
     others = {"quantization": variant.quantization, "compile": "none", "device_map": "none"} | dict(variant.options)
     for name in ("quantization", "compile", "device_map"):
         if others[name] != "none":
-            raise UsageError(f"tensor_parallel goes with no {name}: use {name}=none, or tensor_parallel=1")
+            raise UsageError(f"tensor_parallel cannot be combined with {name}: use {name}=none, or tensor_parallel=1")
     device = resolve_device(variant.device)
     require_tried(device, "tensor_parallel")
     kind = kind_of(device)
@@ -60,7 +60,7 @@ def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
             "(CUDA_VISIBLE_DEVICES=)"
         )
     if kind == "cuda" and count > cards:
-        raise UsageError(f"tensor_parallel={count} takes {count} GPUs, and {cards} are there: ask for fewer")
+        raise UsageError(f"tensor_parallel={count} needs {count} GPUs, but there are {cards}: use fewer")
     found = model_folder(variant.model, variant.revision)
     share = replace(variant, model=str(found.path), revision=None, device=kind)
     ranks = Ranks.get(count, kind)
@@ -85,13 +85,13 @@ def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
 
 
 def joint_info(infos: Sequence[EngineInfo], devices: int) -> EngineInfo:
-    """Return what is known of a model of which each rank holds a share: sizes and work are those of all of them.
+    """Combine the infos of all ranks: sizes and work are totals.
 
-    What every rank holds (norms, and a head that is not shared out) each of them reads, and counts for each.
+    Replicated weights (norms, and an unsharded head) are read by every rank and count for each.
 
     Args:
-        infos: of the ranks, in their order.
-        devices: devices that compute at once.
+        infos: by rank.
+        devices: number of devices that compute in parallel.
     """
     first = infos[0]
     windows: Counter[int] = Counter()
@@ -117,7 +117,7 @@ def joint_info(infos: Sequence[EngineInfo], devices: int) -> EngineInfo:
 
 
 class Ranks:
-    """The processes that share models, of which this one is rank 0; there is one such group at a time."""
+    """The group of processes, of which this is rank 0; there is at most one."""
 
     _open: Ranks | None = None
 
@@ -137,23 +137,23 @@ class Ranks:
 
     @classmethod
     def get(cls, count: int, kind: str) -> Ranks:
-        """Return the open group, or open one; each `get` wants a `release`.
+        """Return the open group, or open one; each `get` needs a `release`.
 
         Raises:
-            UsageError: one of another size is open.
+            UsageError: a group of another size is open.
         """
         if cls._open is not None and (cls._open.count, cls._open.kind) != (count, kind):
-            raise UsageError(f"a model is shared out among {cls._open.count} processes already: close it first")
+            raise UsageError(f"a model is already sharded over {cls._open.count} processes: close it first")
         if cls._open is None:
             cls._open = cls(count, kind)
         cls._open._users += 1
         return cls._open
 
     def load(self, variant: Variant, load: Load) -> tuple[int, Any, list[EngineInfo]]:
-        """Load a share on each rank; return the engine's number, the local one, and what each rank says of its share.
+        """Load a shard on each rank; return the engine's number, the local shard, and the info of each rank.
 
         Raises:
-            ScenarioError: a rank could not.
+            ScenarioError: a rank failed.
         """
         self._loaded += 1
         self.tell("load", self._loaded, variant)
@@ -162,26 +162,26 @@ class Ranks:
         failed = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if isinstance(answer, str)]
         if failed:
             self.tell("close", self._loaded)
-            raise ScenarioError(f"the model could not be shared out: {'; '.join(failed)}", kind="unsupported")
+            raise ScenarioError(f"the model could not be sharded: {'; '.join(failed)}", kind="unsupported")
         return self._loaded, engine, answers
 
     def tell(self, *message: Any) -> None:
-        """Tell the others what to do; they do it while this rank does the same."""
+        """Broadcast a command, which the others execute while this rank does the same."""
         dist.broadcast_object_list([message], src=0, group=self._control)
 
     def peak_memory(self, number: int, own: int | None) -> int | None:
-        """Return the peak of all ranks together, None where one does not know its own."""
+        """Return the sum of all ranks' peaks, None if any is unknown."""
         self.tell("peak_memory_bytes", number)
         peaks = gather(own, self._control, self.count)
         return None if None in peaks else sum(peaks)
 
     def release(self) -> None:
-        """End the others once no model is shared with them any more."""
+        """End the other processes once no model uses them."""
         self._users -= 1
         if self._users:
             return
         type(self)._open = None
-        with suppress(Exception):  # one that is gone already need not be told
+        with suppress(Exception):  # a rank may be gone already
             self.tell("end")
         for peer in self._peers:
             try:
@@ -196,9 +196,9 @@ class ShardedEngine:
 
     Args:
         ranks: the processes.
-        number: by which they know it.
-        local: this rank's share.
-        info: of all shares together.
+        number: its number among the ranks.
+        local: this rank's shard.
+        info: of all shards together.
     """
 
     def __init__(self, ranks: Ranks, number: int, local: Any, info: EngineInfo) -> None:
@@ -206,44 +206,44 @@ class ShardedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Facts about what is loaded."""
+        """See `Engine.info`."""
         return self._info
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text that is to go on; see `Engine.encode`."""
+        """See `Engine.encode`."""
         return self._local.encode(text, special_tokens)
 
     def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
-        """Return the same token ids, and the part of the text that each covers."""
+        """See `Engine.tokenize`."""
         return self._local.tokenize(text, special_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens left out."""
+        """See `Engine.decode`."""
         return self._local.decode(ids)
 
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
-        """Generate greedily on all ranks, calling `on_step` as the tokens of a step reach this one."""
+        """Generate on all ranks, calling `on_step` as the tokens of a step reach this one."""
         self._ranks.tell("generate", self._number, request)
         return self._local.generate(request, on_step)
 
     def score(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score next-token prediction over padded rows; see `Engine.score`."""
+        """See `Engine.score`."""
         self._ranks.tell("score", self._number, input_ids, attention_mask, scored)
         return self._local.score(input_ids, attention_mask, scored)
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+        """See `Engine.next_token_logits`."""
         self._ranks.tell("next_token_logits", self._number, list(ids))
         return self._local.next_token_logits(ids)
 
     def synchronize(self) -> None:
-        """Wait until this rank's device has finished; it waits for the others in each layer."""
+        """Wait for this rank's device, which waits for the others in each layer."""
         self._local.synchronize()
 
     def reset_peak_memory(self) -> None:
-        """Begin a new peak-memory reading on all ranks."""
+        """Reset the peak memory on all ranks."""
         self._ranks.tell("reset_peak_memory", self._number)
         self._local.reset_peak_memory()
 
@@ -253,35 +253,35 @@ class ShardedEngine:
 
     def close(self) -> None:
         """Free the model on all ranks."""
-        with suppress(Exception):  # a rank that is gone has freed it
+        with suppress(Exception):  # a rank may be gone already
             self._ranks.tell("close", self._number)
         self._local.close()
         self._ranks.release()
 
 
 def join(store: dist.TCPStore, rank: int, count: int, kind: str) -> Any:
-    """Join the group of ranks; return the group by which rank 0 tells the others what to do."""
+    """Join the group of ranks; return the group for rank 0's commands."""
     if kind == "cuda":
         torch.cuda.set_device(rank)
     _know_linear_layers()
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
-    # Always through the host: a message must not wait for a card.
+    # Always through the host, so that commands do not wait for a card.
     return dist.new_group(backend="gloo", timeout=timedelta(days=1))
 
 
 def _know_linear_layers() -> None:
-    """Tell PyTorch how a linear layer may be shared out.
+    """Register sharding rules for linear layers.
 
-    In inference mode a layer is one operator, which PyTorch has no rule for: it tried all ways there are, for half a second with
-    each new shape, and each call took three times as long.
+    In inference mode, a linear layer is one operator without a sharding rule in PyTorch, which would then search all
+    shardings for half a second per new shape and triple the time of each call.
     """
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
 
     @register_sharding(torch.ops.aten.linear.default)
     def linear(x: Any, weight: Any, bias: Any = None) -> list[tuple[list[Any], list[Any]]]:
-        """Return how the result lies, and how input, weight and bias lie for it."""
+        """Return the result's placement with those of input, weight and bias."""
         biases = 0 if bias is None else 1
         ways: list[tuple[list[Any], list[Any]]] = [
             ([Replicate()], [Replicate(), Replicate(), *[Replicate()] * biases]),
@@ -293,14 +293,14 @@ def _know_linear_layers() -> None:
 
 
 def gather(own: Any, control: Any, count: int) -> list[Any]:
-    """Return what each rank says, in their order."""
+    """Return the answers of all ranks, by rank."""
     answers: list[Any] = [None] * count
     dist.all_gather_object(answers, own, group=control)
     return answers
 
 
 def load_share(variant: Variant, load: Load, rank: int, count: int) -> tuple[Any, EngineInfo | str]:
-    """Load the share of a rank; return it with what is known of it, or None with the reason why it could not be."""
+    """Load a rank's shard; return it with its info, or None with the reason of the failure."""
     device = f"cuda:{rank}" if variant.device == "cuda" else variant.device
     try:
         with _as_torchrun(rank, count):
@@ -312,7 +312,7 @@ def load_share(variant: Variant, load: Load, rank: int, count: int) -> tuple[Any
 
 @contextmanager
 def _as_torchrun(rank: int, count: int) -> Iterator[None]:
-    """Set what transformers reads of a launcher, for as long as it loads."""
+    """Set the environment variables that transformers expects from a launcher while loading."""
     told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     before = {name: os.environ.get(name) for name in told}
     os.environ.update({name: str(value) for name, value in told.items()})
@@ -327,7 +327,7 @@ def _as_torchrun(rank: int, count: int) -> Iterator[None]:
 
 
 def follow(rank: int, count: int, port: int, kind: str, load: Load) -> None:
-    """Do what rank 0 does, until it ends."""
+    """Execute rank 0's commands until it ends."""
     when_parent_ends(os.getppid(), lambda: os._exit(1))
     store = dist.TCPStore("127.0.0.1", port, count, is_master=False)
     control = join(store, rank, count, kind)
@@ -352,7 +352,7 @@ def follow(rank: int, count: int, port: int, kind: str, load: Load) -> None:
         else:
             if command == "generate":
                 arguments.append(lambda: None)
-            # What fails here fails on rank 0, too, which says so.
+            # A failure here also occurs on rank 0, which reports it.
             with suppress(Exception):
                 getattr(engines[number], command)(*arguments)
     dist.destroy_process_group()

@@ -31,8 +31,8 @@ def test_a_spread_model_says_what_it_says_on_one_device(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("asked", "said"), [
-    ({"quantization": "int8-weight-only"}, "device_map goes with no quantization"),
-    ({"options": (("compile", "default"), ("device_map", "auto"))}, "device_map goes with no compile"),
+    ({"quantization": "int8-weight-only"}, "device_map cannot be combined with quantization"),
+    ({"options": (("compile", "default"), ("device_map", "auto"))}, "device_map cannot be combined with compile"),
 ])  # fmt: skip
 def test_what_does_not_go_with_it_is_refused(asked, said):
     with pytest.raises(UsageError, match=said):

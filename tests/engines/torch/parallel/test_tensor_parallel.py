@@ -46,7 +46,7 @@ def test_sizes_and_work_are_those_of_all_shares():
 
 
 @pytest.mark.parametrize(("cards", "device", "count", "said"), [
-    (1, "cuda", 2, "tensor_parallel=2 takes 2 GPUs, and 1 are there"),
+    (1, "cuda", 2, "tensor_parallel=2 needs 2 GPUs, but there are 1"),
     (2, "cpu", 2, "on the CPU of a machine with a GPU is not possible"),
 ])  # fmt: skip
 def test_what_the_machine_does_not_have_is_refused(monkeypatch, cards, device, count, said):
@@ -58,14 +58,14 @@ def test_what_the_machine_does_not_have_is_refused(monkeypatch, cards, device, c
 
 @pytest.mark.parametrize("asked", [{"quantization": "int8-weight-only"}, {"options": (("compile", "default"),)}])
 def test_what_does_not_go_with_it_is_refused(asked):
-    with pytest.raises(UsageError, match="tensor_parallel goes with no"):
+    with pytest.raises(UsageError, match="tensor_parallel cannot be combined with"):
         ranks.load_sharded(Variant("synthetic:tiny", device="cpu", **asked), 2, lambda variant: None)
 
 
 @pytest.mark.parametrize(("architecture", "ranks", "said"), [
     ("llama", 2, "num_key_value_heads=1 cannot be divided among 2"),
     ("llama", 3, "num_attention_heads=2, num_key_value_heads=1 cannot be divided among 3"),
-    ("gpt2", 2, "transformers has no plan to share gpt2 out"),
+    ("gpt2", 2, "transformers has no plan to shard gpt2"),
 ])  # fmt: skip
 def test_a_model_that_cannot_be_shared_out_is_refused(monkeypatch, architecture, ranks, said):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
