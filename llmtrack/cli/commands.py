@@ -170,6 +170,18 @@ def run(ctx: click.Context, experiment: str, parameters: dict[str, str]) -> None
 
 
 @main.command()
+@tracking_uri_option
+def mcp(tracking_uri: str | None) -> None:
+    """Serve tracked runs to agents by the Model Context Protocol, over stdin and stdout; nothing is ever written.
+
+    Its tools: list_studies, compare, recommend, gate and history (of a metric, with intervals).
+    """
+    from llmtrack.cli.mcp import serve
+
+    serve(tracking_uri)
+
+
+@main.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def init(folder: Path) -> None:
     """Write a project folder for `mlflow run`: MLproject, conda.yaml and an example corpus."""

@@ -237,6 +237,7 @@ def recommend(
     from llmtrack.decide.verdicts import with_samples
     from llmtrack.report.recommendation import draw, recommendation_json, recommendation_markdown
     from llmtrack.report.terminal import make_console, render_recommendation, width_of
+    from llmtrack.run.reproduce import how_to_run
 
     limits = Limits(
         None if max_perplexity_increase is None else parse_percent(max_perplexity_increase),
@@ -245,13 +246,7 @@ def recommend(
     chosen, latest = _latest_unless_chosen(chosen)
     runs = with_samples(_found(**chosen), chosen["tracking_uri"])
     found = choose(runs, limits, objective, baseline)
-    how: list[str] = []
-    settings: list[str] = []
-    if found.run_id is not None:
-        from llmtrack.run.reproduce import reproduce_command, run_settings
-
-        best = next(run for run in runs if run.run_id == found.run_id)
-        how, settings = reproduce_command(best), run_settings(best)
+    how, settings = how_to_run(runs, found.run_id)
     if style == "table":
         print_text(render_recommendation(found, width_of(make_console())), nl=False)
         if how:

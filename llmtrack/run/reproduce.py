@@ -15,6 +15,7 @@ from llmtrack.spec.parameter import NONE
 from llmtrack.spec.scenario import Scalar, Variant
 from llmtrack.spec.task import GenerateTask
 from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 # Environment variables that set the number of threads.
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -113,6 +114,14 @@ def run_settings(run: Run) -> list[str]:
     found = [("weights", "env.weights_digest"), ("threads", "threads")]
     lines = [f"{title}: {text}" for title, key in found if (text := run.text(key))]
     return lines + [f"{name}={value}" for name, value in environment_of(run).items()]
+
+
+def how_to_run(runs: Runs, run_id: str | None) -> tuple[list[str], list[str]]:
+    """Return the command and code that run a model as one of some runs did, and its settings; empty for None."""
+    if run_id is None:
+        return [], []
+    best = next(run for run in runs if run.run_id == run_id)
+    return reproduce_command(best), run_settings(best)
 
 
 def environment_of(run: Run) -> dict[str, str]:

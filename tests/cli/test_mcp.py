@@ -1,0 +1,214 @@
+"""`llmtrack mcp`: read-only tools over the functions of the commands, asked by a real client over stdio."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from llmtrack.cli import main, mcp
+from llmtrack.cli.mcp import MOST, Tools
+from llmtrack.errors import UsageError
+from llmtrack.tracking.store import sqlite_path
+from tests.decide.conftest import (  # noqa: F401 - fixtures
+    _clean_environment,
+    filled_once,
+    measured,
+    uri,
+)
+from tests.search_path import with_folders
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = {"list_studies", "compare", "recommend", "gate", "history"}
+SLOWER = 1.5
+
+
+@pytest.fixture
+def studies(measured):  # noqa: F811
+    """Two studies of one work, the second slower by a half."""
+    return measured((1, 1.0), (2, SLOWER))
+
+
+def command(*words: str, uri: str) -> Any:  # noqa: F811
+    """What a command prints as JSON."""
+    done = CliRunner().invoke(main, [*words, "--format", "json", "--tracking-uri", uri])
+    assert done.exit_code in (0, 1, 3), done.output
+    return json.loads(done.stdout)
+
+
+def fingerprint(uri: str) -> dict[str, str]:  # noqa: F811
+    folder = sqlite_path(uri).parent
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.slow(3)
+def test_studies_are_listed_newest_first(studies, uri):  # noqa: F811
+    found = Tools(uri).list_studies()
+    assert [each.study_id for each in found] == [each.study_id for each in reversed(studies)]
+    assert {(each.experiment, each.status, each.scenarios_measured) for each in found} == {
+        ("prompt_length", "FINISHED", 2)
+    }
+    assert found[0].best_tokens_per_sec < found[1].best_tokens_per_sec
+    assert Tools(uri).list_studies(limit=1) == found[:1]
+    assert Tools(uri).list_studies(experiment="prompt_length") == found
+
+
+@pytest.mark.slow(3)
+def test_a_comparison_is_that_of_the_command(studies, uri):  # noqa: F811
+    fast, slow = (f"study:{each.study_id}" for each in studies)
+    found = Tools(uri).compare([fast], [slow], ["tokens_per_sec"])
+    assert {each.verdict for each in found} == {"worse"}
+    for each in found:
+        assert each.ratio_low < each.ratio < each.ratio_high < 1
+        assert each.ratio == pytest.approx(1 / SLOWER, rel=0.05)
+    rows = command("compare", "--baseline", fast, "--candidate", slow, "--metric", "tokens_per_sec", uri=uri)
+    assert {each.scenario for each in found} == {row["scenario"] for row in rows} == {"prompt_4", "prompt_8"}
+
+
+@pytest.mark.slow(3)
+def test_a_gate_is_that_of_the_command(studies, uri):  # noqa: F811
+    fast, slow = (f"study:{each.study_id}" for each in studies)
+    rule = "tokens_per_sec < -10%"
+    found = Tools(uri).gate([fast], [slow], [rule])
+    assert (found.passed, found.exit_code, found.summary) == (False, 3, "gate failed: 2 broken")
+    rows = command("gate", "--baseline", fast, "--candidate", slow, "--fail-if", rule, uri=uri)
+    told = ("scenario", "verdict", "baseline", "candidate", "why")
+    assert [[getattr(each, key) for key in told] for each in found.checks] == [
+        [row[key] for key in told] for row in rows
+    ]
+    kept = Tools(uri).gate([slow], [fast], [rule])
+    assert (kept.passed, kept.exit_code, {each.verdict for each in kept.checks}) == (True, 0, {"kept"})
+
+
+@pytest.mark.slow(3)
+def test_a_recommendation_is_that_of_the_command(studies, uri):  # noqa: F811
+    told = command("recommend", "--study", "latest", uri=uri)
+    assert asdict(Tools(uri).recommend()) == {
+        **told,
+        "ruled_out": [{"scenario": name, "why": why} for name, why in told["ruled_out"]],
+    }
+
+
+@pytest.mark.slow(3)
+def test_the_history_of_a_metric_has_its_intervals(studies, uri):  # noqa: F811
+    found = Tools(uri).history("tokens_per_sec", scenario="prompt_4")
+    assert [each.study_id for each in found] == [each.study_id for each in reversed(studies)]
+    for each in found:
+        assert each.low < each.value < each.high
+        assert (each.n, each.unit, each.scenario) == (8, "tokens/s", "prompt_4")
+        assert each.model_uri.startswith("models:/m-")
+    assert found[0].value == pytest.approx(found[1].value / SLOWER, rel=0.05)
+    once = Tools(uri).history("peak_memory_mib", limit=1)
+    assert [(each.low, each.high, each.n) for each in once] in ([(None, None, None)], [])
+    assert Tools(uri).history("tokens_per_sec", model="nothing like it") == []
+
+
+@pytest.mark.parametrize("limit", [0, -1, MOST + 1])
+@pytest.mark.slow(3)
+def test_answers_stay_small(studies, uri, limit):  # noqa: F811
+    for ask in (Tools(uri).list_studies, lambda limit: Tools(uri).history("tokens_per_sec", limit=limit)):
+        with pytest.raises(UsageError, match=rf"limit {limit} is not possible: use 1 to {MOST}"):
+            ask(limit=limit)
+
+
+def test_without_the_library_one_line_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(mcp, "not_installed", list)
+    done = CliRunner().invoke(main, ["mcp"])
+    assert done.exit_code == 2
+    assert done.output == 'error: llmtrack mcp needs fastmcp: pip install "llmtrack[mcp]"\n'
+
+
+class Asked:
+    """What a client of the protocol was told."""
+
+    def __init__(self) -> None:
+        self.tools: dict[str, Any] = {}
+        self.answers: list[Any] = []
+
+
+def ask(uri: str, *calls: tuple[str, dict[str, Any]], stderr: Path) -> Asked:  # noqa: F811
+    """Start `llmtrack mcp`, list its tools and call some; the process ends by itself when its stdin does."""
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    asked = Asked()
+    environment = {**os.environ, "PYTHONPATH": with_folders(ROOT)}
+    server = StdioServerParameters(
+        command=sys.executable, args=["-m", "llmtrack", "mcp", "--tracking-uri", uri], env=environment
+    )
+
+    async def talk() -> None:
+        with stderr.open("w") as log:
+            async with stdio_client(server, errlog=log) as streams, ClientSession(*streams) as session:
+                told = await session.initialize()
+                assert told.serverInfo.name == "llmtrack"
+                asked.tools = {tool.name: tool for tool in (await session.list_tools()).tools}
+                for name, arguments in calls:
+                    asked.answers.append(await session.call_tool(name, arguments))
+
+    asyncio.run(talk())
+    return asked
+
+
+needs_library = pytest.mark.skipif(
+    bool(mcp.not_installed(["fastmcp"])), reason="fastmcp is not installed: pip install llmtrack[mcp]"
+)
+
+
+@needs_library
+@pytest.mark.slow(10)
+def test_a_client_over_stdio_is_answered_as_the_functions_answer_and_nothing_is_written(studies, uri, tmp_path):  # noqa: F811
+    fast, slow = (f"study:{each.study_id}" for each in studies)
+    before, log = fingerprint(uri), tmp_path / "stderr.txt"
+    asked = ask(
+        uri,
+        ("list_studies", {"limit": 1}),
+        ("compare", {"baseline": [fast], "candidates": [slow], "metrics": ["tokens_per_sec"]}),
+        ("gate", {"baseline": [fast], "candidate": [slow], "fail_if": ["tokens_per_sec < -10%"]}),
+        ("recommend", {}),
+        ("history", {"metric": "tokens_per_sec"}),
+        stderr=log,
+    )
+    assert set(asked.tools) == TOOLS
+    for tool in asked.tools.values():
+        assert (tool.annotations.readOnlyHint, tool.annotations.destructiveHint) == (True, False)
+        assert tool.outputSchema["type"] == "object"
+    answers = [answer.structuredContent for answer in asked.answers]
+    assert not any(answer.isError for answer in asked.answers)
+    tools = Tools(uri)
+    assert answers == [
+        {"result": [asdict(each) for each in tools.list_studies(limit=1)]},
+        {"result": [asdict(each) for each in tools.compare([fast], [slow], ["tokens_per_sec"])]},
+        asdict(tools.gate([fast], [slow], ["tokens_per_sec < -10%"])),
+        asdict(tools.recommend()),
+        {"result": [asdict(each) for each in tools.history("tokens_per_sec")]},
+    ]
+    assert fingerprint(uri) == before
+    assert "Traceback" not in log.read_text()
+
+
+@needs_library
+@pytest.mark.slow(10)
+def test_what_is_not_read_only_or_not_possible_is_refused_in_a_line(uri, tmp_path):  # noqa: F811
+    nowhere = f"sqlite:///{tmp_path}/nothing.db"
+    asked = ask(
+        nowhere,
+        ("delete_run", {"run_id": "1"}),
+        ("alias", {"name": "production", "selector": "latest"}),
+        ("list_studies", {}),
+        stderr=tmp_path / "stderr.txt",
+    )
+    texts = [answer.content[0].text for answer in asked.answers]
+    assert all(answer.isError for answer in asked.answers)
+    assert "delete_run" in texts[0]
+    assert "alias" in texts[1]
+    assert texts[2].startswith(f"there is no tracking database {tmp_path}/nothing.db")
+    assert not (tmp_path / "nothing.db").exists()
