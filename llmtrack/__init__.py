@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from llmtrack.host import telemetry
 from llmtrack.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from llmtrack.spec.task import RepeatPolicy
     from llmtrack.tracking.artifacts import measurements
     from llmtrack.tracking.query import runs, studies
+
+telemetry.opt_out()
 
 # Callable packages.
 _CALLED = ("report", "run")

@@ -20,6 +20,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from llmtrack.errors import FailureKind, MissingDependencyError, ScenarioError
+from llmtrack.host import telemetry
 from llmtrack.host.packages import find_uv, installed_version
 from llmtrack.host.units import MIB
 from llmtrack.models.cache import LOCK_SECONDS, cache_root
@@ -29,7 +30,7 @@ from llmtrack.spec.serialization import digest
 
 INSTALL_SECONDS = 1200.0
 # Converters read the folder that they are given: nothing is fetched, and nobody is told of what is converted.
-_QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "CI": "true"}
+_QUIET = {**telemetry.OFF, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "CI": "true"}
 # Code of a model is copied there before transformers runs it: where there can be no such folder, none is.
 _NO_CODE = {"HF_MODULES_CACHE": os.path.join(os.devnull, "modules")}
 _GUARD = Path(__file__).with_name("guarded.py")

@@ -115,7 +115,7 @@ def roofline_plots(runs: Runs) -> Mapping[str, Figure]:
         return {}
     unit, size = ("TFLOP/s", 1e12) if max(line.rate for line in lines) >= 1e12 else ("GFLOP/s", 1e9)
     figure, axes = canvas(
-        "Roofline: the rate of each stage, and its share of what the roof above it allows",
+        "Roofline: rate of each stage, and its share of the ceiling",
         "arithmetic intensity (FLOP per byte that must be moved)",
         f"rate of computing ({unit})",
     )
@@ -149,14 +149,14 @@ def roofline_plots(runs: Runs) -> Mapping[str, Figure]:
         axis.set_major_formatter(lambda value, place: f"{value:g}")
         axis.set_minor_formatter(NullFormatter())
     # Below: inside, it lies on points and their names.
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.13))
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.16))
     if len(marks) <= MOST_LABELS:
         label_points(
             figure,
             axes,
             [mark.intensity for mark in marks],
             [mark.rate / size for mark in marks],
-            [f"{mark.run} {mark.share:.0%}" for mark in marks],
+            [f"{mark.run} {_percent(mark.share)}" for mark in marks],
         )
     return {"roofline": figure}
 
@@ -170,6 +170,11 @@ def _roof(run: Run) -> str:
     kind = run.text("device").partition(":")[0]
     name = run.text("env.cpu" if kind == "cpu" else "env.gpu") or kind
     return f"{run.text('arithmetic') or 'arithmetic'} on {name}"
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent, with a decimal where there is one digit: 0.4%, 3.1%, 62%."""
+    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
 
 
 def _si(value: float) -> str:

@@ -59,6 +59,14 @@ def test_runs_without_a_place_are_not_drawn(runs):
 
 
 @pytest.mark.slow(1)
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.0004, "0.0%"), (0.004, "0.4%"), (0.0994, "9.9%"), (0.0996, "10%"), (0.62, "62%")]
+)
+def test_a_share_has_two_digits_that_count(share, text):
+    (figure,) = roofline_plots(made({**ONE, "decode_floor_share": share})).values()
+    assert f"one {text}" in [each.get_text() for each in figure.axes[0].texts]
+
+
 def test_the_plot_has_a_line_for_each_roof_and_a_mark_for_each_stage():
     full = {**ONE, "scenario": "two", "arithmetic": "float32", "matrix_tflop_per_s": 50.0}
     figure = roofline_plots(made(ONE, full))["roofline"]

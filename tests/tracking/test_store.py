@@ -1,4 +1,3 @@
-import importlib
 import logging
 import os
 import shutil
@@ -12,9 +11,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 from sqlalchemy.exc import OperationalError
 
-from llmtrack import tracking
 from llmtrack.cli import doctor
 from llmtrack.errors import TrackingError, UsageError
+from llmtrack.host import telemetry
 from llmtrack.host.packages import installed_version
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.artifacts import artifact_text, local_artifact
@@ -244,5 +243,5 @@ def test_mlflow_tells_nobody_of_our_processes_unless_it_is_asked_to(asked, told,
         monkeypatch.delenv(name, raising=False)
     if asked is not None:
         monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", asked)
-    importlib.reload(tracking)  # as a new process imports it
+    telemetry.opt_out()
     assert MLFLOW_DISABLE_TELEMETRY.get() is told

@@ -68,9 +68,8 @@ class Cluster:
     def __init__(self, address: str) -> None:
         if not installed_version("ray"):
             raise MissingDependencyError(f"executor=ray needs Ray, which is not installed: {install('ray')}")
-        # For a cluster started here: no usage reports, and workers at normal priority.
-        for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
-            os.environ.setdefault(name, "0")
+        # For a cluster started here: workers at normal priority.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         import ray
 
         self._ray = ray
