@@ -71,7 +71,7 @@ class Options(OnnxOptions):
     keep_quality: Annotated[
         str,
         Option(
-            "int8 with 8-bit activations, int4-mixed: leave the worst layers out until perplexity of the calibration text "
+            "int8 with 8-bit activations, int4-mixed: exclude the worst layers until perplexity of the calibration text "
             "rises by no more than this (such as 5%); none: quantize all; auto: each recipe's own."
         ),
     ] = "auto"
@@ -80,7 +80,7 @@ class Options(OnnxOptions):
     head_bits: Annotated[
         int,
         Option(
-            "int4-weight-only: bits of the head, and of an embedding that it is tied to: 8 or 4; 0: the recipe's own.",
+            "int4-weight-only: bits of the head and of a tied embedding: 8 or 4; 0: the recipe's own.",
             min=0,
             max=8,
         ),

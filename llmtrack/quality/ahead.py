@@ -1,7 +1,7 @@
-"""Score the beginning of a text while all of it is still being turned into tokens, which a GPU would have to wait for.
+"""Score the beginning of a text while the rest is still being tokenized, so that a GPU need not wait.
 
-With which tokens a text begins is certain only once all of it has been read. So those of its beginning alone are a guess, which
-is checked: where it was wrong, what was scored by it is forgotten. The result is the same either way.
+The tokens of a text are only certain once all of it has been read. The tokens of its beginning alone are a guess, which
+is verified: if it was wrong, the scores based on it are discarded. The result is the same either way.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from llmtrack.quality.encoding import Encoded
 from llmtrack.quality.windows import Window
 
 SHORTEST = 50_000
-"""Characters of a text below which nothing is won."""
+"""Minimum length of a text, in characters, for which the overlap pays off."""
 
 _PART = 4
-"""The beginning is this part of a text: to score it takes about as long as to read the rest."""
+"""Divisor of the text's length: scoring this part takes about as long as tokenizing the rest."""
 
 _UNSURE = 64
-"""Tokens at the end of the beginning that are not used: the text goes on there."""
+"""Tokens dropped from the end of the guess, where the text continues."""
 
 Row = tuple["list[int]", Window]
 
 
 class WrongGuessError(Exception):
-    """A text begins with other tokens than its beginning alone."""
+    """The text's tokens differ from those of its beginning alone."""
 
 
 class Stream:
     """The windows over a text.
 
     Args:
-        whole: returns all of its tokens; waits for them.
-        plan: covers a number of tokens, of which some are given, with windows.
-        guess: the tokens of its beginning; None: there is no guess.
-        expected: how many windows there are by that guess.
+        whole: returns all tokens; blocks until they are available.
+        plan: covers a number of tokens, some of them given, with windows.
+        guess: the tokens of the beginning; None: there is no guess.
+        expected: the number of windows implied by the guess.
     """
 
     def __init__(
@@ -51,28 +51,28 @@ class Stream:
 
     @property
     def tokens(self) -> Encoded:
-        """All tokens; waits for them."""
+        """All tokens; blocks until they are available."""
         return self._whole()
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:
-        """All windows; waits for the tokens."""
+        """All windows; blocks until the tokens are available."""
         return self._plan(len(self.tokens.ids), self.tokens.given)
 
     @property
     def expected(self) -> int:
-        """The number of windows, as far as it is known."""
+        """The number of windows, estimated while there is a guess."""
         return len(self.windows) if self._guess is None else self._expected
 
     def rows(self) -> Iterator[Row]:
-        """Yield the windows with the tokens that they are over, those of the guess first.
+        """Yield each window with its tokens, the guessed ones first.
 
         Raises:
-            WrongGuessError: the guess was wrong; from now on there is none.
+            WrongGuessError: the guess was wrong; it is discarded.
         """
         done: tuple[Window, ...] = ()
         if (guess := self._guess) is not None:
-            # The last one may end where the text does not.
+            # The last window may end where the text continues.
             done = self._plan(len(guess.ids) - _UNSURE, guess.given)[:-1]
             yield from ((guess.ids, window) for window in done)
             self._guess = None
@@ -90,17 +90,17 @@ def read(
     *,
     ahead: bool,
 ) -> Iterator[Stream]:
-    """Turn a text into tokens, and yield the windows over it; on a GPU while what is there is scored.
+    """Tokenize a text and yield its windows; on a GPU, the beginning can be scored meanwhile.
 
     Args:
         text: the text.
-        encode: turns a text into tokens.
-        plan: covers a number of tokens, of which some are given, with windows.
-        ahead: whether to begin before all tokens are there.
+        encode: tokenizes a text.
+        plan: covers a number of tokens, some of them given, with windows.
+        ahead: whether to start before all tokens are available.
     """
     beginning = text[: len(text) // _PART] if ahead and len(text) >= SHORTEST else ""
     guess = encode(beginning) if beginning else None
-    # Where there is no guess, there is nothing that could go on meanwhile.
+    # Without a guess there is nothing to overlap with.
     if guess is None:
         tokens = encode(text)
         yield Stream(lambda: tokens, plan, None, 0)

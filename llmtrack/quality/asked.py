@@ -1,4 +1,4 @@
-"""Score texts by the convention that a task names."""
+"""Score texts by the convention of a task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llmtrack.spec.scores import Scored
 from llmtrack.spec.task import PerplexityTask, ShardTask
 
 PLENTY = 2**62
-"""Bytes: how batches are planned must not depend on what one worker has free."""
+"""Bytes assumed free: the plan of the batches must not depend on the memory of one worker."""
 
 
 def score_as_asked(
@@ -38,9 +38,9 @@ def score_as_asked(
 
     Args:
         engine: a loaded engine.
-        texts: what is scored; the task's own corpus is not read.
+        texts: the texts to score; the task's own corpus is not read.
         task: the convention.
-        on_batch: told of each batch as it is scored.
+        on_batch: called after each batch.
     """
     score: Callable[..., Quality] = score_documents
     if task.protocol == "rolling":
@@ -57,7 +57,7 @@ def score_as_asked(
 
 
 def prepare(engine: Engine, texts: Sequence[str], task: PerplexityTask) -> Prepared:
-    """Turn texts into the rows that `score_as_asked` scores; raises what that does before it scores."""
+    """Turn texts into the rows that `score_as_asked` scores; raises the same errors."""
     check(engine, task.max_length, task.batch_size)
     if task.protocol == "rolling":
         return prepare_rolling(engine, texts, task.max_length, task.stride, task.bos_rule, task.max_tokens)
@@ -70,19 +70,19 @@ def score_shard(
     task: ShardTask,
     on_batch: Callable[[Batch], None] = lambda batch: None,
 ) -> tuple[dict[int, Scored], int]:
-    """Score the batches of a text that are one shard.
+    """Score the batches of one shard of a text.
 
     Args:
         engine: a loaded engine.
-        ready: all of the text.
-        task: the convention, and which shard.
-        on_batch: told of each batch as it is scored.
+        ready: the whole text.
+        task: the convention and the shard.
+        on_batch: called after each batch.
 
     Returns:
-        What each batch gave, by its number from 0, and how many batches all of the text has.
+        The scores of each batch by its number from 0, and the number of batches of the whole text.
 
     Raises:
-        ScenarioError: a batch cannot be held, or a loss is not finite.
+        ScenarioError: a batch does not fit into memory, or a loss is not finite.
     """
     lengths = [tokens_of(row) for row in ready.rows]
     planned = plan_batches(lengths, task.batch_size, token_budget(engine.info, PLENTY))

@@ -1,4 +1,4 @@
-"""How many rows are scored at once: as many as asked for, or as many as memory has room for, found as it goes."""
+"""Choose how many rows to score at once: a fixed number, or as many as fit into memory."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from llmtrack.errors import is_out_of_memory
 from llmtrack.measure.room import free_memory
 
 MOST_TOKENS, MOST_TOKENS_ON_GPU = 2048, 65_536
-"""Tokens of a batch, beyond which no device that was tried got faster."""
+"""Tokens per batch beyond which no tested device became faster."""
 
 ACTIVATIONS = 16
-"""What a token takes while it is scored, as a multiple of a layer's input and output, which is all that an engine tells."""
+"""Memory per token while scoring, as a multiple of a layer's input and output, which the engine reports."""
 
 SHARE = 2
-"""A batch is meant to take this part of what is free."""
+"""Divisor of the free memory: the part that a batch may take."""
 
 Row = TypeVar("Row")
 Given = TypeVar("Given")
 
 
 def token_budget(info: EngineInfo, free: int | None = None) -> int:
-    """Return how many tokens, pads included, a batch may have.
+    """Return the maximum number of tokens per batch, pads included.
 
     Args:
         info: the engine.
-        free: bytes that are free on its device; None: as many as it says.
+        free: free bytes on its device; None: as reported by the device.
     """
     most = MOST_TOKENS_ON_GPU if on_gpu(info.device) else MOST_TOKENS
     if not info.score_bytes_per_token:
@@ -45,20 +45,20 @@ def in_batches(
     batch_size: int | None,
     budget: int,
 ) -> Iterator[tuple[Sequence[Row], Given]]:
-    """Score rows batch by batch, and yield the rows of each batch, with what came of it.
+    """Score rows batch by batch; yield the rows of each batch with their result.
 
-    Without a batch size each batch has as many rows as the budget allows; where memory does not suffice, the budget is
-    halved, for good, and the batch tried again.
+    Without a batch size, each batch has as many rows as the budget allows; when memory runs out, the budget is halved
+    permanently and the batch is retried.
 
     Args:
-        rows: in the order in which they are scored; taken as they are needed.
+        rows: in the order of scoring; consumed lazily.
         length_of: tokens of a row.
         score: scores a batch.
         batch_size: rows per batch; None: by the budget.
-        budget: tokens of a batch at most.
+        budget: maximum tokens per batch.
 
     Raises:
-        Exception: what `score` raises; that memory does not suffice, only of a single row or a batch of a given size.
+        Exception: any error of `score`; an out-of-memory error only for a single row or a fixed batch size.
     """
     source, waiting = iter(rows), list[Row]()
     while batch := _next_batch(waiting, source, length_of, batch_size, budget):
@@ -69,7 +69,7 @@ def in_batches(
             if batch_size is not None or len(batch) == 1 or not is_out_of_memory(error):
                 raise
         if scored is None:
-            # Out of the handler, or its error would keep what was computed so far.
+            # Outside of the handler, whose exception would keep the intermediate tensors alive.
             budget = max(len(batch) * max(map(length_of, batch)) // 2, 1)
             continue
         yield batch, scored
@@ -83,7 +83,7 @@ def _next_batch(
     batch_size: int | None,
     budget: int,
 ) -> Sequence[Row]:
-    """Return the next rows, which go on waiting; none if there are no more."""
+    """Return the next rows without removing them from `waiting`; empty at the end."""
     size = longest = 0
     while batch_size is None or size < batch_size:
         if size == len(waiting):

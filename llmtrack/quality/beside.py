@@ -1,4 +1,4 @@
-"""What scoring a text, and comparing with a reference, add to a measurement that was timed (pure functions)."""
+"""Add the results of scoring a text, and of comparing with a reference, to a timed measurement (pure functions)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def with_scored(
     warnings: tuple[str, ...],
     batch_losses: tuple[float, ...],
 ) -> Measurement:
-    """Return a timed measurement with what scoring a text gave."""
+    """Add the results of scoring a text to a timed measurement."""
     return replace(
         timed,
         metrics={**timed.metrics, **metrics},
@@ -30,12 +30,12 @@ def with_scored(
 
 
 def without_scored(timed: Measurement, why: str) -> Measurement:
-    """Return a timed measurement whose text could not be scored: the speed that was measured is kept."""
+    """Keep a timed measurement whose text could not be scored, with a warning."""
     return replace(timed, warnings=(*timed.warnings, f"its quality could not be scored: {why}"), ended_at=time.time())
 
 
 def with_drift(timed: Measurement, check: QualityCheck, drift: Drift, told: Mapping[str, str]) -> Measurement:
-    """Return a measurement with how far its model is from the reference, and by which digests that is known."""
+    """Add the drift from the reference to a measurement, with the digests that identify the comparison."""
     assert check.reference is not None
     found = (drift.finding,) if drift.finding else ()
     return replace(
@@ -59,17 +59,17 @@ def with_drift(timed: Measurement, check: QualityCheck, drift: Drift, told: Mapp
 
 
 def without_drift(timed: Measurement, why: str) -> Measurement:
-    """Return a measurement that could not be compared with the reference."""
+    """Add a warning that the comparison with the reference failed."""
     said = f"it could not be compared with the reference: {why}"
     return replace(timed, warnings=tuple(dict.fromkeys((said, *timed.warnings))), ended_at=time.time())
 
 
 def drift_line(drift: Drift) -> str:
-    """Return what a person is told of a comparison."""
+    """Format a comparison for the console."""
     return f"    against the reference: KL {drift.kl_divergence:.4f} nats, top-1 {drift.top1_agreement:.1%}"
 
 
 def reference_label(variant: Variant) -> str:
-    """Return what a reference is called in tracked runs: `packaged:smollm2 torch/float32`."""
+    """Return the label of a reference in tracked runs: `packaged:smollm2 torch/float32`."""
     how = variant.dtype if variant.quantization == "none" else variant.quantization
     return f"{variant.model} {variant.backend}/{how}"

@@ -1,4 +1,4 @@
-"""How sure a loss is: its standard error by resampling whole documents or stretches of a stream."""
+"""Estimate the standard error of a loss by resampling documents or blocks of a stream."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ RESAMPLES = 1000
 def stderr_of_ratio(sums: Sequence[float], counts: Sequence[int]) -> float | None:
     """Return the bootstrap standard error of `sum(sums) / sum(counts)`, or None for fewer than two blocks.
 
-    Blocks are drawn with replacement, and each draw's ratio is taken over all that was drawn: tokens of one
-    block depend on one another and are not drawn on their own. The same blocks give the same result.
+    Blocks are drawn with replacement, and the ratio is computed over each draw as a whole: tokens within a block are
+    correlated and are not resampled individually. The result is deterministic.
 
     Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), chapters 6 and 8.
     """
@@ -29,10 +29,10 @@ def stderr_of_ratio(sums: Sequence[float], counts: Sequence[int]) -> float | Non
 
 
 def gather_blocks(sums: Sequence[float], counts: Sequence[int], tokens: int) -> tuple[list[float], list[int]]:
-    """Join neighbours into blocks of at least `tokens` tokens each; what is left at the end joins the last one.
+    """Join neighbours into blocks of at least `tokens` tokens each; a remainder joins the last block.
 
-    With a small stride, windows score a few tokens each, and neighbours are so alike that drawing them one
-    by one would make the error look smaller than it is.
+    With a small stride, each window scores a few tokens, and neighbouring windows are so correlated that resampling
+    them individually would underestimate the error.
     """
     block_sums: list[float] = []
     block_counts: list[int] = []

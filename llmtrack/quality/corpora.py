@@ -1,7 +1,7 @@
-"""Where the text that is scored comes from: a built-in corpus, or a file of the user's.
+"""Load the text to score: a built-in corpus or a file.
 
-A corpus is a sequence of documents and is known by a digest of its texts, so that two perplexities are
-compared only where the same text was scored, whatever file it was kept in.
+A corpus is a sequence of documents, identified by a digest of its texts, so that perplexities are only compared on
+equal text, whatever file it came from.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from llmtrack.spec.text_args import one_text
 
 Row = TypeVar("Row")
 
-# Of memory, for each byte of a file: the bytes, the text, and its copies while it is divided.
+# Memory per byte of a file: the bytes, the text, and its copies while it is split.
 _READING_BYTES = 6
 
 _BOM = b"\xef\xbb\xbf"
 _ACCEPTED = f"give {', '.join(f'`{name}`' for name in NAMED_CORPORA)}, or the path of a .txt or .jsonl file"
 _JSON_LINE = 'one object with a string field `text` per line, such as {"text": "One document."}'
 
-# Form feeds come first and alone: source code has runs of blank lines that end nothing, and a file that is
-# divided by form feeds can hold it. One blank line is always a paragraph's end inside a document.
+# Form feeds take precedence: source code contains runs of blank lines that separate nothing. A single blank
+# line always ends a paragraph within a document.
 _FORM_FEED_LINE = re.compile(r"^[ \t]*\f[ \t\f]*$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n){2,}")
 _BLANK_LINES_BEFORE = re.compile(r"\A(?:[^\S\n]*\n)+")
@@ -42,13 +42,13 @@ _JSON_TYPES = {list: "a list", int: "a number", float: "a number", bool: "a bool
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to score.
+    r"""Documents to score.
 
     Attributes:
-        name: `builtin`, `pydoc` or the file's name; never with folders, since it is tracked.
-        texts: the documents in their order, none of them empty, line ends as `\\n`.
-        digest: 16 hex digits over the texts and their order, and over nothing else.
-        blank: rows that were left out because they hold no text.
+        name: `builtin`, `pydoc` or the file's name; without folders, since it is tracked.
+        texts: the documents in order, none empty, with `\n` as line end.
+        digest: 16 hex digits over the texts and their order only.
+        blank: number of rows omitted because they are blank.
     """
 
     name: str
@@ -58,10 +58,10 @@ class Corpus:
 
     @classmethod
     def from_texts(cls, name: str, texts: Iterable[str]) -> Corpus:
-        """Bring texts into the form in which they are scored and digested, and drop the blank ones.
+        r"""Normalize texts to the form that is scored and digested, and drop blank ones.
 
-        Line ends become `\\n`; blank lines before a text and white space after it are removed, because a
-        text file cannot tell them from its separators.
+        Line ends become `\n`; leading blank lines and trailing white space are removed, because a text file cannot
+        distinguish them from its separators.
 
         Raises:
             UsageError: no text is left.
@@ -81,28 +81,28 @@ class Corpus:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What must be said of the corpus in words."""
+        """Warnings about the corpus."""
         if not self.blank:
             return ()
-        return (f"{self.blank} blank row(s) of the corpus {self.name!r} were left out: they hold no text",)
+        return (f"{self.blank} blank row(s) of the corpus {self.name!r} were omitted: they hold no text",)
 
 
 def load_corpus(spec: str) -> Corpus:
-    """Load the corpus that `spec` names.
+    """Load a corpus by its name or path.
 
     - `builtin`: about 5,000 tokens of English in many registers, written for this project.
-    - `pydoc`: the language reference that Python's own `help()` shows, about 450 KB of English: 79 topics of
-      Python 3.11, in alphabetical order. It differs between versions of Python; the digest tells.
-    - `PATH.txt`: documents are divided by lines that hold only a form feed; in a file without such lines
-      by two or more blank lines in a row; in a file without either, the whole file is one document.
-    - `PATH.jsonl`: each line is one document: an object with a string field `text`, or a bare JSON string.
+    - `pydoc`: the language reference behind Python's `help()`, about 450 KB of English: 79 topics in Python 3.11, in
+      alphabetical order. It differs between versions of Python, and so does its digest.
+    - `PATH.txt`: documents are separated by lines that hold only a form feed; without such lines, by two or more
+      consecutive blank lines; without either, the file is one document.
+    - `PATH.jsonl`: one document per line: an object with a string field `text`, or a bare JSON string.
 
-    Documents without text, and blank lines between those of a `.jsonl`, are left out and counted. Files are UTF-8,
-    with or without a byte order mark. `~` is expanded.
+    Blank documents, and blank lines between those of a `.jsonl`, are omitted and counted. Files are UTF-8, with or
+    without a byte order mark. `~` is expanded.
 
     Raises:
-        UsageError: no such file, a folder, a pipe, another extension, unreadable, too large for the memory, not UTF-8, NUL
-            bytes, a bad line, no text.
+        UsageError: no such file, a folder, a pipe, another extension, unreadable, too large for memory, not UTF-8, NUL
+            bytes, an invalid line, no text.
     """
     spec = one_text("corpus", spec)
     if spec in _NAMED:
@@ -145,16 +145,20 @@ def _check_size(name: str, size: int) -> None:
 
 
 def _reader(spec: str, path: Path) -> Callable[[str, str], list[str]]:
-    """Choose how a file is divided into documents, or say why it cannot be."""
-    # os.path answers False for names that the system refuses (too long, a NUL); Path raises for some.
+    """Return the function that splits a file into documents.
+
+    Raises:
+        UsageError: no file of a supported kind.
+    """
+    # os.path returns False for names that the system rejects (too long, a NUL); Path raises for some.
     if not spec.strip():
         raise UsageError(f"no corpus given: {_ACCEPTED}")
     if os.path.isdir(path):
         raise UsageError(f"corpus {spec!r} is a folder: {_ACCEPTED}")
     if not os.path.exists(path):
         raise UsageError(f"no corpus {spec!r}: {_near(path)}{_ACCEPTED} (absolute, or relative to the working folder)")
-    if not os.path.isfile(path):  # a pipe would be waited for, and a device never ends
-        raise UsageError(f"corpus {spec!r} is no regular file but a pipe or a device: copy its text to a file")
+    if not os.path.isfile(path):  # reading a pipe blocks, and a device may never end
+        raise UsageError(f"corpus {spec!r} is a pipe or a device, not a regular file: copy its text to a file")
     try:
         return _READERS[path.suffix.lower()]
     except KeyError:
@@ -165,7 +169,7 @@ def _reader(spec: str, path: Path) -> Callable[[str, str], list[str]]:
 
 
 def _near(path: Path) -> str:
-    """Name what was probably meant, as the start of a remedy; empty if nothing is near."""
+    """Suggest similar file names as the start of a remedy; empty if there are none."""
     try:
         found = [name for name in os.listdir(path.parent) if Path(name).suffix.lower() in _READERS]
     except (OSError, ValueError):
@@ -178,14 +182,14 @@ def _near(path: Path) -> str:
 
 def _decode(data: bytes, name: str) -> str:
     start = len(_BOM) if data.startswith(_BOM) else 0
-    # ASCII and many other characters of UTF-16 without a mark are UTF-8, too, with NULs between them.
+    # ASCII text in UTF-16 without a byte order mark is also valid UTF-8, with NULs in between.
     nul = data.find(b"\0")
     try:
         text = data[start:].decode("utf-8")
     except UnicodeDecodeError as error:
         raise _another_encoding(data, name, start + error.start, "is not UTF-8") from error
     if nul >= 0:
-        raise _another_encoding(data, name, nul, "holds NULs, which no text does")
+        raise _another_encoding(data, name, nul, "contains NUL bytes")
     return _line_feeds(text)
 
 
@@ -197,7 +201,9 @@ def _another_encoding(data: bytes, name: str, offset: int, what: str) -> UsageEr
 
 
 def _probable_encoding(data: bytes) -> str:
-    """Guess an encoding from its mark, or from where NULs are: the high bytes of characters below U+0100."""
+    """Guess an encoding from its byte order mark, or from the positions of NULs: the high bytes of characters below
+    U+0100.
+    """
     if data.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
         return "UTF-32"
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -216,13 +222,13 @@ def _plain_text(text: str, name: str) -> list[str]:
 
 
 def _json_lines(text: str, name: str) -> list[str]:
-    # Not splitlines(): it also splits at U+2028 and others, which may stand unescaped in a JSON string.
+    # Not splitlines(): it also splits at U+2028 and others, which are valid unescaped in a JSON string.
     lines = _without_blank_ends(list(enumerate(text.split("\n"), start=1)), lambda line: line[1])
     return [_json_text(line, f"corpus {name!r}, line {number}") if line.strip() else "" for number, line in lines]
 
 
 def _without_blank_ends(rows: list[Row], text_of: Callable[[Row], str] = str) -> list[Row]:
-    """Leave out what is blank before the first row and after the last: it is the end of a file, not a row."""
+    """Drop leading and trailing blank rows."""
     filled = [number for number, row in enumerate(rows) if text_of(row).strip()]
     return rows[filled[0] : filled[-1] + 1] if filled else []
 
@@ -244,7 +250,7 @@ def _json_text(line: str, where: str) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"{where} holds half of a surrogate pair (character {error.start}), which is no text: "
+            f"{where} holds half of a surrogate pair (character {error.start}), which is not valid text: "
             "write the character itself, or both halves"
         ) from error
     return value

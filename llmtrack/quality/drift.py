@@ -1,4 +1,4 @@
-"""How far a model's next-token distributions are from those of a reference, token by token on the same text."""
+"""Compare a model's next-token distributions with those of a reference, token by token on the same text."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ def compare_distributions(
     max_tokens: int = 1024,
     on_row: Callable[[int], None] = lambda tokens: None,
 ) -> Drift:
-    """Compare the distributions of two engines of one tokenizer, each text alone and without pads.
+    """Compare the distributions of two engines with the same tokenizer, each text alone and without pads.
 
     Args:
-        engine: the one that is judged.
-        reference: the one that it is compared with.
-        texts: what both read, from the first on.
-        max_length: tokens of a text that are read at most.
-        bos_rule: what is put before each text, as in scoring.
-        max_tokens: predicted tokens at most, over all texts.
-        on_row: told how many tokens have been compared, after each text.
+        engine: the engine under test.
+        reference: the engine to compare with.
+        texts: read by both, from the first on.
+        max_length: maximum tokens read per text.
+        bos_rule: start token rule, as in scoring.
+        max_tokens: maximum predicted tokens over all texts.
+        on_row: called after each text with the number of tokens compared so far.
 
     Raises:
-        ScenarioError: the vocabularies or the tokens of a text differ, no text has two tokens, or logits are not finite.
+        ScenarioError: the vocabularies or the tokens of a text differ, no text has two tokens, or logits are not
+            finite.
     """
     rows = []
     for row in rows_to_compare(engine, reference, texts, max_length, bos_rule, max_tokens):
@@ -56,15 +57,15 @@ def rows_to_compare(
     bos_rule: str,
     max_tokens: int,
 ) -> list[Encoded]:
-    """Return the rows that two engines are compared on: texts from the first on, until there are tokens enough.
+    """Encode texts from the first on, until there are enough tokens to compare two engines.
 
     Raises:
         ScenarioError: the vocabularies or the tokens of a text differ, or no text has two tokens.
     """
     if engine.info.vocab_size != reference.info.vocab_size:
         raise ScenarioError(
-            f"the reference has {reference.info.vocab_size} tokens in its vocabulary and this model "
-            f"{engine.info.vocab_size}: their distributions cannot be compared",
+            f"the vocabularies differ in size (reference: {reference.info.vocab_size} tokens, this model: "
+            f"{engine.info.vocab_size}): their distributions are not comparable",
             kind="unsupported",
         )
     rows: list[Encoded] = []
@@ -76,7 +77,7 @@ def rows_to_compare(
             continue
         if encode_text(reference, text, bos_rule, keep).ids != row.ids:
             raise ScenarioError(
-                "the reference's tokenizer makes other tokens of the text: their distributions cannot be compared",
+                "the reference tokenizes the text differently: their distributions are not comparable",
                 kind="unsupported",
             )
         rows.append(row)
@@ -89,7 +90,7 @@ def rows_to_compare(
 
 
 def compare_row(engine: Engine, reference: Engine, row: Encoded) -> RowSums:
-    """Compare two engines on a row.
+    """Compare two engines on one row.
 
     Raises:
         ScenarioError: logits are not finite.
@@ -116,7 +117,7 @@ def _sums(logits: torch.Tensor, expected: torch.Tensor, ids: Sequence[int]) -> t
         part = slice(first, first + chunk)
         own = torch.log_softmax(logits[part].double(), dim=-1)
         theirs = torch.log_softmax(expected[part].double(), dim=-1)
-        # What the reference rules out (-inf) adds nothing.
+        # A token of probability zero in the reference (-inf) contributes nothing.
         sums[0] += torch.where(theirs.isneginf(), 0.0, theirs.exp() * (theirs - own)).sum()
         sums[1] += (logits[part].argmax(-1) == expected[part].argmax(-1)).sum()
         at = targets[part, None]

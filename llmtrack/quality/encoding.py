@@ -1,4 +1,4 @@
-"""Turn text into the tokens that are scored: what stands before it, what is cut, which text is predicted."""
+"""Encode text for scoring: start tokens, truncation, and the text that the predicted tokens cover."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.host.units import GIB
 from llmtrack.measure.memory import available_bytes
 
-# Of memory, for each character of a text: what a tokenizer of Rust holds at most while it divides it, as measured.
+# Peak memory of a Rust tokenizer per character of a text, as measured.
 _TOKENIZING_BYTES = 150
 
 
@@ -23,13 +23,13 @@ class Encoded:
     """A text ready to be scored.
 
     Attributes:
-        ids: its tokens; the first are given, the others are predicted.
-        given: number of the given ones: all that stands before the text, or its first token.
-        text: UTF-8 bytes of the original text that the predicted tokens cover, which may begin or end within a
-            character; None where the tokenizer does not tell.
-        cut: tokens at its end that are left out.
-        unknown: predicted tokens that stand for text which the vocabulary does not have.
-        lost: bytes of the text, as far as it was kept, that no token stands for.
+        ids: its tokens; the first ones are given, the others are predicted.
+        given: number of given tokens: everything before the text, or the text's first token.
+        text: UTF-8 bytes of the original text covered by the predicted tokens, which may begin or end within a
+            character; None if the tokenizer does not report offsets.
+        cut: tokens truncated at the end.
+        unknown: predicted tokens for text outside of the vocabulary.
+        lost: bytes of the kept text that no token represents.
     """
 
     ids: list[int]
@@ -46,22 +46,22 @@ class Encoded:
 
     @property
     def bytes(self) -> int | None:
-        """UTF-8 bytes of the predicted text; None where the tokenizer does not tell."""
+        """UTF-8 bytes of the predicted text; None if the tokenizer does not report offsets."""
         return None if self.text is None else len(self.text)
 
     @property
     def words(self) -> int | None:
-        """White-space separated words of the predicted text, the parts at its ends included."""
+        """White-space separated words of the predicted text, partial words at its ends included."""
         return None if self.text is None else len(self.text.decode("utf-8", "replace").split())
 
 
 def tokens_digest(rows: Iterable[Encoded]) -> str:
-    """Return 16 hex digits that tell the tokens of rows."""
+    """Return a digest of the tokens of rows, 16 hex digits."""
     return digest_of(np.asarray(each.ids, dtype="<i8").tobytes() for each in rows)
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
-    """Return 16 hex digits that tell the parts, their order and where each ends."""
+    """Return a digest of parts, their order and boundaries, 16 hex digits."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(hashlib.sha256(part).digest())
@@ -69,25 +69,25 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 
 def unknown_warning(unknown: int, of: int, what: str, so: str) -> tuple[str, ...]:
-    """Say that tokens stand for text which the vocabulary does not have; nothing if none does.
+    """Warn of tokens for text outside of the vocabulary; empty if there are none.
 
     Args:
-        unknown: how many.
-        of: of how many.
-        what: what these are, in words.
-        so: what follows from it.
+        unknown: number of such tokens.
+        of: number of all tokens.
+        what: what the tokens are, for the message.
+        so: the consequence, for the message.
     """
     if not unknown:
         return ()
-    return (f"{unknown} of {of} {what} stand for text that the vocabulary does not have: {so}",)
+    return (f"{unknown} of {of} {what} represent text outside of the vocabulary: {so}",)
 
 
 def lost_warning(lost: int, so: str) -> tuple[str, ...]:
-    """Say that bytes of a text became no token; nothing if none did.
+    """Warn of bytes that no token represents; empty if there are none.
 
     Args:
-        lost: how many.
-        so: what follows from it.
+        lost: number of bytes.
+        so: the consequence, for the message.
     """
     return (f"the tokenizer has no token for {lost} bytes of the text: {so}",) if lost else ()
 
@@ -95,23 +95,22 @@ def lost_warning(lost: int, so: str) -> tuple[str, ...]:
 def encode_text(engine: Engine, text: str, bos_rule: str, keep: int | None = None) -> Encoded:
     """Encode a text by a `bos_rule`.
 
-    - `tokenizer`: with what the tokenizer puts before every text by itself: some put a beginning-of-sequence token
-      (BOS) there, others nothing.
-    - `model`: exactly one BOS, or the end-of-sequence token where the tokenizer has no BOS, so that every token
-      of the text is predicted. It is what lm-evaluation-harness puts before a rolling log-likelihood.
-    - `none`: nothing; the first token of the text is given.
+    - `tokenizer`: with the prefix that the tokenizer adds by itself: a beginning-of-sequence token (BOS) or nothing.
+    - `model`: exactly one BOS, or the end-of-sequence token if the tokenizer has no BOS, so that every token of the
+      text is predicted, as lm-evaluation-harness does for a rolling log-likelihood.
+    - `none`: no prefix; the first token of the text is given.
 
-    A text that begins with such a token itself gets no second one. What a tokenizer puts after a text is left out.
+    A text that itself begins with such a token gets no second one. Suffixes of the tokenizer are dropped.
 
     Args:
         engine: a loaded engine.
         text: the text.
         bos_rule: one of the above.
-        keep: tokens that are kept at most, the one put before the text included; None: all.
+        keep: maximum number of tokens, the prefix included; None: all.
 
     Raises:
-        UsageError: `bos_rule` is not one of these, or `model` and the tokenizer has neither token.
-        ScenarioError: the text is too long for this machine's memory.
+        UsageError: the `bos_rule` is unknown, or `model` and the tokenizer has neither token.
+        ScenarioError: the text does not fit into this machine's memory.
     """
     _check_memory(len(text))
     if bos_rule not in _ENCODERS:
@@ -121,7 +120,7 @@ def encode_text(engine: Engine, text: str, bos_rule: str, keep: int | None = Non
     given, cut = max(tokens.added, 1), len(tokens.ids) - len(ids)
     unknown = _unknown(engine, text, tokens, range(given, len(ids)))
     if tokens.spans is None:
-        # Of what is known to be all of the text nothing else must be known.
+        # A text known to be complete needs no offsets.
         return Encoded(ids, given, text.encode() if tokens.added and not cut else None, cut, unknown)
     data, spans = text.encode(), np.reshape(tokens.spans[: len(ids)], (-1, 2))
     predicted = _covered(data, spans[given:])
@@ -131,7 +130,7 @@ def encode_text(engine: Engine, text: str, bos_rule: str, keep: int | None = Non
 
 
 def _check_memory(characters: int) -> None:
-    """Refuse a text that a tokenizer would abort the process over."""
+    """Refuse a text whose tokenization would abort the process."""
     needed, free = characters * _TOKENIZING_BYTES, available_bytes()
     if needed > free:
         raise ScenarioError(
@@ -142,14 +141,14 @@ def _check_memory(characters: int) -> None:
 
 
 def _covered(data: bytes, spans: NDArray[np.int64]) -> bytes:
-    """Return the bytes in some spans, (spans, 2): as one piece where nothing is between them, as it mostly is."""
+    """Return the bytes in spans (spans, 2): one slice if they are contiguous, as they mostly are."""
     if len(spans) and (spans[1:, 0] == spans[:-1, 1]).all():
         return data[spans[0, 0] : spans[-1, 1]]
     return b"".join(data[begin:end] for begin, end in spans)
 
 
 def _unknown(engine: Engine, text: str, tokens: Tokenized, predicted: range) -> int:
-    """Count the unknown among the predicted tokens; where the text itself spells that token, it is known."""
+    """Count unknown tokens among the predicted ones, unless the text itself spells that token."""
     special = engine.info.special_tokens
     if special.unk_id is None:
         return 0
@@ -164,7 +163,7 @@ def _unknown(engine: Engine, text: str, tokens: Tokenized, predicted: range) -> 
 def _with_start(engine: Engine, text: str) -> Tokenized:
     start = engine.info.special_tokens.start_id
     if start is None:
-        raise UsageError("bos_rule=model is not possible, the tokenizer has no token to begin with: use bos_rule=none")
+        raise UsageError("bos_rule=model is not possible: the tokenizer has no start token; use bos_rule=none")
     bare = engine.tokenize(text, special_tokens=False)
     if bare.ids[:1] == [start]:
         return bare

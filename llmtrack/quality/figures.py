@@ -1,4 +1,4 @@
-"""The figures of a scored text, from what scoring its rows gave: computed alike whoever scored them (pure functions)."""
+"""Compute the metrics of a scored text from the scores of its rows (pure functions)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmtrack.spec.scores import RowSums, Scored, Text
 from llmtrack.spec.task import PerplexityTask
 
 GARBAGE_RATIO = 3.0
-"""Perplexity over the reference's from which on the model is no longer the same one."""
+"""Ratio of the perplexity to the reference's above which the output is classified as garbage."""
 
 Z_95 = 1.96
 
@@ -24,23 +24,21 @@ class Quality:
 
     Attributes:
         loss: token-weighted mean negative log-likelihood in nats, over all documents or windows.
-        loss_stderr: its standard error, by bootstrap over documents or stretches of the stream; None if there
-            is only one.
+        loss_stderr: its standard error, by bootstrap over documents or blocks of the stream; None if there is only one.
         perplexity: exp(loss).
-        word_perplexity: exp of the nats per white-space separated word of the predicted text; infinity if it
-            has none, None where the tokenizer does not tell which text that is.
-        bits_per_byte: bits per UTF-8 byte of the predicted text; None where the tokenizer does not tell, or there is none.
+        word_perplexity: exp of the nats per white-space separated word of the predicted text; infinity without words,
+            None if the tokenizer does not report offsets.
+        bits_per_byte: bits per UTF-8 byte of the predicted text; None if it is unknown or empty.
         tokens_scored: predicted tokens.
-        bytes_scored: UTF-8 bytes of the original text that they cover; None where the tokenizer does not tell.
+        bytes_scored: UTF-8 bytes of the original text that they cover; None if the tokenizer does not report offsets.
         words_scored: words of that text; None likewise.
-        unknown_tokens_scored: of the predicted tokens, those that stand for text which the vocabulary does not have.
-        bytes_without_token: bytes of the text, as far as it was kept, that the tokenizer has no token for.
-        tokens_truncated: tokens left out: of documents longer than `max_length`, or of the stream after
-            `max_tokens`.
-        tokens_digest: digest of the token ids that were read and predicted.
-        text_digest: digest of the text that the predicted tokens cover; None where the tokenizer does not tell.
-        batch_losses: mean loss of each batch, in the order they were scored.
-        tokens_read: tokens that were read of each row of each batch; the last of a row is only predicted.
+        unknown_tokens_scored: predicted tokens for text outside of the vocabulary.
+        bytes_without_token: bytes of the kept text that no token represents.
+        tokens_truncated: tokens omitted: of documents longer than `max_length`, or of the stream after `max_tokens`.
+        tokens_digest: digest of the token ids read and predicted.
+        text_digest: digest of the text that the predicted tokens cover; None if the tokenizer does not report offsets.
+        batch_losses: mean loss of each batch, in the order of scoring.
+        tokens_read: tokens read of each row of each batch; the last token of a row is only predicted.
         documents_scored: documents with at least one predicted token; None in `rolling`.
         documents_skipped: documents of one token, which predict nothing; None in `rolling`.
         windows_scored: windows over the stream; None in `documents`.
@@ -67,14 +65,14 @@ class Quality:
 
     @property
     def figures(self) -> dict[str, float]:
-        """The numbers that are known, by the names under which they are tracked."""
-        apart = {"batch_losses", "tokens_read", "tokens_digest", "text_digest"}
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in apart}
+        """The known metrics, by their tracked names."""
+        excluded = {"batch_losses", "tokens_read", "tokens_digest", "text_digest"}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in excluded}
         return {name: float(value) for name, value in values.items() if value is not None}
 
     @property
     def facts(self) -> dict[str, str]:
-        """What was scored, by the names under which it is tracked."""
+        """Digests of the scored tokens and text, by their tracked names."""
         found = {"scored_tokens_digest": self.tokens_digest, "scored_text_digest": self.text_digest}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -93,13 +91,13 @@ def compute_perplexity(loss: float) -> float:
 
 
 def quality_of(text: Text, scored: Scored) -> Quality:
-    """Return the figures of a text.
+    """Compute the metrics of a text.
 
     Args:
-        text: what was scored.
-        scored: what scoring each of its rows gave, in any order.
+        text: the scored text.
+        scored: the scores of its rows, in any order.
     """
-    # In the text's own order, in which the bootstrap draws them.
+    # In the order of the text, which the bootstrap depends on.
     order = sorted(range(len(scored.rows)), key=scored.rows.__getitem__)
     sums, counts = [scored.nats[at] for at in order], [scored.tokens[at] for at in order]
     nats, tokens = math.fsum(sums), sum(counts)
@@ -129,39 +127,39 @@ def quality_of(text: Text, scored: Scored) -> Quality:
 
 
 def quality_warnings(quality: Quality) -> tuple[str, ...]:
-    """Return what must be said of the text that was scored."""
+    """Return warnings about the scored text."""
     found: list[str] = [
         *unknown_warning(
             quality.unknown_tokens_scored,
             quality.tokens_scored,
             "scored tokens",
-            "to predict that something unknown comes is easier than what comes, so figures of the text look too good",
+            "unknown tokens are easier to predict than the text itself, so its metrics look too good",
         ),
         *lost_warning(quality.bytes_without_token, "they are neither predicted nor counted"),
     ]
     if quality.bytes_scored is None:
         found.append(
-            "this tokenizer does not tell which text its tokens cover, so there are no bits_per_byte and no "
+            "this tokenizer does not report which text its tokens cover, so there are no bits_per_byte and no "
             "word_perplexity: use bos_rule=model and a max_length that cuts nothing, or a fast tokenizer"
         )
     return tuple(found)
 
 
 def cut_warnings(quality: Quality, task: PerplexityTask) -> tuple[str, ...]:
-    """Return what must be said of what was left out of the text."""
+    """Return warnings about the text that was omitted."""
     found = []
-    # What max_tokens leaves out of a stream was asked for.
+    # Truncation by max_tokens was requested.
     if quality.tokens_truncated and task.protocol == "documents":
         found.append(
             f"{quality.tokens_truncated} tokens were cut from documents longer than {task.max_length}: raise max_length"
         )
     if quality.documents_skipped:
-        found.append(f"{quality.documents_skipped} document(s) of one token were left out: one token predicts nothing")
+        found.append(f"{quality.documents_skipped} document(s) of one token were omitted: one token predicts nothing")
     return tuple(found)
 
 
 def together(scored: Sequence[Scored]) -> Scored:
-    """Return what several batches gave as one."""
+    """Join the scores of several batches."""
     return Scored(
         rows=tuple(row for each in scored for row in each.rows),
         nats=tuple(nats for each in scored for nats in each.nats),
@@ -173,14 +171,15 @@ def together(scored: Sequence[Scored]) -> Scored:
 
 @dataclass(frozen=True)
 class Drift:
-    """What comparing next-token distributions gave.
+    """The result of comparing next-token distributions.
 
     Attributes:
         kl_divergence: mean over tokens of KL(reference || model) in nats.
         top1_agreement: share of tokens (0 to 1) after which both find the same next token most likely.
         perplexity_ratio: perplexity of the model over that of the reference, on these tokens.
         tokens: tokens that were compared.
-        loss_stderr: standard error of the difference of mean losses in nats, by bootstrap over the texts; None for one text.
+        loss_stderr: standard error of the difference of mean losses in nats, by bootstrap over the texts; None for one
+            text.
         kl_stderr: that of the mean KL divergence, likewise.
     """
 
@@ -193,7 +192,7 @@ class Drift:
 
     @property
     def ratio_interval(self) -> tuple[float, float]:
-        """The 95 % interval of `perplexity_ratio`, as far as other text of this kind goes; the ratio twice for one text."""
+        """The 95 % interval of `perplexity_ratio` over texts of this kind; degenerate for one text."""
         factor = math.exp(min(Z_95 * (self.loss_stderr or 0.0), 700.0))
         return self.perplexity_ratio / factor, self.perplexity_ratio * factor
 
@@ -205,20 +204,20 @@ class Drift:
 
     @property
     def finding(self) -> str | None:
-        """What a reader must be told in words, or None."""
+        """A warning if the drift is large, or None."""
         figures = (
             f"on {self.tokens} tokens its perplexity is {self.perplexity_ratio:.2f} times the reference's, and it finds "
             f"the same next token most likely in {self.top1_agreement:.0%}"
         )
         if self.perplexity_ratio > GARBAGE_RATIO:
-            return f"garbage: {figures}; this is not the same model any more"
+            return f"garbage: {figures}; its output is no longer that of the model"
         if self.perplexity_ratio > SPIKE:
             return f"quality spike: {figures}"
         return None
 
 
 def drift_of(rows: Sequence[RowSums]) -> Drift:
-    """Return how far a model is from a reference, from the sums of the rows that were compared, in the text's order."""
+    """Compute the drift from the sums of the compared rows, in the order of the text."""
     counts = [row.tokens for row in rows]
     tokens = sum(counts)
     further = [row.nats - row.reference_nats for row in rows]

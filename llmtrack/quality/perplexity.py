@@ -1,6 +1,6 @@
 """Perplexity by two protocols: `documents`, each text on its own, and `rolling`, windows over one stream.
 
-Both weigh by tokens and take the exponential of the global mean; figures of the two are never compared.
+Both weigh by tokens and exponentiate the global mean; their values are not comparable with each other.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from llmtrack.spec.scores import Scored, Text
 from llmtrack.tensors.padding import pad_rows
 
 SEPARATOR = "\n\n"
-"""What stands between the texts of a stream."""
+"""Separator between the texts of a stream."""
 
-# Tokens, and the window over them that is a row of a batch: no copy is made before the batch.
+# Tokens and a window over them; they are copied only when a batch is collated.
 Row = tuple[Sequence[int], Window]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What scoring one batch gave.
+    """The result of scoring one batch.
 
     Attributes:
         number: 1 for the first batch.
-        of: number of batches; while a text is still read, as many as it looks like.
+        of: number of batches; an estimate while the text is still being tokenized.
         loss: mean negative log-likelihood of its predicted tokens in nats.
         tokens: number of predicted tokens.
     """
@@ -57,12 +57,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A text that is ready to be scored.
+    """A text ready to be scored.
 
     Attributes:
-        text: what is known of it.
-        rows: in the order in which they are scored.
-        places: the place of each in the text.
+        text: totals and digests of the text.
+        rows: in the order of scoring.
+        places: the index of each row in the text.
     """
 
     text: Text
@@ -80,24 +80,24 @@ def score_documents(
     padding_side: str = "right",
     on_batch: Callable[[Batch], None] = lambda batch: None,
 ) -> Quality:
-    """Score documents one by one in padded batches.
+    """Score documents individually, in padded batches.
 
-    A batch weighs as many tokens as it really predicts, so the result depends neither on the batch size nor
-    on the padding side nor on the order of the documents. They are scored longest first: documents of like
-    length share a batch, which saves padding, and if memory does not suffice, that shows at once.
+    A batch is weighted by its predicted tokens, so the result does not depend on batch size, padding side or order of
+    the documents. They are scored longest first: documents of similar length share a batch, which saves padding, and
+    running out of memory shows at once.
 
     Args:
         engine: a loaded engine.
         texts: the documents.
-        max_length: tokens of a document that are scored at most; the rest is cut and counted.
-        bos_rule: what is put before each document; see `llmtrack.quality.encoding.encode_text`.
-        batch_size: documents per batch; None: as many as memory has room for.
+        max_length: maximum tokens scored per document; the rest is cut and counted.
+        bos_rule: start token rule; see `llmtrack.quality.encoding.encode_text`.
+        batch_size: documents per batch; None: as many as fit into memory.
         padding_side: `right` or `left`.
-        on_batch: told of each batch as it is scored.
+        on_batch: called after each batch.
 
     Raises:
-        UsageError: `max_length` is under 2 or over the model's context, `batch_size` is under 1, or the
-            `bos_rule` is unknown or not possible.
+        UsageError: `max_length` is under 2 or over the model's context, `batch_size` is under 1, or the `bos_rule` is
+            unknown or not possible.
         ScenarioError: no document has two tokens, or a loss is not finite.
     """
     check(engine, max_length, batch_size)
@@ -107,7 +107,7 @@ def score_documents(
 
 
 def prepare_documents(engine: Engine, texts: Sequence[str], max_length: int, bos_rule: str) -> Prepared:
-    """Turn documents into rows, the longest first.
+    """Turn documents into rows, longest first.
 
     Raises:
         UsageError: the `bos_rule` is unknown or not possible.
@@ -146,26 +146,27 @@ def score_rolling(
     padding_side: str = "right",
     on_batch: Callable[[Batch], None] = lambda batch: None,
 ) -> Quality:
-    """Score texts as one stream, through windows that overlap where `stride` is under `max_length`.
+    """Score texts as one stream, through windows that overlap if `stride` is under `max_length`.
 
     The texts are joined by two line feeds. Each token of the stream is scored exactly once (see
-    `llmtrack.quality.windows`); only the first, where nothing is put before it, is given. A GPU begins before all of it
-    is read (`llmtrack.quality.ahead`); should the stream begin otherwise than it seemed, `on_batch` is told of batch 1 again.
+    `llmtrack.quality.windows`), except a first token without a prefix, which is given. A GPU starts before the stream
+    is fully tokenized (`llmtrack.quality.ahead`); if the guessed tokens were wrong, `on_batch` is called with batch 1
+    again.
 
     Args:
         engine: a loaded engine.
-        texts: what the stream is made of.
-        max_length: tokens that the model reads at most to predict one.
+        texts: the parts of the stream.
+        max_length: maximum tokens read to predict one.
         stride: new tokens of each window after the first; 0: `max_length`.
-        bos_rule: what is put before the stream; see `llmtrack.quality.encoding.encode_text`.
-        max_tokens: tokens of the stream that are used at most, what is put before it included; 0: all.
-        batch_size: windows per batch; None: as many as memory has room for.
+        bos_rule: start token rule; see `llmtrack.quality.encoding.encode_text`.
+        max_tokens: maximum tokens of the stream, the prefix included; 0: all.
+        batch_size: windows per batch; None: as many as fit into memory.
         padding_side: `right` or `left`; only a batch with the first window can need pads.
-        on_batch: told of each batch as it is scored.
+        on_batch: called after each batch.
 
     Raises:
-        UsageError: `max_length` is under 2 or over the model's context, `stride` is over `max_length`,
-            `batch_size` is under 1, or the `bos_rule` is unknown or not possible.
+        UsageError: `max_length` is under 2 or over the model's context, `stride` is over `max_length`, `batch_size` is
+            under 1, or the `bos_rule` is unknown or not possible.
         ScenarioError: the stream has no token to predict, or a loss is not finite.
     """
     check(engine, max_length, batch_size)
@@ -186,7 +187,7 @@ def score_rolling(
 def prepare_rolling(
     engine: Engine, texts: Sequence[str], max_length: int, stride: int, bos_rule: str, max_tokens: int
 ) -> Prepared:
-    """Turn texts into the windows over one stream, as `score_rolling` does; all of it is read first.
+    """Turn texts into the windows of one stream, like `score_rolling`, but fully tokenized first.
 
     Raises:
         UsageError: `stride` is over `max_length`, or the `bos_rule` is unknown or not possible.
@@ -221,7 +222,7 @@ def _stream_text(tokens: Encoded, windows: int, max_length: int) -> Text:
 
 
 def check(engine: Engine, max_length: int, batch_size: int | None) -> None:
-    """Refuse what an engine cannot score.
+    """Validate the scoring settings for an engine.
 
     Raises:
         UsageError: `max_length` is under 2 or over the model's context, or `batch_size` is under 1.
@@ -241,18 +242,18 @@ def score_rows(
     padding_side: str,
     on_batch: Callable[[Batch], None],
 ) -> Scored:
-    """Score rows batch by batch; they are numbered from 0 in the order in which they come.
+    """Score rows batch by batch; they are numbered from 0 in iteration order.
 
     Args:
         engine: a loaded engine.
-        rows: the longest first.
-        number_of_rows: returns how many there are, as far as it is known.
-        batch_size: rows per batch; None: as many as memory has room for.
+        rows: longest first.
+        number_of_rows: returns their number, possibly an estimate.
+        batch_size: rows per batch; None: as many as fit into memory.
         padding_side: `right` or `left`.
-        on_batch: told of each batch as it is scored.
+        on_batch: called after each batch.
 
     Raises:
-        ScenarioError: there is no row, a batch cannot be held, or a loss is not finite.
+        ScenarioError: there is no row, a batch does not fit into memory, or a loss is not finite.
     """
     source = iter(rows)
     first = next(source, None)
@@ -287,7 +288,7 @@ def score_rows(
 
 
 def tokens_of(row: Row) -> int:
-    """Return how many tokens a row has."""
+    """Return the number of tokens of a row."""
     _, window = row
     return window.end - window.begin
 
@@ -333,6 +334,6 @@ def _text(
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """Return a sum, or None if a part of it is not known."""
+    """Return the sum, or None if any value is unknown."""
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)

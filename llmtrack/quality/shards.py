@@ -1,7 +1,7 @@
-"""Cut a text into shards that are scored apart, and put together what came of them (pure functions).
+"""Split a text into shards that are scored independently, and merge the results (pure functions).
 
-What is cut are the batches that a single worker would make, so that each is computed as it would be there: the sum of a row
-depends, in its last digits, on what it shares a batch with.
+The unit of sharding is a batch as a single worker would form it, so that each is computed identically: the last digits
+of a row's sum depend on the other rows of its batch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int | None, budget: int) -> list[range]:
-    """Return the rows of each batch that a single worker would make.
+    """Return the rows of each batch that a single worker would form.
 
     Args:
-        lengths: tokens of each row, in the order in which rows are scored.
-        batch_size: rows of a batch; None: by the budget.
-        budget: tokens of a batch at most; the same for each worker, whatever memory it has free.
+        lengths: tokens of each row, in the order of scoring.
+        batch_size: rows per batch; None: by the budget.
+        budget: maximum tokens per batch; the same for each worker, whatever memory it has free.
     """
     rows = range(len(lengths))
     batches = in_batches(rows, lambda row: lengths[row], len, batch_size, budget)
@@ -32,9 +32,9 @@ def plan_batches(lengths: Sequence[int], batch_size: int | None, budget: int) ->
 
 
 def share_out(costs: Sequence[int], of: int) -> list[list[int]]:
-    """Share out batches among shards so that each costs about the same; the same each time.
+    """Distribute batches over shards of about equal cost, deterministically.
 
-    The dearest first, each to the shard that costs the least so far: no shard then costs more than another by more than a
+    Greedy: the most expensive batch first, each to the cheapest shard so far, so that shards differ by at most one
     batch. There may be more shards than batches.
 
     Args:
@@ -42,7 +42,7 @@ def share_out(costs: Sequence[int], of: int) -> list[list[int]]:
         of: number of shards.
 
     Returns:
-        The numbers of each shard's batches, in order.
+        The batch numbers of each shard, in order.
     """
     shards: list[list[int]] = [[] for _ in range(of)]
     loads = [(0, number) for number in range(of)]
@@ -54,9 +54,10 @@ def share_out(costs: Sequence[int], of: int) -> list[list[int]]:
 
 
 def merge(parts: Sequence[Part]) -> Quality:
-    """Return the figures of a text from the parts that it was scored in, in any order, cut in any way.
+    """Merge the parts of a scored text, in any order and split, into its metrics.
 
-    Sums are exact (`math.fsum`), and batches are put in the order of a single worker, so the figures are those of one.
+    Sums are exact (`math.fsum`) and batches are put in the order of a single worker, so the metrics equal those of one
+    worker.
 
     Raises:
         ScenarioError: workers read other tokens of the text, or a batch is missing or was scored twice.
@@ -64,7 +65,7 @@ def merge(parts: Sequence[Part]) -> Quality:
     first = parts[0]
     if any((each.text, each.of) != (first.text, first.of) for each in parts):
         raise ScenarioError(
-            "workers made other tokens or batches of the text: give all of them the same model, tokenizer and text"
+            "workers tokenized or batched the text differently: give all of them the same model, tokenizer and text"
         )
     whole = together(_each_once([part.batches for part in parts], first.of, "batches, workers scored"))
     if sorted(whole.rows) != list(range(first.text.rows)):
@@ -73,22 +74,22 @@ def merge(parts: Sequence[Part]) -> Quality:
 
 
 def merge_drift(parts: Sequence[Compared]) -> Drift:
-    """Return how far a model is from a reference from the parts that were compared, in any order, cut in any way.
+    """Merge the parts of a comparison with a reference, in any order and split.
 
     Raises:
         ScenarioError: workers read other tokens of the text, or a row is missing or was compared twice.
     """
     first = parts[0]
     if any((each.all_rows, each.ids_digest) != (first.all_rows, first.ids_digest) for each in parts):
-        raise ScenarioError("workers made other tokens of the text: give all of them the same tokenizer and text")
+        raise ScenarioError("workers tokenized the text differently: give all of them the same tokenizer and text")
     return drift_of(_each_once([part.sums for part in parts], first.all_rows, "rows, workers compared"))
 
 
 def _each_once(parts: Sequence[Mapping[int, T]], of: int, what: str) -> list[T]:
-    """Return the pieces of several workers by their numbers from 0.
+    """Return the pieces of several workers, ordered by their numbers from 0.
 
     Raises:
-        ScenarioError: one is missing, or there twice; it says of what.
+        ScenarioError: a piece is missing or occurs twice.
     """
     found = {number: piece for part in parts for number, piece in part.items()}
     if len(found) != sum(map(len, parts)) or set(found) != set(range(of)):

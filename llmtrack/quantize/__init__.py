@@ -1,1 +1,1 @@
-"""Quantization after training: recipes as data, and the search for what must stay in float."""
+"""Post-training quantization: recipes as data, and the search for layers to leave unquantized."""

@@ -1,4 +1,4 @@
-"""Exported and quantized models: made once, in a process of their own, and kept in the cache."""
+"""Build exported and quantized models once, in a separate process, and cache them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from llmtrack.spec.scenario import Scalar, Variant
 from llmtrack.spec.serialization import digest
 
 CALIBRATION = CalibrationText.calibration
-"""The calibration text where none is named: the corpus that experiments do not score by default."""
+"""Default calibration text: the corpus that experiments do not score by default."""
 
 EXPORT_VERSION = 4
-"""Raised when an export's result changes, so that cached ones are made anew."""
+"""Increment when the result of an export changes, to invalidate the cache."""
 
 EXPORT_FACTS = ("parity_max_difference", "parity_max_share", "parity_top1_agreement", "onnx_attention")
-"""What the manifest of an export, and of all that is made from it, says of how it compares with PyTorch."""
+"""Manifest entries of an export, and of models derived from it, that describe its parity with PyTorch."""
 
 _PACKAGES = (
     "optimum",
@@ -53,7 +53,7 @@ _PACKAGES = (
 
 
 def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
-    """Return the folder of the exported, and maybe quantized, model that a variant asks for, making it if need be.
+    """Return the folder of a variant's exported, possibly quantized, model; build it if necessary.
 
     Raises:
         MissingDependencyError: the onnx extra is not installed.
@@ -97,28 +97,28 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
 
 
 def export_key(digests: ModelDigests) -> str:
-    """Return what tells an export from every other one: all that the model's answers depend on, and what makes it."""
+    """Return the cache key of an export: everything the model's output depends on, and the versions that make it."""
     made_by = {package: installed_version(package) for package in _PACKAGES}
     return digest([digests.tags, EXPORT_VERSION, made_by])
 
 
 def quantized_key(exported: str, recipe: Recipe, options: Mapping[str, Scalar], text: str) -> str:
-    """Return what tells a quantized model from every other one.
+    """Return the cache key of a quantized model.
 
     Args:
-        exported: key of the export that it is made from.
-        recipe: how it is made.
-        options: the recipe's, defaults included.
+        exported: key of the export it is made from.
+        recipe: the recipe.
+        options: the recipe's options, defaults included.
         text: digest of the calibration text, or `NONE`.
     """
     return digest([exported, recipe.name, recipe.version, dict(options), text])
 
 
 def require_onnx(quantization: str) -> None:
-    """Refuse in one line where the onnx extra is missing.
+    """Check that the modules of the onnx backend are installed.
 
     Raises:
-        MissingDependencyError: it is.
+        MissingDependencyError: one is missing.
     """
     needs = () if quantization == NONE else find_recipe("onnx", quantization).needs
     if missing := [*missing_modules("onnx"), *not_installed(needs)]:
@@ -141,7 +141,7 @@ def _quantize(
     rows: tuple[tuple[int, ...], ...] = ()
     warnings: tuple[str, ...] = ()
     if recipe.calibrated:
-        # Not for the others: weights are rounded without it and without PyTorch, which take seconds to import.
+        # Only if calibrated: weight-only recipes need neither it nor PyTorch, which take seconds to import.
         import_transformers()
         from transformers import AutoTokenizer
 
@@ -164,13 +164,13 @@ def _quantize(
 def build_apart(
     what: str, of: str, folder: Path, work: Callable[..., dict[str, Any]], *arguments: Any
 ) -> dict[str, Any]:
-    """Fill a folder in a process of its own: its memory does not count as the model's, and dying does not end this one.
+    """Fill a folder in a separate process, which isolates memory and crashes.
 
     Args:
-        what: what is done, in words.
-        of: the model that it is done to.
-        folder: where it is done.
-        work: a function of a module that the child can import; it returns facts for the manifest.
+        what: the action, for messages.
+        of: the model, for messages.
+        folder: the folder to fill.
+        work: a function of a module that the child can import; returns facts for the manifest.
         arguments: its arguments.
 
     Raises:
@@ -184,12 +184,12 @@ def build_apart(
 
 
 def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Do the work, and turn whatever goes wrong into one line."""
+    """Do the work and turn any error into a one-line message."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # The manifest holds what is returned, so it must be JSON.
+            # The result goes into the manifest, so it must be JSON.
             return json.loads(json.dumps(work(*arguments), default=float))
     except LlmtrackError as error:
         if filled_up(error, Path(folder)):

@@ -1,4 +1,4 @@
-"""Text that quantization may look at: cut into rows of token ids, and never the text that quality is judged by."""
+"""Calibration text for quantization, cut into rows of token ids; never the text used for evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Calibration:
         corpus: name of the text.
         digest: digest of the whole text that the rows are taken from.
         rows: token ids, `ROW_TOKENS` each.
-        warnings: what must be said of the text in words.
+        warnings: warnings about the text.
     """
 
     corpus: str
@@ -33,15 +33,15 @@ class Calibration:
 
 
 def calibration_rows(ids: Sequence[int], tokens: int, width: int = ROW_TOKENS) -> tuple[tuple[int, ...], ...]:
-    """Cut rows out of a text, spread evenly over it, without overlap.
+    """Cut rows from a text, evenly spread and without overlap.
 
     Args:
         ids: token ids of the text.
-        tokens: how many are wanted in all; as many whole rows as fit are taken.
+        tokens: wanted tokens in all, rounded to whole rows.
         width: tokens of a row.
 
     Raises:
-        ScenarioError: the text has less than `LEAST_ROWS` rows.
+        ScenarioError: the text has fewer than `LEAST_ROWS` rows.
     """
     there = len(ids) // width
     rows = min(max(tokens // width, LEAST_ROWS), there)
@@ -62,12 +62,12 @@ def calibrate(corpus: Corpus, tokenizer: Any, tokens: int) -> Calibration:
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     unknown = 0
     if tokenizer.unk_token_id is not None:
-        # What the text itself spells is known.
+        # An unknown token spelled out in the text itself is not unknown.
         unknown = max(ids.count(tokenizer.unk_token_id) - text.count(tokenizer.unk_token), 0)
     warnings = corpus.warnings + unknown_warning(
         unknown,
         len(ids),
         "tokens of the calibration text",
-        "quantization does not see what the model does with it",
+        "quantization cannot calibrate on it",
     )
     return Calibration(corpus.name, corpus.digest, calibration_rows(ids, tokens), warnings)

@@ -1,4 +1,4 @@
-"""GGUF files from model folders, by llama.cpp's own converter, and its quantizations as recipes."""
+"""Convert model folders to GGUF with llama.cpp's own converter; its quantizations as recipes."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from llmtrack.spec.scenario import Scalar
 from llmtrack.spec.serialization import digest
 
 VERSION = 1
-"""Raised when a conversion's result changes, so that cached ones are made anew."""
+"""Increment when the result of a conversion changes, to invalidate the cache."""
 
 FILE = "model.gguf"
 _PACKAGE = "llama-cpp-python"
-# Of the source package, what converts; the rest is C++.
+# The parts of the source package that the converter needs; the rest is C++.
 _SCRIPT = "convert_hf_to_gguf.py"
 _PARTS = (_SCRIPT, "conversion/", "gguf-py/gguf/")
 
 
 def gguf_of(folder: ModelFolder, quantization: str, given: Sequence[tuple[str, Scalar]] = ()) -> Path:
-    """Return a GGUF file of a model folder, converted first if need be.
+    """Return a GGUF file of a model folder; convert it if necessary.
 
     Args:
         folder: the model.
         quantization: name of a recipe, or `none`: float32.
-        given: what the recipe is told, among other options.
+        given: options of the variant; the recipe's own are selected from them.
 
     Raises:
-        MissingDependencyError: the converter cannot be had.
-        ScenarioError: llama.cpp does not know the model, or cannot quantize it.
-        UsageError: there is no such recipe, or it takes no such value.
+        MissingDependencyError: the converter is not available.
+        ScenarioError: llama.cpp does not support the model, or cannot quantize it.
+        UsageError: there is no such recipe, or it does not accept a value.
         ModelLoadError: the cache cannot be used.
     """
     recipe = None if quantization == NONE else find_recipe("llamacpp", quantization)
@@ -72,17 +72,17 @@ def gguf_of(folder: ModelFolder, quantization: str, given: Sequence[tuple[str, S
             options,
         )
 
-    # What is stored in fewer bits is made from a file of 16.
+    # Quantized files are made from an F16 file.
     bits = FLOAT_BITS if recipe is None else 16 + (recipe.bits if recipe.bits != 16 else 0)
     needed = weights_of(weight_files(folder.path)[1]).stored(bits, bits)
     return build_once(f"{stem}-llamacpp-{quantization}-{key}", build, needed) / FILE
 
 
 def converter() -> Path:
-    """Return the folder of llama.cpp's converter, of the version that is installed: fetched once, with its source package.
+    """Return the folder of llama.cpp's converter in the installed version; its source package is downloaded once.
 
     Raises:
-        MissingDependencyError: it cannot be had.
+        MissingDependencyError: it is not available.
     """
     version = installed_version(_PACKAGE)
     if not version:
@@ -99,19 +99,19 @@ def converter() -> Path:
             unpack(archive, folder)
         shutil.rmtree(downloads)
         if not (folder / _SCRIPT).is_file():
-            raise ModelLoadError(f"the source package of {requirement} came without {_SCRIPT}")
+            raise ModelLoadError(f"the source package of {requirement} does not contain {_SCRIPT}")
         return {"version": version}
 
     try:
         return build_once(f"llamacpp-converter-{version}", build)
     except ModelLoadError as error:
         raise MissingDependencyError(
-            f"llama.cpp's converter cannot be had ({error}): give a .gguf file in place of a model folder"
+            f"llama.cpp's converter is not available ({error}): give a .gguf file in place of a model folder"
         ) from error
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Write the parts of llama.cpp's source that convert into a folder, and nothing else."""
+    """Extract only the converter from llama.cpp's source archive."""
     with tarfile.open(archive) as source:
         for member in source:
             _, found, path = member.name.partition("/vendor/llama.cpp/")
@@ -136,10 +136,9 @@ def _build(tool: str, source: str, folder: str, quantization: str, options: Mapp
 
 
 def convert(tool: Path, source: Path, target: Path, kind: str) -> None:
-    """Run llama.cpp's converter in this process, which is to do nothing else.
+    """Run llama.cpp's converter in this process, which must be dedicated to it.
 
-    The file gets no tokenizer: texts are turned into tokens by that of the folder, whether llama.cpp knows such a one or
-    not.
+    The file gets no tokenizer: the folder's own tokenizer encodes texts, whether llama.cpp supports it or not.
 
     Args:
         tool: the converter's folder.
@@ -148,7 +147,7 @@ def convert(tool: Path, source: Path, target: Path, kind: str) -> None:
         kind: `f32` or `f16`.
 
     Raises:
-        ScenarioError: it does not convert this model.
+        ScenarioError: the converter does not support this model.
     """
     complaints = _Complaints()
     logging.getLogger().addHandler(complaints)
@@ -167,7 +166,7 @@ def convert(tool: Path, source: Path, target: Path, kind: str) -> None:
 
 
 def _adapt(conversion: Any) -> None:
-    """Let the converter leave the tokenizer out, and read configs that name a length otherwise than it expects."""
+    """Patch the converter to skip the tokenizer and to accept other names of config lengths."""
     find, read = conversion.get_model_class, conversion.ModelBase.load_hparams
 
     def find_without_tokenizer(*arguments: Any, **named: Any) -> Any:
@@ -177,7 +176,7 @@ def _adapt(conversion: Any) -> None:
 
     def read_lengths(*arguments: Any, **named: Any) -> dict[str, Any]:
         settings: dict[str, Any] = read(*arguments, **named)
-        if "n_positions" in settings:  # GPT-2's, as transformers saves it today
+        if "n_positions" in settings:  # GPT-2, as current transformers saves it
             settings.setdefault("n_ctx", settings["n_positions"])
         return settings
 
@@ -193,7 +192,7 @@ def _write_no_tokenizer(model: Any) -> None:
 class _Complaints(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.last = "it ended without a word"
+        self.last = "no error message"
 
     def emit(self, record: logging.LogRecord) -> None:
         self.last = record.getMessage()
@@ -203,12 +202,12 @@ def store(kind: str, source: Path, target: Path) -> None:
     """Write a GGUF file's weights as another type.
 
     Args:
-        kind: name of the type, as llama.cpp has it after `LLAMA_FTYPE_MOSTLY_`.
+        kind: name of the type, as in llama.cpp after `LLAMA_FTYPE_MOSTLY_`.
         source: a GGUF file in F16.
         target: the file to write.
 
     Raises:
-        ScenarioError: llama.cpp cannot.
+        ScenarioError: llama.cpp fails.
     """
     if kind == "F16":
         source.rename(target)

@@ -1,7 +1,8 @@
-"""GPTQ: round a weight input by input, and let the inputs that are not rounded yet make up for the error.
+"""GPTQ: round a weight input by input, compensating each error with the inputs not rounded yet.
 
-Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers". Ours, since ONNX Runtime's
-returns floats that have to be rounded a second time, by scales that are found anew. Pure functions over arrays.
+Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers". An own
+implementation, since ONNX Runtime's returns floats that must be rounded a second time with different scales. Pure
+functions over arrays.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 Array = NDArray[np.floating[Any]]
 
 DAMPING = 0.01
-"""Part of the mean squared input that is added to each, so that inputs which are hardly seen are not trusted."""
+"""Share of the mean squared input added to the diagonal, which damps rarely active inputs."""
 
 STEPS = 15
 """The largest step of 4 bits."""
 
 RANGES = np.linspace(1.05, 0.7, 12)
-"""Parts of the whole range of a block that are tried: cutting one value can cost less than coarser steps for all others."""
+"""Candidate shares of a block's range: clipping one value can cost less than coarser steps for all others."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Rounded:
     Attributes:
         steps: (inputs, outputs), from 0 to 15.
         scales: (blocks, outputs).
-        zeros: (blocks, outputs), steps that stand for zero.
+        zeros: (blocks, outputs), zero points.
     """
 
     steps: NDArray[np.uint8]
@@ -40,18 +41,18 @@ class Rounded:
 
 
 def gptq(weight: Array, products: Array, block_size: int) -> Rounded:
-    """Round a weight to 4 bits in blocks so that what the layer returns changes little.
+    """Round a weight to 4 bits in blocks, minimizing the change of the layer's output.
 
     Args:
         weight: (inputs, outputs).
-        products: (inputs, inputs) products of what the layer is given, summed over tokens.
+        products: (inputs, inputs) products of the layer's inputs, summed over tokens.
         block_size: inputs that share a scale.
     """
     inputs, outputs = weight.shape
     left = weight.astype(np.float64)
     damped = products.astype(np.float64)
     damped[np.diag_indices(inputs)] += DAMPING * (np.trace(damped) / inputs or 1.0)
-    # Rows of the inverse's Cholesky factor tell how the error of an input is shared among those after it.
+    # Rows of the inverse's Cholesky factor distribute the error of an input over those after it.
     inverse = np.linalg.inv(damped)
     spread = np.linalg.cholesky((inverse + inverse.T) / 2).T
     steps = np.empty((inputs, outputs), np.uint8)
@@ -71,11 +72,11 @@ def gptq(weight: Array, products: Array, block_size: int) -> Rounded:
 
 
 def grid(block: Array, importance: Array) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the scales, and the steps that stand for zero, (outputs) each, that round a block with the least error.
+    """Return the scales and zero points, (outputs) each, that round a block with the least error.
 
     Args:
         block: (inputs, outputs) weights that share a scale.
-        importance: (inputs), what a squared error of each costs.
+        importance: (inputs), weight of the squared error of each.
     """
     values = block.astype(np.float32)
     costs = (importance / importance.max()).astype(np.float32)[:, None]
@@ -86,7 +87,7 @@ def grid(block: Array, importance: Array) -> tuple[NDArray[np.float32], NDArray[
         scale = whole * part
         zero = np.clip(np.round(-low / scale), 0, STEPS)
         signed = np.clip(np.round(values / scale) + zero, 0, STEPS) - zero
-        # The scale that suits these steps best, by least squares; what that is for steps of zero does not matter.
+        # Least-squares scale for these steps; arbitrary where all steps are zero.
         weighed = (costs * signed * signed).sum(axis=0)
         fitted = (costs * signed * values).sum(axis=0) / np.maximum(weighed, np.float32(1e-30))
         scale = np.where(fitted > 1e-9, fitted, scale)
@@ -99,7 +100,7 @@ def grid(block: Array, importance: Array) -> tuple[NDArray[np.float32], NDArray[
 
 
 def packed(rounded: Rounded, block_size: int) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
-    """Return steps, scales and zero points as MatMulNBits stores them, two steps to a byte, the first in its low half.
+    """Pack steps, scales and zero points as MatMulNBits stores them, two steps per byte, the first in the low half.
 
     Returns:
         (outputs, blocks, block_size / 2), (outputs, blocks) and (outputs, blocks / 2 rounded up).

@@ -1,9 +1,10 @@
-"""Weights and activations of linear layers in 8 bits, through Optimum's `ORTQuantizer`; layers that lose too much stay gentler.
+"""Quantize weights and activations of linear layers to 8 bits with Optimum's `ORTQuantizer`; sensitive layers are
+excluded.
 
-What differs between the recipes: where ranges of activations come from (each call, or a calibration text beforehand), and
-what the layers that lose too much become (float, or 8-bit weights alone). The head is stored in 8-bit blocks by all of
-them: its errors go straight into the logits, and it computes one position of a prompt only, so that 8-bit activations
-would cost quality there and win nothing.
+The recipes differ in the source of the activation ranges (each call, or a calibration text) and in the format of the
+excluded layers (float, or 8-bit weights only). All of them store the head in 8-bit blocks: its errors go straight into
+the logits, and it computes only one position of a prompt, so 8-bit activations would cost quality there without a gain
+in speed.
 """
 
 from __future__ import annotations
@@ -28,30 +29,30 @@ if TYPE_CHECKING:
 
 PERCENTILE = 99.99
 HISTOGRAM_BINS = 2048
-# How activations and weights are rounded must suit the instructions that multiply them.
+# The rounding of activations and weights depends on the available instructions.
 X86, ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
-# Whose products of bytes take signed weights without an overflow.
+# Instruction sets that multiply signed 8-bit weights without overflow.
 SIGNED = ("avx512_vnni", "arm64")
 
 
 def check(options: Mapping[str, Scalar]) -> None:
-    """Refuse a CPU that 8-bit activations are not for, and blocks that there is no kernel for.
+    """Check that this CPU supports 8-bit activations and that there is a kernel for the blocks.
 
     Raises:
-        ScenarioError: it is one.
+        ScenarioError: not supported.
     """
     instruction_set(platform.machine(), cpu_flags())
     check_blocks(options)
 
 
 def apply(job: Job, *, static: bool = False, mixed: bool = False) -> Built:
-    """Quantize every linear layer but those that must stay gentler to keep the quality.
+    """Quantize every linear layer except those excluded to keep the quality.
 
     Args:
-        job: what to work on.
-        static: ranges of activations are fixed beforehand, as the option `calibration_method` says.
-        mixed: what loses too much is made as int8-weight-only does, in blocks of the option `block_size`; else it stays
-            in float.
+        job: the model, options and rows.
+        static: fixed activation ranges, by the option `calibration_method`.
+        mixed: excluded layers are stored like int8-weight-only, in blocks of the option `block_size`; otherwise in
+            float.
     """
     from llmtrack.onnx import graph
     from llmtrack.onnx.session import MODEL_FILE
@@ -73,9 +74,9 @@ def apply(job: Job, *, static: bool = False, mixed: bool = False) -> Built:
 
 
 def apply_per_token(job: Job) -> Built:
-    """Quantize every linear layer with a scale for each token; the head is stored in blocks.
+    """Quantize every linear layer with one activation scale per token; the head is stored in blocks.
 
-    Channels that are hard to round are smoothed first. No layer is left out.
+    Channels with outliers are smoothed first. No layer is excluded.
     """
     from llmtrack.onnx import graph
     from llmtrack.onnx.session import MODEL_FILE
@@ -145,11 +146,11 @@ def instruction_set(machine: str, flags: frozenset[str]) -> str:
     """Return the name of Optimum's configuration for a CPU.
 
     Args:
-        machine: as `platform.machine` gives it.
+        machine: from `platform.machine`.
         flags: instruction sets, in lower case.
 
     Raises:
-        ScenarioError: the CPU is none that there is a configuration for.
+        ScenarioError: there is no configuration for the CPU.
     """
     if machine.lower() in ARM:
         return "arm64"
@@ -164,15 +165,14 @@ def instruction_set(machine: str, flags: frozenset[str]) -> str:
 
 
 def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> ModelProto:
-    """Return the graph with every linear layer's weight (a scale for each column) and activations in 8 bits.
+    """Quantize weights (per column) and activations of every linear layer to 8 bits.
 
-    Only products with a constant weight are quantized: Optimum by itself would also round attention's own.
+    Only products with a constant weight are quantized: Optimum by default would also round those of attention.
 
     Args:
-        job: where the model's files are, and the rows to calibrate with.
+        job: the model's files, and the calibration rows.
         base: the float graph.
-        calibration: `minmax`, `percentile` or `entropy` for fixed ranges of activations; None: ranges are taken anew
-            from each call.
+        calibration: `minmax`, `percentile` or `entropy` for fixed activation ranges; None: dynamic ranges.
 
     Raises:
         ScenarioError: this CPU is not supported.
@@ -186,7 +186,7 @@ def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> Mode
 
     configuration = getattr(AutoQuantizationConfig, instruction_set(platform.machine(), cpu_flags()))(
         is_static=calibration is not None,
-        per_channel=False,  # columns have scales of their own all the same: see below
+        per_channel=False,  # done by scale_by_column below
         nodes_to_quantize=[layer.node for layer in graph.linears(base)],
         operators_to_quantize=["MatMul"],
     )
@@ -215,19 +215,19 @@ def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> Mode
 
 
 def _gentle_head(quantized: ModelProto, base: ModelProto, tied: bool, block_size: int) -> None:
-    """Replace the head of a quantized graph by one in 8-bit blocks, and a tied embedding by the same blocks.
+    """Replace the quantized head, and a tied embedding, by 8-bit blocks.
 
     Args:
-        quantized: is changed.
-        base: the float graph that it was made from, its head untied.
-        tied: whether the head was the embedding, so that tokens can be looked up in its blocks.
+        quantized: modified in place.
+        base: the float graph it was made from, its head untied.
+        tied: whether the head was tied to the embedding, so that tokens can be looked up in its blocks.
         block_size: weights that share a scale.
     """
     from llmtrack.onnx import graph
     from llmtrack.onnx.tied import share_embedding
 
     head = next((layer for layer in graph.linears(base) if layer.result == "logits"), None)
-    if head is None:  # Something else makes the logits.
+    if head is None:  # The logits are no MatMul.
         return
     graph.graft(quantized, in_blocks(graph.copy_of(base), 8, block_size, True, {head.node}), {head.result})
     if tied:
@@ -238,7 +238,7 @@ def _calibration(method: str) -> Any:
     from onnxruntime.quantization import CalibrationMethod
     from optimum.onnxruntime.configuration import CalibrationConfig
 
-    # The text is handed over; there is no data set of the hub's to name.
+    # The rows are passed directly; there is no hub data set.
     named: dict[str, Any] = {
         "dataset_name": "",
         "dataset_config_name": "",
@@ -257,7 +257,7 @@ def _calibration(method: str) -> Any:
 
 
 def _examples(path: Path, rows: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """Return what Optimum's calibration iterates over: the inputs of each row, without their batch dimension."""
+    """Return the inputs of each row without their batch dimension, as Optimum's calibration expects them."""
     import numpy as np
 
     from llmtrack.onnx.session import OnnxDecoder

@@ -1,7 +1,7 @@
-"""Run a function in a Python process of its own, which does not run the caller's script again.
+"""Run a function in a separate Python process without re-executing the caller's script.
 
-`multiprocessing` would import the caller's `__main__`: a script without a guard would start over in the child, and
-wait there for the lock that its parent holds.
+`multiprocessing` would import the caller's `__main__`: an unguarded script would start over in the child and deadlock
+on the lock held by its parent.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ Result = TypeVar("Result")
 
 
 def run_isolated(what: str, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what a function returns, or raise what it raises.
+    """Run a function in a separate process; return its result or raise its error.
 
-    Its memory does not count as this process's, and its death does not end this one. It ends when this one ends, and what
-    it and its libraries leave in the folder for temporary files, which is one of its own, is removed.
+    Isolates memory and crashes. The child ends with this process, and its temporary files are removed.
 
     Args:
-        what: what is done, in words.
+        what: the action, for messages.
         work: a function of a module that the child can import.
-        arguments: can be pickled, like the result.
+        arguments: picklable, like the result.
 
     Raises:
         ScenarioError: the process died.
@@ -71,22 +70,22 @@ def run_isolated(what: str, work: Callable[..., Result], *arguments: Any) -> Res
 def _death(what: str, code: int, said: str) -> ScenarioError:
     if code == -signal.SIGKILL:
         return ScenarioError(
-            f"{what}: the process was killed, most likely for want of memory: use a smaller model, or free memory",
+            f"{what}: the process was killed, most likely out of memory: use a smaller model, or free memory",
             kind="out_of_memory",
         )
     if code < 0:
         return ScenarioError(
             f"{what}: the process was ended by signal {signal.Signals(-code).name}", kind="unsupported"
         )
-    last = (said.strip().splitlines() or ["it said nothing"])[-1]
+    last = (said.strip().splitlines() or ["no output"])[-1]
     return ScenarioError(f"{what}: the process ended with exit code {code} ({last[:300]})", kind="unsupported")
 
 
 def main() -> None:
-    """Do the work that standard input names, and leave what came of it in the file of the first argument."""
+    """Read the work from standard input and write its result to the file of the first argument."""
     # Ctrl-C reaches the whole process group; the parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The libraries' advice is nobody's; errors are raised.
+    # Silence warnings of libraries; errors are raised.
     logging.disable(logging.WARNING)
     work, arguments = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -103,7 +102,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """End when standard input closes, as it does when the parent dies, which then removes nothing."""
+    """Exit when standard input closes, that is, when the parent dies, and clean up."""
     while os.read(0, 4096):
         pass
     shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)

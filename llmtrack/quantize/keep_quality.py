@@ -1,4 +1,4 @@
-"""Leave the layers that lose most out of quantization, as few as keep the perplexity of a calibration text in bounds."""
+"""Exclude as few layers as possible from quantization, the most sensitive first, to bound the rise in perplexity."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from llmtrack.quantize.recipe import Built, Job
 from llmtrack.quantize.sensitivity import LayerError, Rounding, fewest_left_out, layer_error, worst_first
 from llmtrack.tensors.likelihood import sum_nll
 
-# Ranking looks at so many rows: what a layer is given is kept in memory for all of them.
+# Rows used for the ranking: the layers' inputs are kept in memory for all of them.
 RANKED_ROWS = 4
 
 
 def leave_out(
     job: Job, base: ModelProto, quantized: ModelProto, donor: ModelProto, rounding: Rounding
 ) -> tuple[ModelProto, Built]:
-    """Return the quantized graph with the worst layers made as in the donor, and what was found.
+    """Replace the most sensitive layers of a quantized graph by those of a donor; return the graph and the findings.
 
     The head is not among them: recipes store it in 8-bit blocks anyway.
 
     Args:
-        job: its options are `keep_quality`, and its rows the text that is kept in bounds.
+        job: options with `keep_quality`, and the rows on which the bound must hold.
         base: the float graph.
         quantized: the same graph with every linear layer quantized.
-        donor: the same graph with these layers as they are to stay: in float, or quantized more gently.
-        rounding: what is rounded in the quantized one, for the ranking.
+        donor: the same graph with these layers in float or more bits.
+        rounding: the rounding of the quantized graph, for the ranking.
     """
     bound = share(job.options["keep_quality"])
     layers = [layer for layer in graph.linears(base) if layer.result != "logits"]
@@ -66,7 +66,7 @@ def leave_out(
 def rank(
     base: ModelProto, layers: Sequence[graph.Linear], rows: Sequence[Sequence[int]], rounding: Rounding
 ) -> list[LayerError]:
-    """Return the error that quantizing each layer alone brings, from what the layers are given for these rows."""
+    """Return the error of quantizing each layer alone, for its inputs on these rows."""
     seen: dict[str, list[np.ndarray]] = {}
     for given in inputs_of(base, layers, rows):
         for name, values in given.items():
@@ -85,7 +85,7 @@ def rank(
 def inputs_of(
     base: ModelProto, layers: Sequence[graph.Linear], rows: Sequence[Sequence[int]]
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield for each row what layers are given: (tokens, inputs) by `Linear.source`."""
+    """Yield the layers' inputs for each row: (tokens, inputs) by `Linear.source`."""
     sources = sorted({layer.source for layer in layers})
     watched = graph.copy_of(base)
     known = {each.name for each in watched.graph.output}

@@ -1,4 +1,4 @@
-"""What the recipes of the onnx backend can be told: each takes some of these, with defaults of its own."""
+"""Options of the onnx backend's recipes; each recipe takes some of these, with its own defaults."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from llmtrack.spec.task import PYDOC
 
 
 def share(text: object) -> float | None:
-    """Return `5%` or `0.05` as 0.05, and `none` as None.
+    """Parse `5%` or `0.05` as 0.05, and `none` as None.
 
     Raises:
-        UsageError: it is no share.
+        UsageError: not a share.
     """
     word = str(text).strip().lower()
     if word == NONE:
@@ -26,7 +26,7 @@ def share(text: object) -> float | None:
     except ValueError:
         value = -1.0
     if not 0 <= value < 10:
-        raise UsageError(f"keep_quality {text!r} is no share of the perplexity: use such as 3%, 0.03 or none")
+        raise UsageError(f"keep_quality {text!r} is not a share of the perplexity: use for example 3%, 0.03 or none")
     return value
 
 
@@ -38,35 +38,35 @@ def _share_text(text: str) -> str:
 KeepQuality = Annotated[
     str,
     Option(
-        "Leave the worst layers out until perplexity of the calibration text rises by no more than this; none: none.",
+        "Exclude the worst layers until perplexity of the calibration text rises by no more than this; none: exclude none.",
         read=_share_text,
     ),
 ]
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 HEAD_BITS = (4, 8)
-"""What ONNX Runtime has kernels for."""
+"""Values that ONNX Runtime has kernels for."""
 
 BlockSize = Annotated[int, Option("Weights that share a scale.", min=1)]
 HeadBits = Annotated[
     int,
-    Option("int4-weight-only: bits of the head, and of an embedding that it is tied to: 8 or 4.", min=4, max=8),
+    Option("int4-weight-only: bits of the head and of a tied embedding: 8 or 4.", min=4, max=8),
 ]
 Symmetric = Annotated[bool, Option("Weight-only: blocks without zero points.")]
-CalibrationCorpus = Annotated[str, Option("Text that quantization may look at; not the scored one.", min=1)]
-Method = Annotated[str, Option("int8-static: how ranges are found.", choices=("minmax", "percentile", "entropy"))]
+CalibrationCorpus = Annotated[str, Option("Calibration text; must differ from the scored one.", min=1)]
+Method = Annotated[str, Option("int8-static: method of calibration.", choices=("minmax", "percentile", "entropy"))]
 Tokens = Annotated[int, Option("Tokens of the calibration text.", min=1)]
 
 
 @dataclass(frozen=True)
 class CalibrationText(Checked):
-    """What every recipe that is calibrated can be told besides."""
+    """Additional option of every calibrated recipe."""
 
     calibration: CalibrationCorpus = PYDOC
 
 
 @dataclass(frozen=True)
 class Blocks(Checked):
-    """Of int8-weight-only."""
+    """Options of int8-weight-only."""
 
     block_size: BlockSize = 64
     symmetric: Symmetric = True
@@ -74,14 +74,14 @@ class Blocks(Checked):
 
 @dataclass(frozen=True)
 class HqqBlocks(Checked):
-    """Of int4-hqq, which finds zero points."""
+    """Options of int4-hqq, which computes zero points."""
 
     block_size: BlockSize = 32
 
 
 @dataclass(frozen=True)
 class SmallBlocks(Blocks):
-    """Of int4-weight-only."""
+    """Options of int4-weight-only."""
 
     block_size: BlockSize = 32
     head_bits: HeadBits = 8
@@ -89,7 +89,7 @@ class SmallBlocks(Blocks):
 
 @dataclass(frozen=True)
 class GptqBlocks(HqqBlocks):
-    """Of int4-gptq, which finds zero points, and would suit fewer tokens too well."""
+    """Options of int4-gptq, which computes zero points, and would overfit fewer tokens."""
 
     calibration_tokens: Tokens = 8 * DEFAULT_TOKENS
 
@@ -120,7 +120,7 @@ class Static(Checked):
 
 @dataclass(frozen=True)
 class PerToken(Checked):
-    """Of int8-per-token, whose head is in blocks."""
+    """Options of int8-per-token, which stores the head in blocks."""
 
     calibration_tokens: Tokens = DEFAULT_TOKENS
     block_size: BlockSize = 64

@@ -1,8 +1,9 @@
-"""Products of 8-bit weights and 8-bit activations with a scale for each token: what a row says depends on nothing beside it.
+"""Products of 8-bit weights and 8-bit activations with one scale per token, so that rows are independent of their
+batch.
 
-One range for all tokens of a call, as `DynamicQuantizeLinear` takes it, is decided by the one token that has a huge value. Here
-each token is divided by its own largest value first, so that all share the range from -1 to 1, and the product is multiplied by
-that value again.
+`DynamicQuantizeLinear` takes one range for all tokens of a call, which a single token with an outlier determines. Here
+each token is divided by its largest value first, so that all share the range from -1 to 1, and the product is
+multiplied by that value again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from llmtrack.onnx import graph
 from llmtrack.quantize.columns import by_column
 
 _CONSTANTS: dict[str, NDArray[Any]] = {
-    # What a token of zeros alone is divided by.
+    # Avoids division by zero for a token of zeros.
     "least": np.array(1e-20, dtype=np.float32),
     "step": np.array(1 / 127, dtype=np.float32),
     "middle": np.array(128, dtype=np.uint8),
@@ -28,10 +29,10 @@ _LEAST, _STEP, _MIDDLE, _AXES = (f"per_token.{name}" for name in _CONSTANTS)
 
 
 def scale_by_token(model: ModelProto, nodes: Collection[str], signed: bool) -> None:
-    """Let MatMuls with a constant weight multiply bytes: weights with a scale for each column, activations for each token.
+    """Replace MatMuls with a constant weight by 8-bit products, with a scale per weight column and per token.
 
     Args:
-        model: is changed.
+        model: modified in place.
         nodes: names of the MatMuls.
         signed: whether weights are stored as signed bytes.
     """
@@ -60,7 +61,7 @@ def scale_by_token(model: ModelProto, nodes: Collection[str], signed: bool) -> N
 
 
 def _rounded(source: str, opset: int) -> list[NodeProto]:
-    """Return nodes that divide each token by its largest value (the last but one), and round the shares (the last)."""
+    """Return nodes that normalize each token by its largest value (the last but one) and round the result (the last)."""
 
     def node(op: str, *inputs: str, **settings: Any) -> NodeProto:
         return helper.make_node(op, inputs, [f"{source}/{op}"], name=f"{source}/{op}", **settings)
@@ -79,7 +80,7 @@ def _rounded(source: str, opset: int) -> list[NodeProto]:
 
 
 def _product(layer: graph.Linear, rounded: str, most: str, weight: list[str]) -> list[NodeProto]:
-    """Return nodes that multiply rounded shares by a weight, and the product of each token by its largest value."""
+    """Return nodes that multiply the rounded tokens by a weight and rescale each by its largest value."""
     values, scales, *zeros = weight
     product = f"{layer.result}.shares"
     return [

@@ -1,4 +1,4 @@
-"""Quantization recipes as data, and where to find them."""
+"""Quantization recipes as data, and their registry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmtrack.quantize.options import CalibrationText
 from llmtrack.spec.options import NoOptions, chosen, parameters, why_unusable
 from llmtrack.spec.scenario import Scalar
 
-# Known without an installation, as the built-in engines are.
+# Registered without entry points, like the built-in engines.
 BUILTIN = (
     "llmtrack.quantize.weight_only",
     "llmtrack.quantize.int8",
@@ -32,12 +32,12 @@ BUILTIN = (
 
 @dataclass(frozen=True)
 class Job:
-    """What a recipe of the onnx backend works on.
+    """The input of a recipe of the onnx backend.
 
     Attributes:
         source: folder of the float export: `model.onnx`, config and tokenizer.
-        target: empty folder for the quantized `model.onnx`; the other files are copied by the caller.
-        options: the recipe's options, defaults filled in.
+        target: empty folder for the quantized `model.onnx`; the caller copies the other files.
+        options: the recipe's options, defaults included.
         rows: calibration text as rows of token ids; empty if the recipe needs none.
     """
 
@@ -49,13 +49,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Built:
-    """What a recipe says of what it did.
+    """The findings of a recipe.
 
     Attributes:
         facts: tracked as params.
-        ranking: a row for each linear layer, worst first, where layers were ranked: what it is called, its error, and
-            whether it stayed in float.
-        attempts: the tries of the search for how many layers must stay in float.
+        ranking: a row per linear layer, worst first, if layers were ranked: name, error, and whether it stayed in
+            float.
+        attempts: the steps of the search for the number of layers to leave in float.
     """
 
     facts: Mapping[str, Scalar] = field(default_factory=dict)
@@ -111,12 +111,12 @@ class Recipe:
 
     @property
     def lacking(self) -> list[str]:
-        """What would have to be installed for it."""
+        """Modules that are missing for it."""
         return [*missing_modules(self.backend), *not_installed(self.needs)]
 
     @property
     def bits(self) -> int:
-        """Bits of a stored weight by the dtype's label; 0: it names none."""
+        """Bits of a stored weight by the dtype's label; 0: unknown."""
         found = re.search(r"\d+", self.dtype)
         return int(found[0]) if found else 0
 
@@ -127,16 +127,16 @@ class Recipe:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What every run of it warns of."""
+        """Warnings of every run with it."""
         if not self.rounds_activations:
             return ()
         return (
-            f"{self.name} rounds activations, so a difference in the last bit can change the generated ids: expect other ids "
+            f"{self.name} rounds activations, so a difference in the last bit can change the generated ids: expect different ids "
             "with another batch, number of threads or CPU",
         )
 
     def settled(self, given: Sequence[tuple[str, Scalar]]) -> dict[str, Scalar]:
-        """Return the options with their defaults; those that belong to something else are left out.
+        """Return the options with defaults; options of other components are ignored.
 
         Raises:
             UsageError: a value is not accepted.
@@ -144,12 +144,12 @@ class Recipe:
         return dict(vars(chosen(self.options, given)))
 
     def applied(self, *to: Any, options: Mapping[str, Scalar]) -> Any:
-        """Apply it to what it works on, with its settled options where it declares any."""
+        """Call `apply`, with the settled options if the recipe declares any."""
         return self.apply(*to, options) if parameters(self.options) else self.apply(*to)
 
     @property
     def takes(self) -> tuple[type, ...]:
-        """All that it can be told; what is calibrated can be told by which text."""
+        """The option classes that it accepts; a calibrated recipe also accepts the calibration text."""
         return (self.options, CalibrationText) if self.calibrated else (self.options,)
 
 
@@ -157,14 +157,14 @@ class Recipe:
 def recipes() -> tuple[Recipe, ...]:
     """Return the built-in recipes and those of other packages (entry points of the group `llmtrack.recipes`).
 
-    Those of a broken package are left out: `broken_recipes` tells of them.
+    Recipes of a broken package are skipped; see `broken_recipes`.
     """
-    # Of two packages that have one name, the first: whatever is made of all must have each once.
+    # Labels must be unique: the first package with a name wins.
     return tuple({each.label: each for each in reversed([*_found()])}.values())[::-1]
 
 
 def broken_recipes() -> tuple[ExtensionError, ...]:
-    """Return why recipes of other packages cannot be used."""
+    """Return the errors of other packages whose recipes cannot be used."""
     return tuple(found for found in map(_extension, extensions(RECIPE_POINTS)) if isinstance(found, ExtensionError))
 
 
@@ -188,40 +188,42 @@ def _extension(point: EntryPoint) -> tuple[Recipe, ...] | ExtensionError:
 
 
 def extension_recipes(point: EntryPoint) -> tuple[Recipe, ...]:
-    """Return the recipes that an entry point names.
+    """Load the recipes of an entry point.
 
     Raises:
-        ExtensionError: it cannot be imported, or is no sequence of recipes.
+        ExtensionError: it cannot be imported, or is not a sequence of recipes.
     """
     named = load_extension(point)
     found = tuple(named) if isinstance(named, Iterable) else (named,)
     for each in found:
         if not isinstance(each, Recipe):
-            raise broken(point, f"it holds a {type(each).__name__}, and is to be a sequence of Recipe")
+            raise broken(point, f"it must be a sequence of Recipe, and contains a {type(each).__name__}")
         if why := why_unusable(each.options):
-            raise broken(point, f"of its recipe {each.label} {why}")
+            raise broken(point, f"recipe {each.label}: {why}")
         if why := _unheard(each):
-            raise broken(point, f"of its recipe {each.label} {why}")
+            raise broken(point, f"recipe {each.label}: {why}")
         if each.label in {own.label for own in _builtin()}:
             raise broken(point, f"{each.label} is the name of a built-in recipe")
     return found
 
 
 _WORKED_ON = {"torch": 1, "llamacpp": 2}
-"""Of a backend whose recipes are given options after what they work on: a model, or two files."""
+"""Positional arguments of `apply` before the options, by backend: a model, or two files."""
 _UNCALIBRATED = frozenset({*_WORKED_ON, "genai", "openvino"})
 
 
 def _unheard(recipe: Recipe) -> str:
-    """Say in words which options a recipe declares that would never reach it; empty if there are none."""
+    """Describe declared options that would never reach the recipe; empty if there are none."""
     if recipe.calibrated and recipe.backend in _UNCALIBRATED:
-        return f"no calibration text is read: the {recipe.backend} backend has none, only onnx and backends of other packages do"
+        return (
+            f"the {recipe.backend} backend does not read calibration text, only onnx and backends of other packages do"
+        )
     to = [None] * _WORKED_ON.get(recipe.backend, 0)
     if not to or not (declared := parameters(recipe.options)):
         return ""
     try:
         signature = inspect.signature(recipe.apply)
-    except (TypeError, ValueError):  # a callable that tells nothing of itself
+    except (TypeError, ValueError):  # a callable without a signature
         return ""
     try:
         signature.bind(*to, {})
@@ -232,10 +234,10 @@ def _unheard(recipe: Recipe) -> str:
 
 
 def find_recipe(backend: str, name: str) -> Recipe:
-    """Return a recipe.
+    """Return a recipe by backend and name.
 
     Raises:
-        UsageError: there is none of that name for that backend.
+        UsageError: there is none.
     """
     for recipe in recipes():
         if (recipe.backend, recipe.name) == (backend, name):

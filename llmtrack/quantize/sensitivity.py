@@ -1,6 +1,6 @@
-"""Which layers lose most by quantization, and how many of them must stay gentler to keep the quality.
+"""Rank layers by their sensitivity to quantization, and search how many to exclude to keep the quality.
 
-Pure functions over arrays and numbers; nothing here knows a file format or a library of quantization.
+Pure functions over arrays and numbers, independent of file formats and quantization libraries.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Rounding:
-    """What is rounded in a linear layer.
+    """How a linear layer is rounded.
 
     Attributes:
-        activations: `dynamic`, to 8 bits with ranges taken from each call; `static`, to 8 bits with one range for all
-            calls; `none`, not at all.
-        bits: of a weight; 7 is what 8-bit weights are reduced to where products of bytes saturate.
-        block_size: inputs that share a weight's scale; 0: all of a column.
+        activations: `dynamic`: to 8 bits with a range per call; `static`: to 8 bits with one range for all calls;
+            `none`: not rounded.
+        bits: bits of a weight; 7 for 8-bit weights reduced to avoid saturation of byte products.
+        block_size: inputs that share a weight's scale; 0: a whole column.
     """
 
     activations: str
@@ -35,12 +35,12 @@ DYNAMIC, STATIC = Rounding("dynamic"), Rounding("static")
 
 @dataclass(frozen=True)
 class LayerError:
-    """What quantizing one linear layer alone does to what it returns.
+    """The output error of quantizing one linear layer alone.
 
     Attributes:
         node: name of the layer.
         error: mean over tokens of squared error over squared output (the inverse of a signal-to-noise ratio).
-        parameters: numbers that the layer's weight holds.
+        parameters: size of the layer's weight.
     """
 
     node: str
@@ -49,16 +49,16 @@ class LayerError:
 
     @property
     def sqnr_db(self) -> float:
-        """Signal-to-quantization-noise ratio in decibels, tokens weighing alike."""
+        """Signal-to-quantization-noise ratio in decibels, all tokens weighted equally."""
         return float(-10 * np.log10(max(self.error, 1e-30)))
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try of the search.
+    """One step of the search.
 
     Attributes:
-        left_out: how many of the worst layers stayed gentler.
+        left_out: number of excluded layers.
         loss: mean negative log-likelihood on the calibration text, in nats.
     """
 
@@ -67,7 +67,7 @@ class Attempt:
 
 
 def quantize_weight(weight: Array, bits: int = 8, block_size: int = 0) -> Array:
-    """Round a weight to symmetric integers, one scale per block of a column, and return it as floats.
+    """Round a weight to symmetric integers, one scale per block of a column; return the dequantized floats.
 
     Args:
         weight: (inputs, outputs).
@@ -83,10 +83,10 @@ def quantize_weight(weight: Array, bits: int = 8, block_size: int = 0) -> Array:
 
 
 def quantize_activation(values: Array, low: float, high: float) -> Array:
-    """Round values to the 256 steps between two ends, 0 among them; what lies outside is cut."""
+    """Round values to 256 steps between two limits, zero included; values outside are clipped."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = max(high - low, 1e-12) / 255
-    # A number of Python's: one of NumPy's in float64 would make all of the values so.
+    # A Python number: a NumPy float64 would promote all values.
     zero = round(-low / scale)
     return (np.clip(np.round(values / scale) + zero, 0, 255) - zero) * scale
 
@@ -94,13 +94,13 @@ def quantize_activation(values: Array, low: float, high: float) -> Array:
 def layer_error(rows: Sequence[Array], weight: Array, rounding: Rounding) -> float:
     """Return the mean over tokens of squared error over squared output of one quantized linear layer.
 
-    Tokens weigh alike, since one with a huge activation would otherwise hide that it blurs all others: they
+    All tokens are weighted equally; otherwise a token with a huge activation would hide the errors of all others that
     share its range.
 
     Args:
-        rows: what the layer is given, one array (tokens, inputs) per call.
+        rows: the layer's inputs, one array (tokens, inputs) per call.
         weight: (inputs, outputs).
-        rounding: what is rounded.
+        rounding: how the layer is rounded.
     """
     rounded = quantize_weight(weight, rounding.bits, rounding.block_size)
     overall = min(float(x.min()) for x in rows), max(float(x.max()) for x in rows)
@@ -117,23 +117,23 @@ def layer_error(rows: Sequence[Array], weight: Array, rounding: Rounding) -> flo
 
 
 def worst_first(errors: Sequence[LayerError]) -> tuple[LayerError, ...]:
-    """Return layers by falling error; equal ones stay in their order."""
+    """Sort layers by decreasing error; the sort is stable."""
     return tuple(sorted(errors, key=lambda each: -each.error))
 
 
 def fewest_left_out(loss_without: Callable[[int], float], layers: int, bound: float) -> tuple[int, tuple[Attempt, ...]]:
-    """Return how many of the worst layers must stay gentler so that the loss keeps a bound.
+    """Return how many of the worst layers must be excluded to keep the loss within a bound.
 
-    Tries none, a sixteenth of the layers, twice as many and so on until the bound is kept, then halves the gap, down
-    to an eighth of the number: each try costs a pass over the calibration text.
+    Tries none, a sixteenth of the layers, then doubles until the bound holds, then bisects down to an eighth of the
+    number: each try costs a pass over the calibration text.
 
     Args:
-        loss_without: loss with so many of the worst layers left out.
-        layers: how many layers there are.
-        bound: loss that must not be exceeded, in nats.
+        loss_without: loss with so many of the worst layers excluded.
+        layers: number of layers.
+        bound: maximum loss, in nats.
 
     Returns:
-        The number, and the tries in their order. `layers`, untried, if nothing less keeps the bound.
+        The number, and the tries in order. `layers`, untried, if nothing less keeps the bound.
     """
     attempts: list[Attempt] = []
 

@@ -1,8 +1,9 @@
-"""Move what makes activations hard to round into weights, which are rounded column by column (SmoothQuant, arXiv:2211.10438).
+"""Shift outliers from activations into weights, which are rounded per column (SmoothQuant, arXiv:2211.10438).
 
-A few channels of what a layer reads are many times as large as all others, for every token. Each channel is divided by a number,
-and the weight that reads it multiplied by the same: the graph says what it said. Nothing is computed more, since the number is
-divided out of what makes the channel: the weight of the norm before, or the columns of the product that it is multiplied by.
+A few channels of a layer's input are many times as large as all others, for every token. Each channel is divided by a
+factor, and the weight that reads it is multiplied by it, so the graph computes the same. It costs nothing at run time,
+since the division is folded into the producer of the channel: the weight of the preceding norm, or the columns of a
+product.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ Array = NDArray[np.float32]
 
 
 def smooth(model: ModelProto, given: Mapping[str, Array]) -> int:
-    """Share the spread of channels between what layers read and their weights, to equal parts.
+    """Balance the range of channels between layer inputs and weights.
 
     Args:
-        model: is changed, to one that says the same in float.
-        given: by name of what layers read, the largest size of each channel. Other layers stay as they are.
+        model: modified in place, to an equivalent float model.
+        given: the largest magnitude of each channel, by the name of the layer input. Other layers stay as they are.
 
     Returns:
-        How many of these could be smoothed.
+        The number of smoothed inputs.
     """
     graph.name_shared_weights(model)
     weights = graph.weights_of(model)
@@ -40,7 +41,9 @@ def smooth(model: ModelProto, given: Mapping[str, Array]) -> int:
         return found[1] if found else numpy_helper.to_array(weights[node.input[place]])
 
     def divisor(product: NodeProto | None) -> tuple[NodeProto, int] | None:
-        """Return the node and the input of it by which channels can be divided: a vector, or columns of a weight."""
+        """Return the node and the index of its input by which channels can be divided: a vector, or columns of a
+        weight.
+        """
         if product is None or product.op_type != "Mul":
             return None
         for place, name in enumerate(product.input):
@@ -70,7 +73,7 @@ def smooth(model: ModelProto, given: Mapping[str, Array]) -> int:
 
 
 def largest_of(given: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return by name the largest size of each channel of what layers are given, (tokens, inputs) in each call."""
+    """Return the largest magnitude of each channel over calls of (tokens, inputs), by the name of the layer input."""
     found: dict[str, Array] = {}
     for call in given:
         for name, values in call.items():
@@ -80,6 +83,6 @@ def largest_of(given: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
 
 
 def _factor(given: Array, weight: Array) -> Array:
-    """Return what to divide channels by, so that the largest value of each and of its weights become equal."""
+    """Return divisors that equalize the largest value of each channel and of its weights."""
     known = (given > 0) & (weight > 0)
     return np.sqrt(np.where(known, given, 1) / np.where(known, weight, 1))

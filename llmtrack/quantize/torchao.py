@@ -1,4 +1,4 @@
-"""Recipes of the torch backend, through torchao."""
+"""Recipes of the torch backend, with torchao."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmtrack.quantize.recipe import Recipe
 from llmtrack.spec.scenario import Scalar
 
 AMPERE, ADA = (8, 0), (8, 9)
-"""Compute capabilities from which on cards have what 4-bit weights and 8-bit floats need."""
+"""Minimum compute capabilities for 4-bit weights and 8-bit floats."""
 
 
 def _torchao() -> Any:
@@ -27,10 +27,10 @@ def _torchao() -> Any:
 
 
 def check_card(model: Any, capability: tuple[int, int], what: str) -> None:
-    """Refuse a model that is not on a card which can do something.
+    """Check that a model is on a GPU of a compute capability.
 
     Raises:
-        ScenarioError: it is on the CPU, or on an older card.
+        ScenarioError: it is on the CPU, or on an older GPU.
     """
     import torch
 
@@ -48,12 +48,12 @@ def check_card(model: Any, capability: tuple[int, int], what: str) -> None:
 def _apply(
     config: Callable[[Any], Any], model: Any, capability: tuple[int, int] | None = None, what: str = ""
 ) -> dict[str, Scalar]:
-    """Quantize the linear layers of a model, and say how many it was.
+    """Quantize the linear layers of a model; return their number.
 
-    torchao passes over layers whose shape does not fit and only logs it: a model of which nothing was quantized is none.
+    torchao skips layers of unsupported shapes and only logs it, so a model without any quantized layer is an error.
 
     Raises:
-        ScenarioError: no layer was quantized, or the card cannot do it.
+        ScenarioError: no layer was quantized, or the GPU does not support it.
     """
     import torch
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -69,7 +69,7 @@ def _apply(
     return {"linear_layers": len(linear), "quantized_layers": len(linear) - len(left)}
 
 
-# Settings of the compiler are not the recipe's to change: they would hold for other models, too.
+# Recipes must not change compiler settings, which are global.
 def _int8_weight_only(torchao: Any) -> Any:
     return torchao.Int8WeightOnlyConfig(set_inductor_config=False)
 

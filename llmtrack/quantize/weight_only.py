@@ -1,4 +1,6 @@
-"""Weights in 8 or 4 bits with a scale per block, activations as they are: for decoding, which reads all weights per token."""
+"""Store weights in 8 or 4 bits with a scale per block, activations unchanged: for decoding, which is bound by reading
+weights.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +30,20 @@ if TYPE_CHECKING:
 
     from llmtrack.onnx.graph import Linear
 
-# Products of 8-bit integers with one scale per block; 1 would be products of floats.
+# 4: products of 8-bit integers with one scale per block; 1 would be products of floats.
 ACCURACY_LEVEL = 4
 NEAREST, HQQ, GPTQ = "nearest", "hqq", "gptq"
 JUDGED_BY = 4
-"""Each so manieth row of a calibration text is kept for the bound: weights that are suited to a row look too good on it."""
+"""Every n-th calibration row is held out for the bound: weights look too good on rows that they were fitted to."""
 MOST_PRODUCTS = 2**30
-"""Bytes of products of inputs that are held at once; the text is read again for what is left."""
+"""Maximum bytes of input products in memory; the text is read again for the remaining layers."""
 
 
 def check_blocks(options: Mapping[str, Scalar]) -> None:
-    """Refuse blocks that there is no kernel for.
+    """Check that there is a kernel for the block size and bits.
 
     Raises:
-        ScenarioError: the block size, or the number of bits, is not possible.
+        ScenarioError: not supported.
     """
     size = options.get("block_size", Blocks.block_size)
     if size not in BLOCK_SIZES:
@@ -54,15 +56,15 @@ def check_blocks(options: Mapping[str, Scalar]) -> None:
 
 
 def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:
-    """Store every linear layer's weight in few bits, the head's in 8 unless told otherwise.
+    """Store every linear layer's weight in few bits, the head's in 8 by default.
 
-    With a bound (`keep_quality`), those of the layers that lose most get 8 bits, as few as keep it.
+    With a bound (`keep_quality`), as few of the most sensitive layers as possible get 8 bits.
 
     Args:
-        job: what to store, and with which options.
-        bits: of a weight.
-        method: how it is rounded: to the nearest; with the zero points that half-quadratic quantization finds; or so
-            that weights make up for each other's errors on a calibration text.
+        job: the model and options.
+        bits: bits of a weight.
+        method: rounding: to the nearest; with zero points by half-quadratic quantization; or GPTQ, which compensates
+            errors on a calibration text.
     """
     from llmtrack.onnx import graph
     from llmtrack.onnx.session import MODEL_FILE
@@ -73,7 +75,7 @@ def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:
     base = graph.copy_of(model) if method == GPTQ else model
     layers = graph.linears(model)
     head = graph.head_node(model)
-    # A head that is tied is the table of embeddings, too, and reads it in blocks without zero points.
+    # A tied head shares the embedding table, whose lookup requires blocks without zero points.
     gentle = {head.name} if head is not None and (bits < 8 or tied) else set()
     block = int(job.options["block_size"])
     symmetric = bool(job.options.get("symmetric", False))
@@ -103,7 +105,7 @@ def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:
 def in_blocks(
     model: ModelProto, bits: int, block_size: int, symmetric: bool, nodes: set[str], hqq: bool = False
 ) -> ModelProto:
-    """Return the graph with the weights of these MatMuls in blocks of few bits (MatMulNBits)."""
+    """Store the weights of these MatMuls in blocks of few bits (MatMulNBits)."""
     from onnxruntime.quantization.matmul_nbits_quantizer import (
         DefaultWeightOnlyQuantConfig,
         HQQWeightOnlyQuantConfig,
@@ -131,11 +133,11 @@ def in_blocks(
 
 
 def correct_errors(model: ModelProto, base: ModelProto, block_size: int, rows: Sequence[Sequence[int]]) -> None:
-    """Round the 4-bit weights of a graph anew, by GPTQ.
+    """Round the 4-bit weights of a graph again, by GPTQ.
 
     Args:
-        model: is changed: blocks of 4 bits with zero points.
-        base: the float graph that it was made from.
+        model: blocks of 4 bits with zero points; modified in place.
+        base: the float graph it was made from.
         block_size: weights that share a scale.
         rows: calibration text.
     """
@@ -166,7 +168,7 @@ def correct_errors(model: ModelProto, base: ModelProto, block_size: int, rows: S
 
 
 def _together(layers: Sequence[Linear]) -> Iterator[list[Linear]]:
-    """Yield layers in groups whose products of inputs are held at once."""
+    """Group layers whose input products fit into memory at once."""
     group: list[Linear] = []
     sizes: dict[str, int] = {}
     for layer in layers:

@@ -468,13 +468,13 @@ def run(
         recipes: BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION each, and behind a space each what else they are told: `onnx/int4-weight-only head_bits=4`; all: what can run here.
         prompt_tokens: Tokens of the timed prompt.
         log_model: Keep each model of the onnx backend in its MLflow run, to be loaded by mlflow.pyfunc.
-        keep_quality: int8 with 8-bit activations, int4-mixed: leave the worst layers out until perplexity of the calibration text rises by no more than this (such as 5%); none: quantize all; auto: each recipe's own.
+        keep_quality: int8 with 8-bit activations, int4-mixed: exclude the worst layers until perplexity of the calibration text rises by no more than this (such as 5%); none: quantize all; auto: each recipe's own.
         block_size: Weight-only: weights that share a scale; 0: the recipe's own.
         symmetric: Weight-only: blocks without zero points.
-        head_bits: int4-weight-only: bits of the head, and of an embedding that it is tied to: 8 or 4; 0: the recipe's own.
-        calibration: Text that quantization may look at; not the scored one.
+        head_bits: int4-weight-only: bits of the head and of a tied embedding: 8 or 4; 0: the recipe's own.
+        calibration: Calibration text; must differ from the scored one.
         calibration_tokens: Tokens of it; 0: the recipe's own number.
-        calibration_method: int8-static: how ranges are found.
+        calibration_method: int8-static: method of calibration.
         provider: Execution provider of ONNX Runtime.
         graph_optimization: How much ONNX Runtime rewrites the graph on loading.
         max_length: Maximum tokens scored per document.

@@ -1,8 +1,8 @@
-"""Checkpoints: model folders that `from_pretrained` loads, with what is needed to go on training beside the weights.
+"""Checkpoints: model folders for `from_pretrained`, with the state needed to resume training.
 
-A folder of training holds `checkpoint-STEP` folders: the newest, and the one of the lowest validation loss. Each is
-written under another name and renamed, so it is whole or not there. Nothing in it is a pickle that could run code:
-weights are safetensors, the rest is JSON and tensors that are read with `weights_only`.
+A training folder holds `checkpoint-STEP` folders: the newest, and the one with the lowest validation loss. Each is
+written under a temporary name and renamed, so it is complete or absent. Nothing in it is a pickle that could run code:
+weights are safetensors, the rest is JSON and tensors read with `weights_only`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ TENSORS = "training.pt"
 """Optimizer and random state; only the newest checkpoint has them."""
 
 OUTPUT = "output"
-"""The parameter that moves the folder of a training."""
+"""The parameter that sets the training folder, for messages."""
 
 _WITH_MOMENTS = 3  # the weights, and AdamW's two moments of each
 _PREFIX = "checkpoint-"
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints of a folder of training, oldest first."""
+    """Return the checkpoints of a training folder, oldest first."""
     found = [path for path in folder.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdigit()]
     return sorted(found, key=_step)
 
 
 def path_of(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step is."""
+    """Return the path of a step's checkpoint."""
     return folder / f"{_PREFIX}{step:06d}"
 
 
@@ -53,11 +53,11 @@ def save(
 
     Args:
         folder: folder of the training.
-        step: steps that are done.
+        step: completed steps.
         model: a transformers model.
         tokenizer: its tokenizer.
-        optimizer: with its state.
-        state: JSON-ready data to go on with.
+        optimizer: its state is saved.
+        state: JSON-ready data to resume from.
 
     Raises:
         ModelLoadError: the disk is full.
@@ -65,7 +65,7 @@ def save(
     place = path_of(folder, step)
     text = json.dumps(state, indent=1)
     if (place / TENSORS).is_file():
-        # Kept when it was interrupted, and now evaluated: the weights are the same.
+        # Saved on an interrupt and evaluated now: the weights are the same.
         write_at_once(place / STATE, text)
         return place
     scratch = folder / f".{place.name}.new"
@@ -85,12 +85,12 @@ def save(
 
 
 def require_room_for_all(folder: Path, model: Any, saves: int) -> None:
-    """Refuse a training whose checkpoints do not fit on the disk: the best, the newest, and the one being written.
+    """Check that the checkpoints fit on the disk: the best, the newest, and the one being written.
 
     Args:
         folder: folder of the training.
         model: a transformers model.
-        saves: checkpoints that are written.
+        saves: number of checkpoints written.
 
     Raises:
         ModelLoadError: they do not fit.
@@ -114,7 +114,7 @@ def prune(folder: Path, keep: set[int]) -> None:
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the checkpoint to go on from, or None."""
+    """Return the newest checkpoint, or None."""
     found = checkpoints(folder)
     return found[-1] if found else None
 
@@ -135,7 +135,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def restore(checkpoint: Path, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Give the optimizer and the random generators the state that they had.
+    """Restore the state of the optimizer and the random generators.
 
     Raises:
         ModelLoadError: the state is missing, damaged, or of another model.
@@ -146,29 +146,29 @@ def restore(checkpoint: Path, optimizer: torch.optim.Optimizer, device: torch.de
         torch.set_rng_state(tensors["random"])
         if device.type == "cuda" and "cuda_random" in tensors:
             torch.cuda.set_rng_state(tensors["cuda_random"], device)
-    except Exception as error:  # a damaged file raises whatever its bytes lead to
+    except Exception as error:  # a damaged file can raise anything
         raise _damaged(checkpoint, error) from error
 
 
 def model_files(checkpoint: Path) -> list[Path]:
-    """Return the files of a checkpoint that are its model and tokenizer."""
+    """Return the model and tokenizer files of a checkpoint."""
     return sorted(path for path in checkpoint.iterdir() if path.name not in (STATE, TENSORS))
 
 
 def export_model(checkpoint: Path, folder: Path) -> Path:
-    """Make a folder anew that holds a checkpoint's model and nothing of its training; return it."""
+    """Create a folder with a checkpoint's model and without training state; return it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for path in model_files(checkpoint):
         try:
-            os.link(path, folder / path.name)  # a checkpoint's files are never written to again
+            os.link(path, folder / path.name)  # a checkpoint's files never change
         except OSError:
             shutil.copyfile(path, folder / path.name)
     return folder
 
 
 def write_at_once(path: Path, text: str) -> None:
-    """Write a file at once or not at all."""
+    """Write a file atomically."""
     part = path.with_name(f".{path.name}.new")
     part.write_text(text, encoding="utf-8")
     os.replace(part, path)

@@ -1,4 +1,4 @@
-"""Windows as PyTorch data: a dataset, an order that can be taken up anywhere, and padded batches."""
+"""Windows as PyTorch data: a dataset, a resumable order, and padded batches."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader, Dataset
 from llmtrack.train.windows import TrainingWindow, input_and_target
 
 IGNORED = -100
-"""The target of a position that does not count, as `cross_entropy` has it."""
+"""Target of ignored positions, the default of `cross_entropy`."""
 
 PAD = 0
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Windows side by side; shorter ones are padded on the right, where a causal model's real positions never look.
+    """A batch of windows, padded on the right, which a causal model's real positions never attend to.
 
     Attributes:
         inputs: (rows, length) token ids to read.
@@ -54,9 +54,9 @@ class WindowDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def sample_order(size: int, seed: int, start: int = 0) -> Iterator[int]:
-    """Yield indexes below `size` for ever: epoch after epoch, each a shuffle of its own, from position `start` on.
+    """Yield indexes below `size` forever: one shuffle per epoch, from position `start` on.
 
-    The order depends on `size` and `seed` only, so that a position is all that must be kept to go on.
+    The order depends on `size` and `seed` only, so that a position suffices to resume.
     """
     epoch, skip = divmod(start, size)
     while True:
@@ -65,13 +65,13 @@ def sample_order(size: int, seed: int, start: int = 0) -> Iterator[int]:
 
 
 def batches(dataset: WindowDataset, batch_size: int, seed: int, start: int = 0) -> Iterator[TrainingBatch]:
-    """Yield shuffled batches for ever; `start` windows of the order are left out, as read already.
+    """Yield shuffled batches forever, skipping the first `start` windows of the order.
 
-    A batch may end one epoch and begin the next, so that every window is read once in each.
+    A batch may span two epochs, so that every window is read once per epoch.
     """
     order = sample_order(len(dataset), seed, start)
     rows = iter(lambda: list(islice(order, batch_size)), [])
-    # A generator of its own: the loader draws from it, and the global one belongs to the model's dropout.
+    # A separate generator: the loader draws from it, and the global one is for the model's dropout.
     loader: DataLoader[TrainingBatch] = DataLoader(
         dataset,  # type: ignore[arg-type] # rows become a TrainingBatch
         batch_sampler=rows,

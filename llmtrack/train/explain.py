@@ -1,4 +1,4 @@
-"""One window, step by step: tokens, targets, logits, softmax, and the loss by hand beside PyTorch's."""
+"""Explain one window step by step: tokens, targets, logits, softmax, and the loss by hand next to PyTorch's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmtrack.train.data import WindowDataset, collate
 from llmtrack.train.loop import sum_cross_entropy
 
 MOST_ROWS = 12
-MOST_LOGITS = 4_000_000  # by hand is in plain Python: a few seconds
+MOST_LOGITS = 4_000_000  # plain Python takes a few seconds for these
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
@@ -39,11 +39,11 @@ def loss_by_hand(logits: Sequence[Sequence[float]], targets: Sequence[int]) -> f
 
 @torch.no_grad()
 def explain_window(model: Any, dataset: WindowDataset, decode: Callable[[Sequence[int]], str]) -> str:
-    """Return, as text, how the loss of the first window comes about.
+    """Explain, as text, how the loss of the first window is computed.
 
     Args:
         model: a causal language model of transformers, in `eval()`.
-        dataset: where the window is from.
+        dataset: the source of the window.
         decode: turns token ids into text.
     """
     read_ids, target_ids = dataset[0]

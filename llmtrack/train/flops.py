@@ -1,11 +1,11 @@
-"""How much arithmetic training takes, and how much of it a device can do."""
+"""Floating-point operations of training, and the peak of a device."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Dense matrix products per second by the data sheets: (part of the device's name, {kind of arithmetic: FLOP/s}).
-# float32 is without TF32, which torch does not use by itself.
+# Peak of dense matrix products by the data sheets: (part of the device's name, {kind of arithmetic: FLOP/s}).
+# float32 is without TF32, which torch does not use by default.
 PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     ("H200", {"bfloat16": 989e12, "float32": 67e12}),
     ("H100 PCIe", {"bfloat16": 756e12, "float32": 51e12}),
@@ -17,15 +17,15 @@ PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
 
 
 def peak_flops(device_name: str, arithmetic: str) -> float | None:
-    """Return a device's peak in FLOP/s, or None where it is not known.
+    """Return a device's peak in FLOP/s, or None if unknown.
 
     Args:
-        device_name: as the driver names it, such as `NVIDIA H100 80GB HBM3`.
+        device_name: as the driver reports it, such as `NVIDIA H100 80GB HBM3`.
         arithmetic: `float32` or `bfloat16`.
     """
     words = device_name.split()
     for name, peaks in PEAKS:
-        # As whole words: L40 is no L4.
+        # Match whole words: L40 is not L4.
         if all(word in words for word in name.split()):
             return peaks.get(arithmetic)
     return None
@@ -34,13 +34,13 @@ def peak_flops(device_name: str, arithmetic: str) -> float | None:
 def flops_per_token(matrix_parameters: int, layers: int, width: int, length: int) -> int:
     """Return the floating-point operations of forward and backward pass per trained token.
 
-    Six for each parameter of a matrix product (two forward, four backward), and for attention 12 x layers x width x
-    length: the matrix products over a whole window, as if it were not causal.
+    Six per parameter of a matrix product (two forward, four backward), and for attention 12 x layers x width x length:
+    the matrix products over a whole window, as if it were not causal.
 
     Source: A. Chowdhery et al., PaLM (2022), appendix B.
 
     Args:
-        matrix_parameters: parameters of matrix products, the head included, embedding lookups not.
+        matrix_parameters: parameters of matrix products, including the head, excluding embedding lookups.
         layers: number of attention layers.
         width: heads times the width of a head.
         length: tokens of a window.
@@ -49,13 +49,13 @@ def flops_per_token(matrix_parameters: int, layers: int, width: int, length: int
 
 
 def counted_flops_per_token(model: Any, length: int) -> float:
-    """Return the same, counted by PyTorch over the operators of one window's pass and its way back.
+    """Count the floating-point operations per trained token with PyTorch, over one window's forward and backward pass.
 
-    What the formula estimates, this counts, but with attention as two whole products whatever kernel does it; gradients are
-    left as they were, and so is the random state.
+    Counts what `flops_per_token` estimates, with attention as two whole products whatever kernel computes it. Gradients
+    and random state are restored.
 
     Args:
-        model: a causal language model; it is put into `eval()` meanwhile, so that nothing random happens.
+        model: a causal language model; temporarily in `eval()`, so that nothing random happens.
         length: tokens of a window.
     """
     import torch

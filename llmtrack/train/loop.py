@@ -1,7 +1,6 @@
-"""The training loop: forward, loss, backpropagation, optimizer step; evaluation and checkpoints at given steps.
+"""The training loop: forward, loss, backpropagation, optimizer step; periodic evaluation and checkpoints.
 
-It knows neither files nor corpora nor trackers: what it reads, whom it tells and when it stops are arguments, the
-clock too.
+It is independent of files, corpora and trackers: input, callbacks, stop condition and clock are arguments.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """What the loop must know; see `llmtrack.spec.task.TrainTask`."""
+    """Settings of the loop; see `llmtrack.spec.task.TrainTask`."""
 
     steps: int
     learning_rate: float
@@ -38,15 +37,15 @@ class LoopSettings:
 
 @dataclass
 class State:
-    """How far training has come. With the weights, the optimizer and the random state, it is all that is kept.
+    """Progress of the training. With weights, optimizer and random state, it is all that a checkpoint holds.
 
     Attributes:
-        step: steps that are done.
-        evaluated: the step after which the last evaluation was, -1 before the first.
+        step: completed steps.
+        evaluated: step of the last evaluation, -1 before the first.
         loss: validation loss of the last evaluation.
-        best_step: the step, from 1, after which the validation loss was lowest; 0 before the first such evaluation.
+        best_step: step of the lowest validation loss, from 1; 0 before the first evaluation after a step.
         best_loss: that loss.
-        worse: evaluations in a row that were no better.
+        worse: consecutive evaluations without improvement.
         tokens: targets trained on.
         seconds: time of the steps.
     """
@@ -63,15 +62,15 @@ class State:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave.
+    """The result of one step.
 
     Attributes:
         step: its number, from 1.
-        loss: token-weighted mean cross-entropy of its batches in nats, before the weights changed.
-        learning_rate: that it was done with.
+        loss: token-weighted mean cross-entropy of its batches in nats, before the update.
+        learning_rate: the learning rate of the step.
         grad_norm: norm of the gradient before clipping.
         tokens: targets.
-        seconds: time of the step, reading its batches included.
+        seconds: time of the step, including loading its batches.
     """
 
     step: int
@@ -88,14 +87,14 @@ def _nothing(_: Any) -> None:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What happens around the steps.
+    """Callbacks of the loop.
 
     Attributes:
         evaluate: returns the validation loss in nats.
-        save: keeps a checkpoint; is called after each evaluation but the one before the first step, and when stopped.
-        on_step: is told of each step.
-        on_evaluated: is told of each evaluation, before the checkpoint is kept.
-        should_stop: asked before each step.
+        save: saves a checkpoint; called after each evaluation except the one before the first step, and on a stop.
+        on_step: called after each step.
+        on_evaluated: called after each evaluation, before the checkpoint is saved.
+        should_stop: called before each step.
     """
 
     evaluate: Callable[[], float]
@@ -106,9 +105,9 @@ class Hooks:
 
 
 def make_optimizer(model: torch.nn.Module, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices only: norms and biases are not pulled to zero.
+    """Return AdamW with weight decay on matrices only, not on norms and biases.
 
-    On a GPU its step is one kernel.
+    Fused into one kernel on a GPU.
     """
     weights = [each for each in model.parameters() if each.requires_grad]
     groups = [
@@ -119,7 +118,7 @@ def make_optimizer(model: torch.nn.Module, weight_decay: float) -> torch.optim.A
 
 
 Nll = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Turns a model, ids to read and ids to predict, both (rows, length), into the summed negative log-likelihood."""
+"""Maps a model, input ids and target ids, both (rows, length), to the summed negative log-likelihood."""
 
 
 def batch_nll(model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -128,7 +127,7 @@ def batch_nll(model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.
 
 
 def compiled_nll(mode: str) -> Nll:
-    """Return `batch_nll`, compiled: the pass, the loss and their way back; in `none` as it is.
+    """Return `batch_nll`, compiled with forward and backward pass; not compiled for `none`.
 
     Args:
         mode: `none`, `default`, or `max-autotune`, which tries more kernels.
@@ -149,7 +148,7 @@ def fit(
     clock: Clock,
     nll: Nll = batch_nll,
 ) -> str:
-    """Train until all steps are done, the validation loss no longer falls, or a stop is asked for.
+    """Train until all steps are done, the validation loss stops improving, or a stop is requested.
 
     Evaluates before the first step, every `eval_every` steps and after the last.
 
@@ -157,14 +156,14 @@ def fit(
         model: a causal language model of transformers, on its device.
         optimizer: of its parameters.
         batches: training batches; `accumulate` of them make a step.
-        settings: as above.
-        state: where to go on; is advanced.
-        hooks: what happens around the steps.
+        settings: settings of the loop.
+        state: where to resume; modified in place.
+        hooks: callbacks.
         clock: returns seconds.
-        nll: the pass over a batch, and its loss.
+        nll: loss of a batch, including the forward pass.
 
     Returns:
-        `finished`, `stopped_early` (no better for `patience` evaluations) or `interrupted`.
+        `finished`, `stopped_early` (no improvement for `patience` evaluations) or `interrupted`.
 
     Raises:
         ScenarioError: the loss or the gradient is not finite; the weights are those before that step.
@@ -180,7 +179,7 @@ def fit(
         if state.step == settings.steps:
             return "finished"
         if hooks.should_stop():
-            # What was kept at an evaluation need not be kept again.
+            # Already saved at an evaluation.
             if state.evaluated < state.step or not state.step:
                 hooks.save(state)
             return "interrupted"
@@ -208,16 +207,16 @@ def train_step(
     autocast: Callable[[], Any] = nullcontext,
     nll: Nll = batch_nll,
 ) -> tuple[float, float]:
-    """Do one step and return its loss and gradient norm; with either not finite, the weights stay as they are.
+    """Do one step; return its loss and gradient norm. The weights stay unchanged if either is not finite.
 
     Args:
         model: a causal language model in `train()`.
         optimizer: of its parameters.
-        parts: batches whose gradients are added up, as if they were one.
+        parts: batches whose gradients are accumulated.
         rate: learning rate.
-        clip_norm: the gradient's norm at most; 0: as it comes.
-        autocast: makes the context that the model runs in.
-        nll: the pass over a batch, and its loss.
+        clip_norm: maximum norm of the gradient; 0: not clipped.
+        autocast: returns the context manager for the forward pass.
+        nll: loss of a batch, including the forward pass.
     """
     device = next(model.parameters()).device
     tokens = sum(part.tokens for part in parts)
@@ -225,7 +224,7 @@ def train_step(
     for part in parts:
         with autocast():
             total = nll(model, part.inputs.to(device), part.targets.to(device))
-        # By the tokens of the whole step: a mean of means would weigh the tokens of a short batch more.
+        # Normalize by the tokens of the whole step: a mean of means would overweight the tokens of a short batch.
         (total / tokens).backward()
         loss += total.detach() / tokens
     weights = [each for group in optimizer.param_groups for each in group["params"]]
@@ -242,7 +241,7 @@ def train_step(
 def sum_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the summed negative log-likelihood of the targets in nats.
 
-    Takes logits, not probabilities: `cross_entropy` does the softmax itself, in a form that does not overflow.
+    Takes logits, not probabilities: `cross_entropy` includes a softmax that does not overflow.
 
     Args:
         logits: (rows, length, vocabulary), of any float dtype; the loss is computed in float32.
@@ -254,7 +253,7 @@ def sum_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tens
 
 
 def autocast_for(device: torch.device, wanted: bool) -> Callable[[], Any]:
-    """Return what makes the context of a forward pass: bfloat16 arithmetic over float32 weights, or as they are."""
+    """Return a factory of forward-pass contexts: bfloat16 autocast over float32 weights, or no-op."""
     if not wanted:
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Open a training: made anew, from scratch or from a model's weights, or taken up from a checkpoint."""
+"""Open a training session: new, from scratch or from a model's weights, or resumed from a checkpoint."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from llmtrack.train.windows import plan_training_windows
 
 
 def open_session(variant: Variant, task: TrainTask) -> Session:
-    """Prepare a training, or take it up from the newest checkpoint in its output folder.
+    """Prepare a training, or resume it from the newest checkpoint in its output folder.
 
-    torch's global random state is set: by the seed, or to what it was at the checkpoint.
+    Sets torch's global random state: to the seed, or to that of the checkpoint.
 
     Raises:
         UsageError: a setting is not possible, or the checkpoints are of a training with other settings.
-        ModelLoadError: the model or the checkpoint cannot be loaded, or the disk has no room for the checkpoints.
+        ModelLoadError: the model or the checkpoint cannot be loaded, or the checkpoints do not fit on the disk.
     """
     if variant.backend != "torch" or variant.quantization != "none":
         raise UsageError("only the torch backend can train, without quantization: use backend=torch")
@@ -94,7 +94,7 @@ def starts_from_scratch(model: str, start: str) -> bool:
     """Return whether a training begins with fresh weights; see `TrainTask.start`.
 
     Raises:
-        UsageError: it is to, and the model is not a `synthetic:` preset, or is not understood.
+        UsageError: it must, and the model is not a `synthetic:` preset, or cannot be parsed.
     """
     is_preset = parse_candidates(model)[0].kind == "synthetic"
     if start == "scratch" and not is_preset:
@@ -111,13 +111,13 @@ def _engine_of(kept: Path, device: str, saved: dict[str, Any]) -> TorchEngine:
 
 
 def _windows(engine: TorchEngine, split: Split, task: TrainTask) -> tuple[WindowDataset, tuple[str, ...]]:
-    """Return the windows to train on, and what must be said of their text."""
+    """Return the training windows, and warnings about their text."""
     context = engine.info.context_length
     if context is not None and task.sequence_length > context:
         raise UsageError(
             f"sequence_length {task.sequence_length} is over the model's context of {context}: use at most {context}"
         )
-    # The way back needs keys and values of every layer, so no training takes less.
+    # Backpropagation needs keys and values of every layer: a lower bound of the memory.
     check_batch(engine.info, task.batch_size, task.sequence_length)
     encoded = encode_text(engine, SEPARATOR.join(split.train), _bos_rule(engine))
     windows = plan_training_windows(len(encoded.ids), task.sequence_length, task.window_stride)
@@ -127,7 +127,7 @@ def _windows(engine: TorchEngine, split: Split, task: TrainTask) -> tuple[Window
         encoded.unknown,
         encoded.predicted,
         "tokens to train on",
-        "the model learns that something unknown comes, and not what",
+        "the model cannot learn that text",
     ) + lost_warning(encoded.lost, "nothing is learned of them")
     return WindowDataset(encoded.ids, windows), warnings
 
@@ -164,7 +164,7 @@ def _facts(session: Session, corpus: Corpus, label: str) -> dict[str, Scalar]:
 
 
 def _read(kept: Path, variant: Variant, task: TrainTask) -> dict[str, Any]:
-    """Return the data of a checkpoint, if it is of this training."""
+    """Read a checkpoint's data, if it belongs to this training."""
     saved = checkpoint.read_state(kept)
     if saved.get("format") != FORMAT:
         raise UsageError(f"{kept} was written by another version of llmtrack: train anew with resume=false")
@@ -187,14 +187,14 @@ def _take_up(session: Session, kept: Path, saved: dict[str, Any]) -> None:
     then = saved["facts"].get("corpus_digest")
     if then != session.facts["corpus_digest"]:
         raise UsageError(
-            f"the corpus {session.facts['corpus']} is another one than when this training began: "
+            f"the corpus {session.facts['corpus']} has changed since this training began: "
             "give the same text, or train anew with resume=false"
         )
     session.state = from_json(saved["state"], State)
     session.run_key, session.started_at = saved["run_key"], saved["started_at"]
     session.history = from_json(saved["history"], list[StepValues])
     session.samples, session.before = saved["samples"], saved["before"]
-    # Params cannot be changed once tracked; where something differs now, tags of the environment tell.
+    # Tracked params are immutable; differences of the environment show in its tags.
     session.facts = saved["facts"]
     session.resumed = True
     checkpoint.restore(kept, session.optimizer, torch.device(session.engine.info.device))

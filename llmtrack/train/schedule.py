@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 FLOOR_SHARE = 0.1
-"""The last step's learning rate, as a share of the peak."""
+"""Learning rate of the last step, as a share of the peak."""
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
-    """Return the learning rate of a step: a linear warm-up to the peak, then half a cosine down to a tenth of it.
+    """Return the learning rate of a step: linear warm-up to the peak, then cosine decay to a tenth of it.
 
     Source: I. Loshchilov, F. Hutter, SGDR (2017), with linear warm-up as in A. Vaswani et al. (2017).
 

@@ -1,4 +1,4 @@
-"""A model from scratch: a tokenizer that is trained on the text, and weights as training wants them to begin."""
+"""Create a model from scratch: a tokenizer trained on the text, and initial weights."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ START, PAD = "<|endoftext|>", "<|pad|>"
 
 
 def train_tokenizer(texts: Sequence[str], vocab: int, context: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer; whatever text it is given later, no byte of it is unknown.
+    """Train a byte-level BPE tokenizer, which has no unknown tokens.
 
     Args:
-        texts: what to learn from: the text that is trained on, never the one that is held out.
-        vocab: number of tokens at most, the 256 bytes and 2 special tokens among them.
+        texts: the training text, never the held-out one.
+        vocab: maximum number of tokens, including 256 bytes and 2 special tokens.
         context: positions of the model.
     """
     from tokenizers import models, trainers
@@ -46,11 +46,10 @@ def train_tokenizer(texts: Sequence[str], vocab: int, context: int) -> PreTraine
 
 
 def new_model(preset: synthetic.Preset, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
-    """Return a model of a preset's shape in float32 and `eval()`, with the weights that its architecture begins training with.
+    """Create a model of a preset's shape in float32 and `eval()`, with the initial weights of its architecture.
 
-    They are small (a standard deviation of 0.02), other than those of `models.synthetic`, whose scale is that of
-    trained weights: with those, training would begin from confident guesses. torch's global random state is left
-    as it was.
+    They are small (a standard deviation of 0.02), unlike those of `models.synthetic`, which have the scale of trained
+    weights and would start training from confident guesses. torch's global random state is preserved.
     """
     from transformers import AutoModelForCausalLM
 
@@ -63,7 +62,7 @@ def new_model(preset: synthetic.Preset, tokenizer: PreTrainedTokenizerFast, seed
 
 
 def fresh_engine(model: str, task: TrainTask, split: Split, device: str) -> TorchEngine:
-    """Return a preset's shape with fresh weights, and a tokenizer of the text to train on, as an engine."""
+    """Return an engine with a preset's shape, fresh weights, and a tokenizer trained on the training text."""
     source = parse_candidates(model)[0]
     preset = synthetic.PRESETS[source.location]
     tokenizer = train_tokenizer(split.train, preset.vocab, preset.context)
@@ -86,7 +85,7 @@ def fresh_engine(model: str, task: TrainTask, split: Split, device: str) -> Torc
 
 
 def _fresh_digests(model: Any, tokenizer: Any, weights: str) -> ModelDigests:
-    """Return the digests of a model that is in no folder yet: of its config and tokenizer as they would be saved."""
+    """Return the digests of an unsaved model: of its config and tokenizer as they would be saved."""
     with tempfile.TemporaryDirectory() as name:
         for part in (model.config, model.generation_config, tokenizer):
             part.save_pretrained(name)

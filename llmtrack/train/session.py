@@ -1,4 +1,4 @@
-"""One training, ready to be run: model, data, optimizer, and how far it is."""
+"""A training session ready to run: model, data, optimizer and progress."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ FORMAT = 1
 
 @dataclass
 class Session:
-    """A training and how far it is.
+    """A training and its progress.
 
     Attributes:
-        variant: which model was asked for.
-        task: how it is trained.
-        engine: the model that is trained, as an engine, so that it can be scored and can generate.
+        variant: the requested model.
+        task: the settings of the training.
+        engine: the trained model, as an engine, so that it can score and generate.
         optimizer: of its parameters.
-        dataset: windows of the text that is trained on.
+        dataset: windows of the training text.
         split: the corpus in its two parts.
         scoring: how the held-out part is scored.
         autocast: whether the forward pass of training is in bfloat16.
-        facts: what is tracked as params.
-        state: how far the loop has come.
-        run_key: identity of the run, kept when it is resumed.
-        started_at: seconds since the epoch, of the first beginning.
+        facts: tracked as params.
+        state: progress of the loop.
+        run_key: identity of the run, kept when resumed.
+        started_at: seconds since the epoch, of the first start.
         history: all steps so far.
         samples: text generated at each evaluation, by its step.
-        before: figures of the held-out part before the first step.
-        resumed: whether it goes on from a checkpoint.
-        warnings: findings about the corpus in words.
+        before: metrics of the held-out part before the first step.
+        resumed: whether it continues from a checkpoint.
+        warnings: warnings about the corpus.
     """
 
     variant: Variant
@@ -81,13 +81,13 @@ class Session:
         return Path(self.task.output)
 
     def batches(self) -> Iterator[TrainingBatch]:
-        """Yield training batches from where the loop is."""
+        """Yield training batches from the current position."""
         task = self.task
         done = self.state.step * task.accumulate * task.batch_size
         return batches(self.dataset, task.batch_size, task.seed, done)
 
     def score(self, on_batch: Callable[[perplexity.Batch], None] = lambda batch: None) -> Quality:
-        """Score the held-out part as it is by the `rolling` protocol of perplexity, telling of each batch."""
+        """Score the held-out part by the `rolling` protocol; `on_batch` is called after each batch."""
         return score_as_asked(self.engine, self.split.validation, self.scoring, on_batch)
 
     def prompt(self, tokens: int) -> tuple[int, ...]:
@@ -95,11 +95,11 @@ class Session:
         return tuple(encode_text(self.engine, self.split.validation[0], self.scoring.bos_rule, keep=tokens).ids)
 
     def explain(self) -> str:
-        """Return, as text, how the loss of the first window comes about."""
+        """Explain, as text, how the loss of the first window is computed."""
         return explain_window(self.engine.model, self.dataset, self.engine.decode)
 
     def save(self) -> None:
-        """Keep a checkpoint, and remove those that are neither the newest nor the best."""
+        """Save a checkpoint; remove those that are neither the newest nor the best."""
         data = {
             "format": FORMAT,
             "asked": asked(self.variant, self.task),
@@ -117,7 +117,7 @@ class Session:
         checkpoint.prune(self.folder, {self.state.best_step})
 
     def load_best(self) -> None:
-        """Give the model the weights of the lowest validation loss."""
+        """Load the weights with the lowest validation loss into the model."""
         if self.state.best_step not in (0, self.state.step):
             best = checkpoint.path_of(self.folder, self.state.best_step)
             model, _ = load_folder(best, device=self.engine.info.device, dtype=torch.float32)
@@ -125,7 +125,7 @@ class Session:
         self.engine.model.eval()
 
     def flops_per_token(self) -> int:
-        """Return the arithmetic of training on one token."""
+        """Return the estimated floating-point operations per trained token."""
         config = self.engine.model.config.get_text_config()
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return flops_per_token(
@@ -136,16 +136,16 @@ class Session:
         )
 
     def counted_flops_per_token(self) -> int:
-        """Return the same as PyTorch counts it."""
+        """Return the floating-point operations per trained token as counted by PyTorch."""
         return round(counted_flops_per_token(self.engine.model, self.task.sequence_length))
 
     @property
     def compile(self) -> str:
-        """Whether and how the pass, the loss and the way back are compiled."""
+        """The compilation mode of forward pass, loss and backward pass."""
         return chosen(TorchOptions, self.variant.options).compile
 
     def prepare(self, nll: Nll) -> float:
-        """Compile what a training step needs, leaving gradients and random state as they were; return its seconds."""
+        """Compile a training step; return the seconds. Gradients and random state are preserved."""
         if self.compile == NO_COMPILE:
             return 0.0
         start = time.perf_counter()
@@ -166,7 +166,7 @@ class Session:
         return time.perf_counter() - start
 
     def peak_flops(self) -> float | None:
-        """Return the device's peak in FLOP/s, if it is known."""
+        """Return the device's peak in FLOP/s, or None if unknown."""
         device = torch.device(self.engine.info.device)
         if device.type != "cuda":
             return None
@@ -174,6 +174,6 @@ class Session:
 
 
 def asked(variant: Variant, task: TrainTask) -> dict[str, Any]:
-    """Return what must be the same for a training to be taken up."""
+    """Return the settings that must be equal to resume a training."""
     settings = {**to_json(variant), **to_json(task)}
     return {name: value for name, value in settings.items() if name not in not_asked(task)}

@@ -1,4 +1,4 @@
-"""Divide a corpus into text to train on and text that is held out, so that no window reaches across."""
+"""Split a corpus into training and held-out text, so that no window spans both."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Split:
     """A corpus in two parts.
 
     Attributes:
-        train: texts to train on.
-        validation: texts that are held out.
+        train: training texts.
+        validation: held-out texts.
         how: `document` or `contiguous`.
     """
 
@@ -26,15 +26,15 @@ class Split:
 
 
 def split_texts(texts: Sequence[str], share: float, how: str = "auto") -> Split:
-    """Hold out a part of the texts, before they are cut into tokens and windows.
+    """Hold out a part of the texts, before tokenization.
 
-    - `document`: whole documents are held out, those whose digests come first, until they make up the share. A document
-      falls on the same side whatever else the corpus holds (as long as the share is not yet reached), and equal
-      documents fall on the same side.
-    - `contiguous`: the end of the corpus is held out, from a line's beginning on where the text has lines.
-    - `auto`: `document` where there are two different documents, otherwise `contiguous`.
+    - `document`: hold out whole documents, those with the smallest digests first, up to the share. The assignment of a
+      document does not depend on the rest of the corpus (until the share is reached), and equal documents are on the
+      same side.
+    - `contiguous`: hold out the end of the corpus, starting at a line if the text has lines.
+    - `auto`: `document` if there are two different documents, otherwise `contiguous`.
 
-    Neither depends on a seed: models that were trained with different seeds are held to the same text.
+    Neither depends on a seed: models trained with different seeds share the held-out text.
 
     Args:
         texts: the documents.
@@ -62,7 +62,7 @@ def _by_document(texts: Sequence[str], share: float) -> tuple[list[str], list[st
     wanted = share * sum(map(len, texts))
     held, size = set(), 0
     different = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode()).digest())
-    # One document at least stays to train on.
+    # Keep at least one document for training.
     for text in different[:-1]:
         if size >= wanted:
             break
@@ -78,7 +78,7 @@ def _contiguous(texts: Sequence[str], share: float) -> tuple[list[str], list[str
             break
         place -= len(text)
     line = text.rfind("\n", 0, place) + 1
-    # Text without lines before this place, as a whole document at its beginning, is cut where it falls.
+    # Without a line break before this position, cut in the middle of the line.
     place = line or place
     before, after = [*texts[:number], text[:place]], [text[place:], *texts[number + 1 :]]
     return [each for each in before if each.strip()], [each for each in after if each.strip()]

@@ -1,4 +1,4 @@
-"""Cut a stream of tokens into training windows: the target of a window is its input moved by one."""
+"""Cut a stream of tokens into training windows: the target is the input shifted by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TrainingWindow:
 
     Attributes:
         begin: first token that is read.
-        end: the last token that is predicted; it is not read.
+        end: the last predicted token; it is not read.
     """
 
     begin: int
@@ -22,15 +22,15 @@ class TrainingWindow:
 
     @property
     def length(self) -> int:
-        """Number of tokens that are read, which is the number that are predicted."""
+        """Number of tokens read, which equals the number predicted."""
         return self.end - self.begin
 
 
 def plan_training_windows(tokens: int, length: int, stride: int = 0) -> tuple[TrainingWindow, ...]:
     """Cover a stream with windows.
 
-    Every token after the first is the target of at least one window; with `stride` equal to `length` of exactly
-    one. Only the last window can be shorter than `length`.
+    Every token after the first is the target of at least one window; with `stride` equal to `length`, of exactly one.
+    Only the last window can be shorter than `length`.
 
     Args:
         tokens: number of tokens of the stream.
@@ -38,10 +38,10 @@ def plan_training_windows(tokens: int, length: int, stride: int = 0) -> tuple[Tr
         stride: tokens between the beginnings of windows; 0: `length`.
 
     Returns:
-        The windows in the order of the stream; none if there is nothing to predict.
+        The windows in the order of the stream; empty if there is nothing to predict.
 
     Raises:
-        UsageError: `length` is under 1, or `stride` is not 0 to `length`: a larger one would leave tokens out.
+        UsageError: `length` is under 1, or `stride` is not 0 to `length`: a larger one would skip tokens.
     """
     if length < 1:
         raise UsageError(f"sequence length {length} is not possible: use 1 or more")
@@ -59,7 +59,7 @@ def plan_training_windows(tokens: int, length: int, stride: int = 0) -> tuple[Tr
 
 
 def input_and_target(ids: Sequence[int], window: TrainingWindow) -> tuple[Sequence[int], Sequence[int]]:
-    """Return what the model reads and what it is to predict at each position.
+    """Return the input and target tokens of a window.
 
     >>> input_and_target([2, 1, 4, 5], TrainingWindow(0, 3))
     ([2, 1, 4], [1, 4, 5])

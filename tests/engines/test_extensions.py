@@ -215,7 +215,7 @@ def test_the_command_line_says_it_in_one_line_and_help_does_not_care(tmp_path, u
     ("backend", "name", "options", "why"),
     [
         ("onnx", "int8-dynamic", NoOptions, "onnx/int8-dynamic is the name of a built-in recipe"),
-        ("onnx", "mine", dict, "of its recipe onnx/mine its options are not a dataclass"),
+        ("onnx", "mine", dict, "recipe onnx/mine: its options are not a dataclass"),
     ],
 )
 def test_a_recipe_that_cannot_be_used_is_told_and_left_out(monkeypatch, backend, name, options, why):

@@ -68,7 +68,7 @@ class Told(Checked):
         ),
         (
             replace(TINY, backend="onnx", quantization="int8-dynamic", options=(("keep_quality", "much"),)),
-            "keep_quality 'much' is no share of the perplexity",
+            "keep_quality 'much' is not a share of the perplexity",
         ),
         (
             replace(TINY, quantization="int8-dynamic", options=(("calibration", "pydoc"),)),

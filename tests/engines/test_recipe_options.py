@@ -96,8 +96,8 @@ def test_the_options_of_a_llamacpp_recipe_reach_it_and_make_a_file_of_their_own(
 @pytest.mark.parametrize(("backend", "apply", "options", "calibrated", "why"), [
     ("torch", plain, Bits, False, "apply takes no options, and it declares bits, signed"),
     ("llamacpp", lambda source, target: None, Bits, False, "apply takes no options, and it declares bits, signed"),
-    ("torch", plain, NoOptions, True, "no calibration text is read"),
-    ("genai", plain, NoOptions, True, "no calibration text is read"),
+    ("torch", plain, NoOptions, True, "does not read calibration text"),
+    ("genai", plain, NoOptions, True, "does not read calibration text"),
 ])  # fmt: skip
 def test_options_that_could_not_reach_a_recipe_are_refused(
     of_another_package, backend, apply, options, calibrated, why

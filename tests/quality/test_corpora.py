@@ -177,7 +177,7 @@ def test_a_bad_jsonl_line_is_named(tmp_path: Path, line: str, parts: list[str]) 
 def test_blank_rows_are_counted_and_said(tmp_path: Path, content: str, blank: int) -> None:
     corpus = load_corpus(write(tmp_path, "a.jsonl", content))
     assert corpus.blank == blank
-    said = [f"{blank} blank row(s) of the corpus 'a.jsonl' were left out: they hold no text"]
+    said = [f"{blank} blank row(s) of the corpus 'a.jsonl' were omitted: they hold no text"]
     assert list(corpus.warnings) == (said if blank else [])
 
 
@@ -270,7 +270,7 @@ def test_wide_characters_with_a_mark_are_refused(tmp_path: Path, encoding: str) 
 
 def test_a_single_nul_is_named(tmp_path: Path) -> None:
     message = refusal(write(tmp_path, "a.txt", "café\0 au lait"))
-    assert "holds NULs, which no text does (byte 0x00 at offset 5)" in message
+    assert "contains NUL bytes (byte 0x00 at offset 5)" in message
 
 
 def test_a_missing_file_is_refused_with_near_names(tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    assert "is no regular file but a pipe or a device: copy its text to a file" in refusal(str(path))
+    assert "is a pipe or a device, not a regular file: copy its text to a file" in refusal(str(path))
 
 
 def test_a_file_that_memory_does_not_hold_is_refused_before_it_is_read(

@@ -138,7 +138,7 @@ def test_a_bos_that_the_tokenizer_adds_is_not_put_twice():
 
 
 def test_a_model_without_bos_and_eos_says_so():
-    with pytest.raises(UsageError, match="no token to begin with: use bos_rule=none"):
+    with pytest.raises(UsageError, match="no start token; use bos_rule=none"):
         score_rolling(scripted(special_tokens=SpecialTokens({})), ["abc"], bos_rule="model")
 
 

@@ -75,7 +75,7 @@ def test_sums_and_counts_are_put_together_by_hand():
         ([Part(WHOLE, 1, {0: FIRST}, 1.0)], "2 of 3 rows"),
         (
             [Part(WHOLE, 2, {0: FIRST}, 1.0), Part(replace(WHOLE, tokens_digest="x"), 2, {1: SECOND}, 1.0)],
-            "workers made other tokens",
+            "workers tokenized or batched the text differently",
         ),
     ],
 )

@@ -60,5 +60,5 @@ def test_the_bound_on_quality(text, value):
 
 @pytest.mark.parametrize("text", ["much", "-1%", "20", ""])
 def test_a_bound_that_is_none_is_refused(text):
-    with pytest.raises(UsageError, match=r"use such as 3%, 0\.03 or none"):
+    with pytest.raises(UsageError, match=r"use for example 3%, 0\.03 or none"):
         share(text)

@@ -13,8 +13,8 @@ from tests.quality.tokenizers import byte_fallback, unigram, without_unknown, wo
 @pytest.mark.parametrize(
     ("make", "roles", "text", "said"),
     [
-        (word_piece, {"unk_token": "[UNK]"}, "one xyz two", "1 of 3 tokens to train on stand for"),
-        (unigram, {"unk_token": "<unk>"}, "one 中文 two", "1 of 3 tokens to train on stand for"),
+        (word_piece, {"unk_token": "[UNK]"}, "one xyz two", "1 of 3 tokens to train on represent"),
+        (unigram, {"unk_token": "<unk>"}, "one 中文 two", "1 of 3 tokens to train on represent"),
         (without_unknown, {}, "ab 12 c", "no token for 3 bytes"),
         (byte_fallback, {"unk_token": "<unk>"}, "one 中文", None),
     ],

@@ -173,4 +173,4 @@ def test_a_text_that_cannot_be_told_is_said(tmp_path: Path) -> None:
     assert "bits_per_byte" not in done.metrics
     assert "scored_text_digest" not in done.facts
     assert perplexity.reading(Runs([run(done)]))[0].endswith("perplexity 2.718.")
-    assert any("does not tell which text its tokens cover" in warning for warning in done.warnings)
+    assert any("does not report which text its tokens cover" in warning for warning in done.warnings)
