@@ -43,7 +43,11 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
         return {}
     title = "Time before each token (the first one includes the prefill)"
     values = series(done[0].run_id, "token_latency_ms")
-    return {"token_latency": step_plot(values, title=title, x_label="new token", y_label="time before the token (ms)")}
+    return {
+        "token_latency": step_plot(
+            values, title=title, x_label="new token", y_label="time before the token (ms)", from_zero=True
+        )
+    }
 
 
 def reading(runs: Runs) -> list[str]:

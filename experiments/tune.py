@@ -21,6 +21,7 @@ from llmtrack.decide.verdicts import tell
 from llmtrack.decide.wording import change_text, ratio_text
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
+from llmtrack.host.words import significant
 from llmtrack.report import reading as say
 from llmtrack.report.pareto import pareto_plot
 from llmtrack.report.terminal import make_console
@@ -266,7 +267,7 @@ def _against(best: Run, base: Run | None, objective: str) -> str:
 def _amount(run: Run, objective: str) -> str:
     unit = schema.metric(objective).unit
     memory = f", {run.metrics['peak_memory_mib']:,.0f} MiB peak memory" if run.has("peak_memory_mib") else ""
-    return f"{run.metrics[objective]:,.4g} {objective if unit == '-' else unit}{memory}"
+    return f"{significant(run.metrics[objective])} {objective if unit == '-' else unit}{memory}"
 
 
 def _quality(best: Run, base: Run) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import CONVENTION, scored_key
 from llmtrack.errors import UsageError
-from llmtrack.host.words import plural
+from llmtrack.host.words import plural, significant
 from llmtrack.tracked.run import LOADED, Run
 from llmtrack.tracked.runs import Key, Runs, keys
 
@@ -131,10 +131,10 @@ def _newest(timed: Runs, speed: str, notes: list[str]) -> Runs:
             kept.append((own, cell, [run]))
     for _, _, (newest, *earlier) in kept:
         if earlier:
-            values = ", ".join(f"{run.metrics[speed]:,.4g}" for run in earlier)
+            values = ", ".join(significant(run.metrics[speed]) for run in earlier)
             notes.append(
                 f"{newest.name} was measured {len(earlier) + 1} times in one configuration: the newest counts "
-                f"({speed} {newest.metrics[speed]:,.4g}; before: {values})"
+                f"({speed} {significant(newest.metrics[speed])}; before: {values})"
             )
     newest_ids = {found[0].run_id for _, _, found in kept}
     return timed.where(lambda run: run.run_id in newest_ids)

@@ -16,6 +16,7 @@ from typing import Any
 
 from llmtrack import metrics as schema
 from llmtrack.errors import LlmtrackError
+from llmtrack.host.words import significant
 from llmtrack.tracked.run import Floor, Run
 from llmtrack.tracked.runs import Runs, keys
 from llmtrack.tracking.query import tracked_runs
@@ -129,7 +130,7 @@ def _differed(found: Mapping[str, Floor], where: str) -> str:
         ((name, floor),) = found.items()
         (one, other), (low, high) = floor.names, floor.values
         unit = schema.metric(name).unit
-        return f"{floor.share:.0%} in {where} ({one} {low:,.4g}, {other} {high:,.4g} {unit})"
+        return f"{floor.share:.0%} in {where} ({one} {significant(low)}, {other} {significant(high)} {unit})"
     return ", ".join(f"{floor.share:.0%} in {name}" for name, floor in found.items()) + f" in {where}"
 
 

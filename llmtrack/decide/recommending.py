@@ -18,7 +18,7 @@ from llmtrack.decide.warned import grouped
 from llmtrack.decide.wording import share_text
 from llmtrack.errors import UsageError
 from llmtrack.host.units import MIB
-from llmtrack.host.words import plural
+from llmtrack.host.words import plural, significant
 from llmtrack.spec.parameter import read_number
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
@@ -337,7 +337,7 @@ def _change(share: float) -> str:
 
 def _amount(run: Run, metric: str) -> str:
     unit = schema.metric(metric).unit
-    return f"{run.metrics[metric]:,.4g} {metric if unit == '-' else unit}"
+    return f"{significant(run.metrics[metric])} {metric if unit == '-' else unit}"
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ from llmtrack.decide.goal import Ending, Goal, Measurer, SearchState, Seen
 from llmtrack.decide.promise import Base, Prediction, Predictor, Way, keeps_quality
 from llmtrack.decide.racing import Race, Sample, duel
 from llmtrack.decide.text_quality import TextQuality
+from llmtrack.host.words import significant
 from llmtrack.metrics import metric
 
 FIRST = 3
@@ -331,14 +332,14 @@ class Tuning:
         """Name the limit that a candidate violates; empty if none is known to be."""
         for key, most in self.goal.limits.items():
             if key not in values:
-                return f"no {key} could be measured, of which it may have {most:,.4g} at most"
+                return f"no {key} could be measured, of which it may have {significant(most)} at most"
             seen = self._over[name].setdefault(key, [])
             seen.append(values[key])
             # The median of three, both of two, or one that is far beyond.
             if (median(seen) > most and len(seen) > 2) or (
                 min(seen) > most and (len(seen) > 1 or seen[0] > _FAR * most)
             ):
-                return f"{key} {median(seen):,.4g} is over {most:,.4g}"
+                return f"{key} {significant(median(seen))} is over {significant(most)}"
         return ""
 
     def _score(self, name: str) -> None:
@@ -401,7 +402,7 @@ class Tuning:
     def _value(self, goodness: float) -> str:
         value = math.exp(goodness if self.goal.better == "higher" else -goodness)
         unit = metric(self.goal.objective).unit
-        return f"{value:,.3g} {unit}" if unit != "-" else f"{value:,.3g}"
+        return f"{significant(value, 3)} {unit}" if unit != "-" else significant(value, 3)
 
     def _bar(self) -> float:
         """Return the goodness of the best candidate that is within the bound, or likely to be."""

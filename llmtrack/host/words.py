@@ -30,3 +30,8 @@ def some_of(names: Sequence[str]) -> str:
 def cut(text: str, most: int, mark: str = "…") -> str:
     """Truncate a text, ending it with a mark."""
     return text if len(text) <= most else text[: most - len(mark)] + mark
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """Format to significant digits, and large figures as whole numbers instead of with an exponent: `12,345`, `0.01235`."""
+    return f"{value:,.0f}" if abs(value) >= 10**digits - 0.5 else f"{value:,.{digits}g}"

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 from llmtrack.decide.comparing import runs_of_pairs
 from llmtrack.decide.gate import GATE_FAILED, NOT_CHECKED, GateResult, PairCheck
+from llmtrack.host.words import significant
 from llmtrack.report.comparison import models_and_devices, studies_of
 from llmtrack.report.table import DASH, Table
 
@@ -90,7 +91,7 @@ def to_junit(result: GateResult) -> str:
 
 def _row(each: PairCheck) -> tuple[str, ...]:
     values = (run.number(each.check.rule.metric) for run in (each.pair.baseline, each.pair.candidate))
-    shown = (DASH if value is None else f"{value:,.4g}" for value in values)
+    shown = (DASH if value is None else significant(value) for value in values)
     check = each.check
     scenario = each.pair.candidate.name
     return str(check.rule), scenario, check.outcome, *shown, check.change or DASH, check.why

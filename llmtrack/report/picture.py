@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 WIDEST = 110
 # Maximum characters of a row: some 1,600 pixels.
 MOST_ACROSS = 100
+# Between words that one line keeps; `textwrap` breaks at plain spaces only.
+_JOINED = "\N{NO-BREAK SPACE}"
 # Maximum rows: Matplotlib cannot draw a longer picture.
 MOST_DRAWN = 100
 
@@ -78,6 +80,9 @@ def _draw_table(axes: Axes, table: Table, title: str) -> None:
             cell.set_text_props(weight="bold")
             cell.set_facecolor("#eef2f7")
     more = f"the first {MOST_DRAWN} of {len(table.rows)} rows; table.csv has all" if left_out > 0 else ""
-    head = filter(None, (title, " · ".join(table.conditions), more))
-    lines = [line for text in head for line in textwrap.wrap(on_one_line(text), MOST_ACROSS)]
+    # A condition's name stays beside its value.
+    conditions = " · ".join(on_one_line(each).replace(" ", _JOINED) for each in table.conditions)
+    head = filter(None, (on_one_line(title), conditions, more))
+    wrapped = [line for text in head for line in textwrap.wrap(text, MOST_ACROSS, break_on_hyphens=False)]
+    lines = [line.replace(_JOINED, " ") for line in wrapped]
     axes.set_title("\n".join(map(in_plot, lines)), fontsize=9, loc="left")

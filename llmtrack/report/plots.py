@@ -8,6 +8,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
+from llmtrack.host.words import significant
 from llmtrack.report.drawing import BASELINE, COLOR, LINE_COLORS, drawing, new_figure
 from llmtrack.report.escape import as_label, in_plot
 from llmtrack.report.labels import label_points
@@ -64,7 +65,7 @@ def line_plot(
         axes.set_xscale("log", base=2)
     axes.set_xticks(xs, [f"{value:g}" for value in xs])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
+    _from_zero(axes)
     return figure
 
 
@@ -81,7 +82,7 @@ def bar_plot(runs: Runs, label: str, y: str, *, title: str, y_label: str = "") -
     # By position, because bars of the same name would overlap.
     drawn = axes.bar(range(len(bars)), values, yerr=_error_bars(bars, y), color=colors, width=0.6)
     axes.set_xticks(range(len(bars)), names)
-    axes.bar_label(drawn, labels=[f"{value:.3g}" for value in values], padding=3, fontsize=9)
+    axes.bar_label(drawn, labels=[significant(value, 3) for value in values], padding=3, fontsize=9)
     axes.margins(y=0.15)
     if max((len(name) for name in names), default=0) > 12:
         axes.tick_params(axis="x", labelrotation=20)
@@ -103,11 +104,13 @@ def scatter_plot(runs: Runs, x: str, y: str, *, title: str, x_label: str, y_labe
     return figure
 
 
-def step_plot(values: Sequence[float], *, title: str, x_label: str, y_label: str) -> Figure:
+def step_plot(values: Sequence[float], *, title: str, x_label: str, y_label: str, from_zero: bool = False) -> Figure:
     """Plot a value per step, such as the loss of each batch."""
     figure, axes = canvas(title, x_label, y_label)
     marker = "o" if len(values) <= 100 else ""
     axes.plot(range(1, len(values) + 1), values, marker=marker, color=COLOR)
+    if from_zero:
+        _from_zero(axes)
     return figure
 
 
@@ -158,6 +161,11 @@ def widen(axes: Axes, values: Sequence[float]) -> None:
     if high / low - 1 < LEAST_SPAN:
         middle = (low + high) / 2
         axes.set_ylim(middle * (1 - LEAST_SPAN / 2), middle * (1 + LEAST_SPAN / 2))
+
+
+def _from_zero(axes: Axes) -> None:
+    """Let the y axis begin at 0, with room above the highest mark."""
+    axes.set_ylim(0, 1.06 * axes.dataLim.y1 if axes.dataLim.y1 > 0 else None)
 
 
 def _has_intervals(points: Sequence[Run], y: str) -> bool:

@@ -9,7 +9,7 @@ from llmtrack.decide.differences import Difference, in_figures
 from llmtrack.decide.verdicts import disturbance, is_disturbed, measure_more, tell
 from llmtrack.decide.verdicts import doubt as doubt
 from llmtrack.decide.warned import grouped
-from llmtrack.host.words import plural
+from llmtrack.host.words import plural, significant
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -165,7 +165,7 @@ def roofline(run: Run) -> list[str]:
         if not run.has(f"{stage}_floor_share") or not run.has(f"{stage}_bound"):
             continue
         share, bound = run.metrics[f"{stage}_floor_share"], run.params[f"{stage}_bound"]
-        floor = f"its floor of {run.metrics[f'{stage}_floor_ms']:.3g} {unit}, which {bound} sets"
+        floor = f"its floor of {significant(run.metrics[f'{stage}_floor_ms'], 3)} {unit}, which {bound} sets"
         words = f"{title} takes {1 / share:.{0 if share < 0.01 else 1}f} times {floor}"
         if share < FAR_FROM_BOUND:
             words += ": the rest is overhead (launches, small operators, other programs)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.colors import to_hex
 
+from llmtrack.host.words import significant
 from llmtrack.report.drawing import BASELINE, COLOR
 from llmtrack.report.plots import axis_label, bar_plot, line_plot, scatter_plot, step_plot
 from tests.report.frames import changed, column, interval, made, run
@@ -147,3 +148,19 @@ def test_an_axis_has_a_name_and_a_unit(metric, label):
 def test_a_long_title_is_wrapped_and_not_clipped():
     title = step_plot([1.0, 2.0], title="word " * 40, x_label="X", y_label="Y").axes[0].get_title(loc="left")
     assert max(map(len, title.splitlines())) <= 78
+
+
+def test_large_figures_have_no_exponent():
+    assert [significant(value) for value in (12345.6, 9999.6, 9999.4, 1234.56, 0.012345, -54321)] == [
+        "12,346", "10,000", "9,999", "1,235", "0.01235", "-54,321",
+    ]  # fmt: skip
+    (axes,) = bar_plot(named(2018.4, 12.345), "scenario", "tokens_per_sec", title="T").axes
+    assert {text.get_text() for text in axes.texts} == {"2,018", "12.3"}
+
+
+def test_an_axis_from_zero_has_room_above_the_highest_mark():
+    runs = made(*(run(f"p{n}", prompt_tokens_total=n, tokens_per_sec=value) for n, value in ((1, 100.0), (2, 109.0))))
+    (lines,) = line(runs).axes
+    (steps,) = step_plot([5.9, 3.6], title="T", x_label="X", y_label="Y", from_zero=True).axes
+    assert lines.get_ylim() == pytest.approx((0, 1.06 * 109))
+    assert steps.get_ylim() == pytest.approx((0, 1.06 * 5.9))

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from llmtrack.report.formats import to_markdown, to_rich
 from llmtrack.report.picture import to_figure
-from llmtrack.report.table import DASH, summary_table, to_csv
+from llmtrack.report.table import DASH, Table, summary_table, to_csv
 from llmtrack.report.terminal import metrics_block
 from llmtrack.report.write import print_report, write_report
 from tests.report.frames import interval, made, run
@@ -190,6 +190,14 @@ def test_numbers_are_on_the_right():
         "left",
         "left",
     )
+
+
+def test_the_conditions_of_a_picture_break_between_them_only():
+    conditions = tuple(f"condition number {number}: value-{number} of it" for number in range(9))
+    table = Table(conditions, ("a",), (False,), (("x",),), ("r",))
+    lines = to_figure(table, "a title").axes[0].get_title(loc="left").splitlines()
+    assert len(lines) > 2
+    assert [each for line in lines[1:] for each in line.removesuffix(" ·").split(" · ")] == list(conditions)
 
 
 def test_the_picture_shows_every_cell():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from llmtrack.decide.verdicts import DISTURBED
+from llmtrack.host.words import significant
 from llmtrack.measure.statistics import NOISY_CV, bootstrap_median_ci
 from llmtrack.run.executors.inline import Executor
 from llmtrack.run.study.merged import merged
@@ -139,7 +140,7 @@ def _again(executor: Executor, scenario: Scenario, on_event: Callable[[Event], N
 def _merged(first: Measurement, newer: Measurement) -> Measurement:
     """Combine the newer timing with the quality scored beside the first, which is unaffected by a busy machine."""
     before, after = (each.metrics.get("tokens_per_sec") for each in (first, newer))
-    figures = f" ({before:.4g} -> {after:.4g} tokens/s)" if before and after else ""
+    figures = f" ({significant(before)} -> {significant(after)} tokens/s)" if before and after else ""
     tied = f"remeasured: the first run was disturbed{figures}"
     return replace(
         newer,

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from llmtrack.decide.goal import SearchState
 from llmtrack.decide.wording import ratio_text
-from llmtrack.host.words import clock_text
+from llmtrack.host.words import clock_text, significant
 from llmtrack.run.study.progress import StudyProgress
 
 _WIDEST = 4.0
@@ -65,5 +65,5 @@ def best_text(state: SearchState) -> str:
     elif state.ratio is not None:
         told = f" about {ratio_text(state.ratio.value)}"
     else:
-        told = f" {state.value:,.4g}" if state.value is not None else ""
+        told = f" {significant(state.value)}" if state.value is not None else ""
     return f"best so far: {state.leader}{told}, {state.alive} may win"
