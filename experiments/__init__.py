@@ -1,4 +1,4 @@
-"""One file per entry point of `MLproject`: its parameters, the question, the scenarios, the plots, the reading."""
+"""One module per entry point of `MLproject`: its parameters, question, scenarios, plots and reading."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from llmtrack.worker.bytecode import keep_bytecode
 if TYPE_CHECKING:
     from llmtrack.experiment import Declaration
 
-# As long as Python looks for the module that `python -m` is to run.
+# While Python resolves the module for `python -m`.
 if sys.argv[:1] == ["-m"]:
     interrupt_in_a_line()
     keep_bytecode()
 
 
 def declarations() -> dict[str, Declaration[Any]]:
-    """Return what the files here declare, by name, in the order in which the suite runs it.
+    """Return the experiments declared here by name, in the order of the suite.
 
     Raises:
-        ValueError: two of them have one place in the suite, or one name.
+        ValueError: two of them have the same position in the suite, or the same name.
     """
     names = [module.name for module in pkgutil.iter_modules(__path__)]
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names if name != "suite"]

@@ -25,7 +25,7 @@ from llmtrack.tracked.runs import Runs, keys
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of PyTorch and of our own export, what speaks for each; the quantization experiment has them all.
+# The most promising of PyTorch and of our own export; the quantization experiment compares all.
 OURS = {
     "torch": ("torch/bfloat16",),
     "onnx": ("onnx/float32", "onnx/int8-weight-only", "onnx/int4-weight-only"),
@@ -53,13 +53,13 @@ TABLE = OwnTable(
 
 @dataclass(frozen=True)
 class Config(QualityOptions, WhichModel, TimingOptions, RunOptions):
-    """What the experiment takes."""
+    """Settings of the experiment."""
 
     recipes: Annotated[
         tuple[str, ...],
         Option(
-            "BACKEND/RECIPE or BACKEND/PRECISION each, and behind a space each what else they are told: "
-            "`onnx/int4-weight-only head_bits=4`; all: of each backend that can run here."
+            "BACKEND/RECIPE or BACKEND/PRECISION, each optionally followed by options separated by spaces: "
+            "`onnx/int4-weight-only head_bits=4`; all: of each available backend."
         ),
     ] = (ALL,)
     threads: Annotated[
@@ -69,17 +69,17 @@ class Config(QualityOptions, WhichModel, TimingOptions, RunOptions):
     sizes: Annotated[
         tuple[int, ...], Option("Batch sizes; all but the first of the first length only.", min=1, max=16_384)
     ] = (1, 4)
-    # So many tell among all the arms that there are where everything is installed.
-    min_repeats: Annotated[int, Option("Counted calls at least.", min=1)] = 7
+    # Enough for significance among all arms if everything is installed.
+    min_repeats: Annotated[int, Option("Minimum number of counted calls.", min=1)] = 7
 
     def __post_init__(self) -> None:
-        if isinstance(self.threads, int):  # the suite's, which is one number
+        if isinstance(self.threads, int):  # the suite passes a single number
             object.__setattr__(self, "threads", (self.threads,))
         super().__post_init__()
 
 
 def everything() -> tuple[str, ...]:
-    """Return what is compared where nothing is named: of each backend that is installed, floats and what speaks for it."""
+    """Return the default recipes: floats and the most promising recipes of each installed backend."""
     found = [BASELINE, *OURS["torch"]]
     if available("onnx", "any"):
         found += OURS["onnx"]
@@ -98,7 +98,7 @@ def several() -> bool:
 def build(config: Config) -> Experiment:
     """Return the experiment: each recipe at each number of threads; PyTorch in float32 at the first is the baseline.
 
-    The longest prompt of the first batch size is what quality stands beside: it does not depend on a prompt.
+    Quality is scored with the longest prompt of the first batch size, as it does not depend on the prompt.
 
     Raises:
         UsageError: there is no such recipe.
@@ -153,7 +153,9 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
 
 
 def reading(runs: Runs) -> list[str]:
-    """Say what to take at each number of threads, what more threads win, what was not scored and what is not installed."""
+    """Recommend a recipe per number of threads; state the gain of more threads, and what was not scored or not
+    installed.
+    """
     lines: list[str] = []
     for threads, scored in _by_threads(runs):
         counted = "1 thread" if threads == 1 else f"{threads} threads"
@@ -176,7 +178,7 @@ def reading(runs: Runs) -> list[str]:
 
 
 def _by_threads(runs: Runs) -> list[tuple[int, Runs]]:
-    """Return the runs that have both speeds and a perplexity, by their number of threads."""
+    """Group the runs that have both speeds and a perplexity by their number of threads."""
     found: dict[int, list[Run]] = {}
     for run in runs.measured("perplexity", *SPEEDS.values(), "threads"):
         found.setdefault(int(run.params["threads"]), []).append(run)
@@ -184,7 +186,7 @@ def _by_threads(runs: Runs) -> list[tuple[int, Runs]]:
 
 
 def _unscored(runs: Runs) -> Runs:
-    """Return the runs of a backend and recipe of which none was scored, one for each."""
+    """Return one run for each backend and recipe without any score."""
     names = ("backend", "quantization", "dtype")
     known = set(keys(runs.measured("perplexity"), names))
     timed = runs.measured(SPEEDS["decode"]).first_of_each(*names)
@@ -192,11 +194,11 @@ def _unscored(runs: Runs) -> Runs:
 
 
 def quick(config: Config) -> Config:
-    """Return less of the same."""
+    """Return a smaller config for a first look."""
     return replace(config, max_length=64, lengths=(16, 128), sizes=(1,), reference_tokens=256)
 
 
-# Each runtime converts the model first, which takes longer than all the rest of a first look.
+# Converting the model for each runtime takes longer than the rest of a first look.
 DECLARED = Declaration(
     "backends",
     "Which runtime should this model run on here, in which of its quantizations, and with how many threads?",

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config(EngineOptions, TimingOptions, RunOptions):
-    """What the experiment takes."""
+    """Settings of the experiment."""
 
-    prompt: Annotated[str | None, Option("Text to continue; none: one of ours.", min=1)] = None
+    prompt: Annotated[str | None, Option("Text to continue; none: the default prompt.", min=1)] = None
 
 
 def build(config: Config) -> Experiment:
@@ -37,7 +37,7 @@ def build(config: Config) -> Experiment:
 
 
 def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
-    """Draw the time before each token: the first bears the prefill."""
+    """Draw the time before each token: the first includes the prefill."""
     done = runs.measured("total_latency_s")
     if not done:
         return {}
@@ -51,7 +51,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
 
 
 def reading(runs: Runs) -> list[str]:
-    """Say how fast, what the prefill costs, and what limits decoding."""
+    """Summarize the speed, the cost of the prefill, and the limit of decoding."""
     done = runs.measured("total_latency_s")
     if not done:
         return ["Nothing was measured."]

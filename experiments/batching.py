@@ -17,7 +17,7 @@ from llmtrack.spec.task import GenerateTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
-# What rounds to 0 % is not worth a sentence.
+# Shares that round to 0 % are not mentioned.
 _SOME_PADS = 0.005
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config(EngineOptions, TimingOptions, RunOptions):
-    """What the experiment takes."""
+    """Settings of the experiment."""
 
     sizes: Annotated[tuple[int, ...], Option("Batch sizes.", min=1, max=16_384)] = (1, 2, 4, 8)
 
 
 def build(config: Config) -> Experiment:
-    """Return the experiment: the same list of prompts worked off in batches of each size.
+    """Return the experiment: the same list of prompts processed in batches of each size.
 
-    Every arm does the same work, so the list is as long as the largest batch and each prompt comes in it once
-    per round of the texts; they differ in length, as real requests do.
+    Every arm does the same work: the list is as long as the largest batch and contains each prompt once per round; the
+    prompts differ in length, as real requests do.
     """
     count = max(config.sizes)
     prompts = tuple(UNEQUAL_PROMPTS[index % len(UNEQUAL_PROMPTS)] for index in range(count))
@@ -56,7 +56,7 @@ def build(config: Config) -> Experiment:
 
 
 def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
-    """Draw throughput, what a sample costs, and what it waits, against the batch size."""
+    """Draw throughput, time per sample, and waiting time against the batch size."""
     kept: dict[str, Any] = {"x": "batch_size", "x_label": "batch size", "log_x": True}
     return {
         "tokens_per_sec": line_plot(runs, y="tokens_per_sec", title="Throughput of the whole list", **kept),
@@ -66,7 +66,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
 
 
 def reading(runs: Runs) -> list[str]:
-    """Name the batch size after which throughput stops growing, and what waiting for it costs."""
+    """Name the batch size after which throughput stops growing, and the waiting time that it costs."""
     done = runs.measured("tokens_per_sec").by("batch_size")
     if not done:
         return ["Nothing was measured."]
@@ -116,7 +116,7 @@ def knee(done: Runs) -> Run:
 
 
 def quick(config: Config) -> Config:
-    """Return less of the same."""
+    """Return a smaller config for a first look."""
     return replace(config, max_new_tokens=min(config.max_new_tokens, 8), sizes=(1, 4))
 
 

@@ -26,14 +26,14 @@ CACHES = (True, False)
 
 @dataclass(frozen=True)
 class Config(EngineOptions, ManyTimingOptions, RunOptions):
-    """What the experiment takes."""
+    """Settings of the experiment."""
 
     lengths: Annotated[tuple[int, ...], Option("Output lengths in tokens.", min=1)] = (8, 16, 32)
     multiple: Annotated[int, Option("Pad one of the batches to a multiple of this many tokens.", min=2)] = 64
 
 
 def build(config: Config) -> Experiment:
-    """Return the experiment: the cache on and off at several output lengths, and a batch padded in each way."""
+    """Return the experiment: the cache on and off at several output lengths, and a batch with each kind of padding."""
     cache = [
         Scenario(
             f"cache_{'on' if use_cache else 'off'}_{length}",
@@ -88,7 +88,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
 
 
 def reading(runs: Runs) -> list[str]:
-    """Say what the cache saves, how decoding slows down without it, and which padding changes the text."""
+    """Summarize what the cache saves, how decoding slows down without it, and which padding changes the text."""
     cache, padding = _parts(runs)
     done = cache.measured("total_latency_s")
     lines = []
@@ -147,7 +147,7 @@ def _padding_lines(done: Runs) -> list[str]:
 
 
 def quick(config: Config) -> Config:
-    """Return less of the same."""
+    """Return a smaller config for a first look."""
     return replace(config, max_new_tokens=min(config.max_new_tokens, 4), lengths=(4, 16))
 
 

@@ -32,10 +32,10 @@ class EdgePrompt:
 
     Attributes:
         name: name of its scenario.
-        text: what is asked.
+        text: the prompt.
         why: what may go wrong with it.
-        prompt_tokens: repeated and cut to so many tokens.
-        prompt_share: repeated to this share of the room in the model's context; more than 1 is beyond it.
+        prompt_tokens: repeat and cut it to this many tokens.
+        prompt_share: repeat it to this share of the room in the model's context; over 1: beyond the context.
     """
 
     name: str
@@ -93,12 +93,12 @@ PROMPT_BY_NAME = {prompt.name: prompt for prompt in PROMPTS}
 
 @dataclass(frozen=True)
 class Config(EngineOptions, ManyTimingOptions, RunOptions):
-    """What the experiment takes."""
+    """Settings of the experiment."""
 
     prompts: Annotated[tuple[str, ...], Option("Prompts to measure.", choices=(ALL, *PROMPT_BY_NAME))] = (ALL,)
     long_tokens: Annotated[
         int | None,
-        Option("Tokens of the long prompts at most; none: as many as the context has room for.", min=1),
+        Option("Maximum tokens of the long prompts; none: as many as fit into the context.", min=1),
     ] = 1024
 
 
@@ -106,7 +106,7 @@ def build(config: Config) -> Experiment:
     """Return the experiment: each prompt with all else equal; `plain` is the baseline.
 
     Raises:
-        UsageError: none of the chosen prompts is as long as `long_tokens` allows.
+        UsageError: no chosen prompt is affected by `long_tokens`.
     """
     chosen = [prompt for prompt in PROMPTS if ALL in config.prompts or prompt.name in config.prompts]
     if config.long_tokens != Config.long_tokens and all(prompt.prompt_share is None for prompt in chosen):
@@ -138,7 +138,7 @@ def build(config: Config) -> Experiment:
 
 
 def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
-    """Draw a bar per prompt: the whole call, and the share of it that the prefill takes."""
+    """Draw a bar per prompt: the whole call, and the share of the prefill."""
     shares = Runs(
         replace(run, metrics={**run.metrics, "prefill_share": 100 * share})
         for run, share in zip(runs, prefill_shares(runs), strict=True)
@@ -162,7 +162,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
 
 
 def reading(runs: Runs) -> list[str]:
-    """Say how far the prompts lie apart, which are outliers and probably why, and which rules changed a prompt."""
+    """Summarize the spread over the prompts, outliers with their probable cause, and prompts changed by a rule."""
     done = runs.measured("avg_latency_per_token_ms")
     if not done:
         return ["Nothing was measured.", *say.doubts(runs)]
@@ -189,13 +189,13 @@ def _rules(done: Runs) -> list[str]:
 
 
 def _special(done: Runs) -> list[str]:
-    """Say whether the text of special tokens was read as such."""
+    """State whether the text of special tokens was read as such."""
     known = done.where(lambda run: run.has("special_tokens_in_prompt"))
     run = next((run for run in known if run.scenario == "special_tokens"), None)
     if run is None:
         return []
     count, tokens = run.params["special_tokens_in_prompt"], run.params["prompt_tokens_total"]
-    # A BOS that the tokenizer puts in front of every text is no part of what the text spells.
+    # A BOS that the tokenizer adds to every text does not count.
     if count <= min(other.params["special_tokens_in_prompt"] for other in known):
         return ["special_tokens: this tokenizer has none of the special tokens that the text spells."]
     return [
@@ -205,13 +205,13 @@ def _special(done: Runs) -> list[str]:
 
 
 def _printable(text: str, width: int = 200) -> str:
-    """Return a text on one line, its control characters escaped."""
+    """Format a text on one line, with control characters escaped."""
     escaped = repr(text)
     return escaped if len(escaped) <= width else escaped[: width - 1] + "…"
 
 
 def quick(config: Config) -> Config:
-    """Return less of the same."""
+    """Return a smaller config for a first look."""
     few = ("plain", "one_token", "empty", "very_long", "code", "emoji_combining")
     return replace(config, max_new_tokens=min(config.max_new_tokens, 8), prompts=few, long_tokens=256)
 

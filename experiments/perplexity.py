@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config(PerplexityTask, EngineOptions, RunOptions):
-    """What the experiment takes."""
+    """Settings of the experiment."""
 
     dtypes: Annotated[tuple[str, ...], Option("Precisions to compare; none: only dtype.", read=canonical_dtype)] = ()
 
@@ -37,7 +37,7 @@ class Config(PerplexityTask, EngineOptions, RunOptions):
 
 
 def build(config: Config) -> Experiment:
-    """Return the experiment: one corpus scored in each precision (by default in the one of `dtype`)."""
+    """Return the experiment: one corpus scored in each precision (default: that of `dtype`)."""
     task = taken(PerplexityTask, config)
     dtypes = config.dtypes or (config.dtype,)
     scenarios = tuple(
@@ -61,7 +61,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
 
 
 def reading(runs: Runs) -> list[str]:
-    """Say what the perplexity is, under which convention, and what was left out."""
+    """Summarize the perplexity, its convention, and what was omitted."""
     done = runs.measured("perplexity")
     if not done:
         return ["Nothing was scored."]
@@ -83,7 +83,7 @@ def reading(runs: Runs) -> list[str]:
 
 
 def convention(run: Run) -> str:
-    """Say by which convention a run was scored, without which its figures mean nothing."""
+    """Describe the convention by which a run was scored, without which its values mean nothing."""
     extent = f"at most {run.params['max_length']} tokens a document"
     if run.params["protocol"] == "rolling":
         extent = f"windows of {run.params['max_length']} tokens with stride {run.params['stride']}"
@@ -92,7 +92,7 @@ def convention(run: Run) -> str:
     bos = f", BOS rule {run.params['bos_rule']}" if run.has("bos_rule") else ""
     return (
         f"Convention: protocol {run.params['protocol']}, corpus {run.text('corpus')} ({run.params['corpus_digest']}), {extent}{bos}; "
-        "perplexities of another convention must not be compared with it."
+        "perplexities of another convention are not comparable with it."
     )
 
 
@@ -111,7 +111,7 @@ def _extent(run: Run) -> str:
 
 
 def in_suite(config: Config) -> Config:
-    """Return a config for every precision that is timed, so that what its speed costs is known."""
+    """Return a config with every precision that is timed, so that its cost in quality is known."""
     return replace(config, dtypes=tuple(dict.fromkeys((config.dtype, *precision.Config.dtypes))))
 
 

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config(ModelOptions, BackendOption, TimingOptions, RunOptions):
-    """What the experiment takes."""
+    """Settings of the experiment."""
 
     dtypes: Annotated[tuple[str, ...], Option("Precisions to compare.", read=canonical_dtype)] = (
         "float32",
         "float16",
         "bfloat16",
     )
-    prompt: Annotated[str | None, Option("Text to continue; none: one of ours.", min=1)] = None
+    prompt: Annotated[str | None, Option("Text to continue; none: the default prompt.", min=1)] = None
 
 
 def build(config: Config) -> Experiment:
@@ -50,12 +50,12 @@ def build(config: Config) -> Experiment:
 
 
 def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
-    """Draw a bar of tokens/s per precision that was measured."""
+    """Draw tokens/s per measured precision."""
     return {"tokens_per_sec": bar_plot(runs, "dtype", "tokens_per_sec", title="New tokens per second by precision")}
 
 
 def reading(runs: Runs) -> list[str]:
-    """Say which precision won, what it saves in memory, and whether the text changed."""
+    """Name the fastest precision, the memory it saves, and whether the text changed."""
     done = runs.measured("tokens_per_sec")
     if not done:
         return ["Nothing was measured."]
@@ -72,7 +72,9 @@ def reading(runs: Runs) -> list[str]:
             f"the weights take {run.metrics['model_size_mib'] / base.metrics['model_size_mib']:.0%} of the memory, "
             f"and greedy decoding gives {same} tokens."
         )
-    lines.append("Speed is half of the choice: the perplexity experiment with the same dtype tells what it costs.")
+    lines.append(
+        "Speed is half of the choice: the perplexity experiment with the same dtype shows its cost in quality."
+    )
     return lines + say.doubts(runs)
 
 

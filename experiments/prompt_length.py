@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config(EngineOptions, TimingOptions, RunOptions):
-    """What the experiment takes."""
+    """Settings of the experiment."""
 
     lengths: Annotated[tuple[int, ...], Option("Prompt lengths in tokens.", min=1)] = (16, 64, 256)
 
@@ -43,7 +43,7 @@ def build(config: Config) -> Experiment:
 
 
 def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
-    """Draw latency and throughput against the prompt's length."""
+    """Draw latency and throughput against the prompt length."""
     kept: dict[str, Any] = {"x": "prompt_tokens_total", "x_label": "prompt tokens", "log_x": True}
     return {
         "latency": line_plot(runs, y="total_latency_s", title="Latency of the whole call", **kept),
@@ -57,7 +57,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
 
 
 def reading(runs: Runs) -> list[str]:
-    """Say how latency, the first token and decoding change from the shortest prompt to the longest."""
+    """Summarize how latency, the first token and decoding change from the shortest to the longest prompt."""
     done = runs.measured("total_latency_s").by("prompt_tokens_total")
     if len({run.params["prompt_tokens_total"] for run in done if run.has("prompt_tokens_total")}) < 2:
         return ["Fewer than two lengths were measured: there is nothing to compare.", *say.doubts(runs)]

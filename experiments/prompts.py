@@ -1,4 +1,4 @@
-"""The texts that experiments prompt with; written for this project."""
+"""Prompts of the experiments; written for this project."""
 
 DEFAULT_PROMPT = (
     "A small bakery wants to answer its customers' questions with a language model that runs on the "
@@ -11,7 +11,7 @@ BASE_TEXT = (
     "washed, and the gulls argue over what is left."
 )
 
-# Eight requests of unequal length, as a server would see them.
+# Eight requests of unequal length, as a server receives them.
 UNEQUAL_PROMPTS = (
     "Name three uses for an empty jar.",
     "The night train from the coast was late again, and the only other passenger on the platform was",

@@ -60,13 +60,13 @@ TABLE = OwnTable(
     ),
     compared=("prefill_tokens_per_sec", "decode_tokens_per_sec", "perplexity"),
 )
-# What a recommendation may cost, as shares of the baseline's perplexity.
+# Perplexity increases that a recommendation may cost, as shares of the baseline's.
 SMALL_COST, LARGER_COST = 0.01, 0.05
 
 
 @dataclass(frozen=True)
 class Options(OnnxOptions):
-    """What recipes and the onnx backend are told; each recipe takes what is its own."""
+    """Options of the recipes and the onnx backend; each recipe takes its own."""
 
     keep_quality: Annotated[
         str,
@@ -86,11 +86,11 @@ class Options(OnnxOptions):
         ),
     ] = 0
     calibration: CalibrationCorpus = CalibrationText.calibration
-    calibration_tokens: Annotated[int, Option("Tokens of it; 0: the recipe's own number.", min=0)] = 0
+    calibration_tokens: Annotated[int, Option("Tokens of the calibration text; 0: the recipe's own number.", min=0)] = 0
     calibration_method: Method = Static.calibration_method
 
     def of(self, backend: str, recipe: str) -> tuple[tuple[str, Scalar], ...]:
-        """Return what a variant is told, as its sorted options; what is left to the recipe's default is not told."""
+        """Return the sorted options of a variant; options left at the recipe's default are omitted."""
         chosen: dict[str, Scalar] = {}
         if backend == "onnx":
             for each in parameters(OnnxOptions):
@@ -101,7 +101,7 @@ class Options(OnnxOptions):
             mine = {
                 each.name: getattr(self, each.name) for each in parameters(found.options) if hasattr(self, each.name)
             }
-            # False is no 0 here: blocks with zero points are asked for by it.
+            # False is not 0 here: it requests blocks with zero points.
             chosen |= {name: value for name, value in mine.items() if value is False or value not in (0, "auto")}
             if found.calibrated:
                 chosen["calibration"] = self.calibration
@@ -110,19 +110,19 @@ class Options(OnnxOptions):
 
 @dataclass(frozen=True)
 class Config(Options, QualityOptions, ModelOptions, ManyTimingOptions, RunOptions):
-    """What the experiment takes."""
+    """Settings of the experiment."""
 
     recipes: Annotated[
         tuple[str, ...],
         Option(
-            "BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION each, and behind a space each what else they are "
-            "told: `onnx/int4-weight-only head_bits=4`; all: what can run here."
+            "BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION, each optionally followed by options separated by "
+            "spaces: `onnx/int4-weight-only head_bits=4`; all: what can run here."
         ),
     ] = (ALL,)
     prompt_tokens: Annotated[int, Option("Tokens of the timed prompt.", min=1)] = 256
     log_model: Annotated[
         bool,
-        Option("Keep each model of the onnx backend in its MLflow run, to be loaded by mlflow.pyfunc."),
+        Option("Log each model of the onnx backend to its MLflow run, for mlflow.pyfunc."),
     ] = False
 
 
@@ -130,7 +130,7 @@ def build(config: Config) -> Experiment:
     """Return the experiment: one prompt and one corpus by each recipe; PyTorch in float32 is the baseline.
 
     Raises:
-        UsageError: there is no such recipe, an option belongs to none of them, or the calibration text is the one that is scored.
+        UsageError: there is no such recipe, no recipe takes an option, or the calibration text equals the scored one.
     """
     chosen = everything(config.device) if ALL in config.recipes else config.recipes
     chosen = (BASELINE, *(label for label in chosen if label != BASELINE))
@@ -155,12 +155,12 @@ def build(config: Config) -> Experiment:
 
 
 def on_best(experiment: Experiment, variants: Mapping[str, Variant], runs: Runs) -> Experiment:
-    """Return an experiment with its scenarios on the quantized variant that this experiment found to be best.
+    """Return an experiment with its scenarios on the best quantized variant of this one.
 
     Args:
         experiment: another experiment.
-        variants: the variants of this one's scenarios, by the scenario's name.
-        runs: tracked runs, this experiment's among them.
+        variants: the variants of this experiment's scenarios, by the scenario's name.
+        runs: tracked runs, including this experiment's.
     """
     found = best_quantized(runs.where(lambda run: run.experiment == "quantization"))
     if not found:
@@ -172,10 +172,11 @@ def on_best(experiment: Experiment, variants: Mapping[str, Variant], runs: Runs)
 
 
 def best_quantized(runs: Runs) -> list[str]:
-    """Return the scenario that decodes fastest at a small cost in perplexity, or at a larger one, or else the nearest.
+    """Return the scenarios that decode fastest at a small cost in perplexity, else a larger one, else the smallest
+    cost.
 
-    Of those that cannot be told from the fastest it is the one of the lowest perplexity, and the others follow; nothing
-    where nothing quantized can be compared with the baseline.
+    The first is the one with the lowest perplexity among those without a significant difference to the fastest; the
+    others follow. Empty if no quantized run is comparable with the baseline.
     """
     key = "decode_tokens_per_sec"
     done = runs.measured("perplexity")
@@ -197,17 +198,15 @@ def best_quantized(runs: Runs) -> list[str]:
 
 
 def _costs_at_most(cost: float, base: Run) -> Callable[[Run], bool]:
-    """Return what tells whether a run has so much more perplexity than the baseline at most."""
+    """Return a predicate: whether a run's perplexity increase over the baseline is at most `cost`."""
     return lambda run: run.metrics["perplexity"] / base.metrics["perplexity"] - 1 <= cost
 
 
 def everything(device: str = "auto") -> tuple[str, ...]:
-    """Return all that can run with what is installed, but for what the tools of other runtimes make: see `backends`.
-
-    Where there is a GPU, it is also what its card can do.
+    """Return all labels that can run with what is installed, except recipes of converted runtimes: see `backends`.
 
     Args:
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`; with a GPU, its recipes are included.
     """
     card = None if device == "cpu" else capability()
     found = [BASELINE, "torch/bfloat16", *(["onnx/float32"] if available("onnx") else [])]
@@ -217,26 +216,26 @@ def everything(device: str = "auto") -> tuple[str, ...]:
         fits = each.capability is None or (card or (0, 0)) >= each.capability
         if fits and each.backend not in RUNTIMES and not each.lacking:
             found.append(each.label)
-            # What is not quantized is computed fast on a card in 16 bits only.
+            # Unquantized models are only fast on a GPU in 16 bits.
             if card is not None and each.backend == "torch" and each.computes == "float32":
                 found.append(f"{each.label}@bfloat16")
     return tuple(found)
 
 
 def parsed(label: str) -> dict[str, str]:
-    """Return the backend, the precision and maybe the recipe that a label says, as a variant calls them.
+    """Parse a label into the variant's backend, precision and optional recipe.
 
-    What they are told stays with the backend, as an experiment of one backend takes it.
+    Options stay with the backend, as in experiments with one backend.
 
     Raises:
-        UsageError: it is no label, or the backend has no such recipe.
+        UsageError: it is not a label, or the backend has no such recipe.
     """
     way, *told = label.split() or [""]
     backend, slash, rest = way.partition("/")
     name, at, dtype = rest.partition("@")
     if not slash or not name or (at and not dtype) or (at and name in PRECISIONS):
         raise UsageError(
-            f"{label!r} is no recipe: write BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION, such as "
+            f"{label!r} is not a recipe: write BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION, such as "
             "onnx/int8-weight-only, torch/int8-weight-only@bfloat16 or torch/bfloat16"
         )
     found = {"backend": " ".join([backend, *told])}
@@ -247,7 +246,7 @@ def parsed(label: str) -> dict[str, str]:
 
 
 def named(label: str) -> str:
-    """Return the name of a label's scenario."""
+    """Return the scenario name of a label."""
     return re.sub(r"[/@\s]+", "-", label.strip()).replace("=", "_")
 
 
@@ -269,7 +268,7 @@ def _refuse_what_nothing_takes(config: Config, scenarios: Sequence[Scenario]) ->
 
 
 def _check_blocks(variants: Iterable[Variant]) -> None:
-    """Refuse what a recipe's own check would refuse in each of its scenarios, after hours of the others."""
+    """Validate options before the start that a recipe's check would reject hours later."""
     told = [dict(variant.options) for variant in variants if variant.backend == "onnx"]
     for name, possible in (("block_size", BLOCK_SIZES), ("head_bits", HEAD_BITS)):
         for value in {options[name] for options in told if name in options} - {*possible}:
@@ -289,7 +288,7 @@ def _check_texts(calibration: str, evaluation: str) -> None:
 
 
 def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
-    """Draw speed against perplexity, for both phases, and the errors of the layers that were ranked."""
+    """Draw speed against perplexity for both phases, and the errors of ranked layers."""
     figures = {
         f"{phase}_against_perplexity": scatter_plot(
             runs,
@@ -305,7 +304,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     for run in runs.measured("left_out_layers"):
         values = tuple(series(run.run_id, "layer_sqnr_db"))
         ranked.setdefault(values, []).append(f"{run.scenario} ({run.params['left_out_layers']} left out)")
-    # Recipes that round alike rank alike: one line of all their names instead of lines on top of one another.
+    # Recipes with equal rounding rank equally: draw one line with all their names.
     curves = {", ".join(names): (range(1, len(values) + 1), values) for values, names in ranked.items() if values}
     if curves:
         figures["layer_errors"] = curves_plot(
@@ -318,7 +317,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
 
 
 def reading(runs: Runs) -> list[str]:
-    """Say which recipe to take for long prompts and for long answers, and which not to trust."""
+    """Recommend a recipe for long prompts and for long answers, and name those not to trust."""
     done = runs.measured("perplexity", "prefill_tokens_per_sec")
     base = done.baseline
     if base is None:
@@ -339,16 +338,16 @@ def reading(runs: Runs) -> list[str]:
 
 
 def _coarse(run: Run) -> str:
-    """Return what the layers that lose too much are left out of."""
+    """Return the format that the sensitive layers are excluded from."""
     return f"{run.params['weight_bits']:.0f}-bit weights" if run.has("weight_bits") else "8-bit activations"
 
 
 def advise(done: Runs, base: Run) -> list[str]:
-    """Say which run to take for long answers and for long prompts at which cost, and which not to trust.
+    """Recommend a run for long answers and for long prompts at each cost, and name those not to trust.
 
     Args:
         done: runs that have both speeds and a perplexity.
-        base: the run that they are compared with.
+        base: the run to compare with.
     """
     done, lines = _comparable(done, base)
     if undecided := say.undecided("Which is fastest", done):
@@ -371,12 +370,12 @@ def _spikes(done: Runs, base: Run) -> list[str]:
 
 
 def _fastest(done: Runs, base: Run, key: str, cost: float) -> Run:
-    """Return the run that is fastest among those that cost so much more perplexity at most; the baseline costs nothing."""
+    """Return the fastest of the runs whose perplexity increase is at most `cost`; the baseline costs nothing."""
     return max(done.where(_costs_at_most(cost, base)), key=lambda run: run.metrics[key])
 
 
 def _comparable(done: Runs, base: Run) -> tuple[Runs, list[str]]:
-    """Return the runs whose perplexity may be compared with the baseline's, and why the others may not."""
+    """Return the runs whose perplexity is comparable with the baseline's, and the reasons for the others."""
     found = list(zip(done, tell(base, done, "perplexity"), strict=True))
     refused = [f"{run.scenario}: {each.words}." for run, each in found if not _given(each)]
     return Runs(run for run, each in found if _given(each)), refused
@@ -409,17 +408,17 @@ def _advice(best: Run, base: Run, done: Runs, key: str, use: str, cost: float) -
 
 
 def quick(config: Config) -> Config:
-    """Return less of the same: of what can run here no more than it takes to see what each kind of recipe wins and costs."""
+    """Return a smaller config for a first look: the fewest recipes that show the gain and cost of each kind."""
     here = everything(config.device)
     weights = next((each for each in ("onnx/int8-weight-only", "torch/int8-weight-only") if each in here), "")
     wanted = (BASELINE, "torch/bfloat16", "onnx/float32", weights, "onnx/int8-mixed")
     few = tuple(label for label in wanted if label in here)
     less = replace(config, recipes=few, max_length=64, prompt_tokens=128, reference_tokens=256)
-    # What is not calibrated takes no length of the text for it, and would be refused it.
+    # Recipes without calibration would reject the option.
     return replace(less, calibration_tokens=512) if "onnx/int8-mixed" in few else less
 
 
-# Its first export and quantization take longer than all the rest of a first look.
+# The first export and quantization take longer than the rest of a first look.
 DECLARED = Declaration(
     "quantization",
     "What does each quantization recipe win in speed and size, and what does it cost in quality?",

@@ -41,7 +41,7 @@ MORE = (
 DECLARED_BY_NAME = declarations()
 NAMES = tuple(name for name, each in DECLARED_BY_NAME.items() if each.position is not None)
 ALL = "all"
-# What a focus runs instead of everything, in this order.
+# Experiments of each focus, in this order.
 FOCUSES: dict[str, tuple[str, ...]] = {
     "quantization": ("baseline", "quantization", "cache_padding", "batching", "perplexity", "edge_prompts"),
 }
@@ -50,7 +50,7 @@ QUICK_NEW_TOKENS, QUICK_SECONDS = 16, 30.0
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """What the suite takes: what it has in common with an experiment is passed on to it."""
+    """Settings of the suite: those shared with an experiment are passed on to it."""
 
     experiments: Annotated[tuple[str, ...], Option("Experiments to run, in this order.", choices=(ALL, *NAMES))] = (
         ALL,
@@ -58,14 +58,14 @@ class Config(Settings):
     focus: Annotated[
         str | None,
         Option(
-            "Run what belongs to one question, edge prompts on the best variant that it finds.",
+            "Run the experiments of one question, with edge prompts on the best variant found.",
             choices=tuple(FOCUSES),
         ),
     ] = None
     same: Annotated[
         str,
         Option(
-            "What experiments have in common: measure it in each, reuse one run of it, or pool the repeats.",
+            "Scenarios shared by experiments: measure them in each, reuse one run, or pool the repeats.",
             choices=HOW,
         ),
     ] = MEASURE
@@ -73,16 +73,16 @@ class Config(Settings):
 
 
 def chosen_names(config: Config) -> tuple[str, ...]:
-    """Return the experiments to run: those named, or those of the focus, or else all (of a quick suite, all that are quick).
+    """Return the experiments to run: those named, those of the focus, or else all (in a quick suite, all quick ones).
 
     Raises:
-        UsageError: both are given, or what is asked for changes none of them.
+        UsageError: both are given, or a setting changes none of them.
     """
     names = _names(config)
     asked = [_config(name, config) for name in names]
     for each in parameters(Settings):
         value = getattr(config, each.name)
-        # Where an experiment compares several, it is the one of them.
+        # An experiment that compares several values compares only this one.
         heeded = any(getattr(one, each.name, None) in (value, (value,)) for one in asked)
         if value != each.default and not heeded:
             raise UsageError(
@@ -104,7 +104,7 @@ def _names(config: Config) -> tuple[str, ...]:
 
 
 def quicker(config: Config) -> Config:
-    """Return a config that asks for less; what asks for less already stays as it is."""
+    """Return a smaller config; values that are already smaller stay."""
     return replace(
         config,
         max_new_tokens=min(config.max_new_tokens, QUICK_NEW_TOKENS),
@@ -115,9 +115,9 @@ def quicker(config: Config) -> Config:
 
 
 def experiments_of(names: Sequence[str], config: Config) -> list[Experiment]:
-    """Return the experiments of these names, in this order; if quick, the smaller ones.
+    """Build the named experiments, in this order; if quick, the smaller ones.
 
-    With a focus on quantization the edge prompts are put to the best quantized variant, once it is known.
+    With a focus on quantization, the edge prompts run on the best quantized variant, once it is known.
     """
     built = [_few_repeats(_built(name, config)) if config.quick else _built(name, config) for name in names]
     if config.focus != "quantization":
@@ -130,7 +130,7 @@ def experiments_of(names: Sequence[str], config: Config) -> list[Experiment]:
 
 
 def quick_remark(names: Sequence[str]) -> str:
-    """Say what the quick suite asks of these experiments otherwise than the full one."""
+    """Describe how the quick suite differs from the full one."""
     smaller = []
     for name in names:
         declared = DECLARED_BY_NAME[name]
@@ -143,13 +143,13 @@ def quick_remark(names: Sequence[str]) -> str:
         ]
         smaller += [f"{name} with {', '.join(changes)}"] if changes else []
     return (
-        f"Quick: at most {QUICK_NEW_TOKENS} new tokens, and no more repeats than tell a difference{'; ' if smaller else ''}{'; '.join(smaller)}. "
+        f"Quick: at most {QUICK_NEW_TOKENS} new tokens, and the minimum number of repeats for significance{'; ' if smaller else ''}{'; '.join(smaller)}. "
         "A first look: decide by a run without quick."
     )
 
 
 def _config(name: str, config: Config) -> Any:
-    """Return what the suite asks of an experiment: what it is asked for itself, and all else as by the experiment's default."""
+    """Return the config of an experiment: the suite's settings where set, otherwise the experiment's defaults."""
     declared = DECLARED_BY_NAME[name]
     asked = {
         each.name: getattr(config, each.name)
@@ -167,9 +167,9 @@ def _built(name: str, config: Config) -> Experiment:
 
 
 def _few_repeats(experiment: Experiment) -> Experiment:
-    """Return an experiment that repeats as often as it must to tell a difference (`min_repeats`), and no more.
+    """Limit an experiment to the minimum number of repeats for significance (`min_repeats`).
 
-    With fewer repeats nothing could be told, and their time would be lost.
+    Fewer repeats could not show any difference.
     """
 
     def few(scenario: Scenario) -> Scenario:
@@ -195,7 +195,7 @@ def _measure(config: Config, tracker: Tracker, executor: Executor, console: Cons
 
 
 def perform(config: Config, console: Console) -> Performed:
-    """Run the suite in one place, and return what came of it."""
+    """Run the suite in one place, and return the result."""
     with open_executor(config) as executor:
         tracker = open_tracker(config)
         return Performed(tracker, _measure(config, tracker, executor, console))

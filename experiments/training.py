@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 OUTPUT_ROOT = Path(".llmtrack") / "training"
 
-# Fresh weights can take much larger steps than trained ones.
+# Fresh weights tolerate much larger steps than trained ones.
 SCRATCH_RATE, WEIGHTS_RATE = 3e-3, 5e-5
 
 
 @dataclass(frozen=True)
 class Config(TrainTask, EngineOptions, RunOptions):
-    """What the experiment takes."""
+    """Settings of the experiment."""
 
     model: Annotated[str, Option("Model, or comma list of candidates.", min=1)] = "synthetic:1m"
     learning_rate: Annotated[
@@ -53,7 +53,7 @@ def build(config: Config) -> Experiment:
 
 
 def task_of(config: Config) -> TrainTask:
-    """Return the task that is asked for: the learning rate follows from where training begins."""
+    """Return the training task; the default learning rate depends on the initial weights."""
     scratch = config.start == "scratch" or (
         config.start == "auto" and parse_candidates(config.model)[0].kind == "synthetic"
     )
@@ -62,10 +62,10 @@ def task_of(config: Config) -> TrainTask:
 
 
 def output_folder(scenario: Scenario, task: TrainTask, resume: bool) -> str:
-    """Return where checkpoints go: what was asked for, or else a new folder; to resume, the newest of this training.
+    """Return the checkpoint folder: the requested one, or a new one; to resume, the newest of this training.
 
     Raises:
-        UsageError: the folder that was asked for holds a training already, which is not to be resumed.
+        UsageError: the requested folder already holds a training that is not to be resumed.
     """
     if task.output:
         folder = Path(os.path.expanduser(task.output)).absolute()
@@ -105,7 +105,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
 
 
 def reading(runs: Runs) -> list[str]:
-    """Say what training did to the held-out text, how long it took, and under which convention that is known."""
+    """Summarize the effect of training on the held-out text, its duration, and the scoring convention."""
     lines = []
     for run in runs.measured("loss_before"):
         (found,) = judge([difference("perplexity", run.metrics["perplexity_before"], run.metrics["perplexity"])])
@@ -116,7 +116,7 @@ def reading(runs: Runs) -> list[str]:
             f"Trained on {run.metrics['tokens_trained']:,.0f} tokens in {run.metrics['train_seconds']:.0f} s of steps, "
             f"{run.metrics['train_tokens_per_sec']:,.0f} tokens/s (median){_mfu(run)}; last training loss {run.metrics['train_loss']:.4f}.",
             f"Convention: protocol rolling, {run.metrics['tokens_scored']:,.0f} held-out tokens (split by {run.text('split')}), windows of "
-            f"{run.params['max_length']}; the best checkpoint was chosen on the same text, so expect a little less on other text.",
+            f"{run.params['max_length']}; the best checkpoint was chosen on the same text, so expect slightly worse results on other text.",
             f"Use it: --model runs:/{run.run_id}/checkpoint" if run.text("log_checkpoint") not in ("", "none") else "",
         ]
         if found.verdict != "better":
@@ -127,9 +127,7 @@ def reading(runs: Runs) -> list[str]:
 
 
 def _early(run: Run) -> str:
-    return (
-        ", where it was no longer getting better" if run.has("ended") and run.params["ended"] == "stopped_early" else ""
-    )
+    return ", as it no longer improved" if run.has("ended") and run.params["ended"] == "stopped_early" else ""
 
 
 def _mfu(run: Run) -> str:
@@ -137,7 +135,7 @@ def _mfu(run: Run) -> str:
 
 
 def quick(config: Config) -> Config:
-    """Return less of the same."""
+    """Return a smaller config for a first look."""
     return replace(
         config,
         model="synthetic:tiny",
@@ -158,7 +156,7 @@ DECLARED = Declaration(
     plots,
     reading,
     position=9,
-    # From scratch, whatever the suite's model is: to fine-tune that one takes long, and is a question of its own.
+    # From scratch, whatever the suite's model is: fine-tuning takes long and is a separate question.
     in_suite=lambda config: replace(config, model=Config.model, revision=None, backend=Config.backend),
     quick=quick,
     more="([docs/training.md](docs/training.md))",

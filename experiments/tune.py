@@ -52,7 +52,7 @@ MORE = (
     "From a model and a machine to the answer, within `-P budget=10m`: every installed backend, recipe, precision and thread "
     "count, the most promising first, and the answer measured afresh against PyTorch in float32; see [docs/tune.md](docs/tune.md)"
 )
-# What a way of running costs in quality.
+# Metric of the quality cost.
 PRICE = "reference_perplexity_ratio"
 OBJECTIVES = (
     "decode_tokens_per_sec",
@@ -67,29 +67,29 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True)
 class Config(JudgedText, ModelOptions, HereOptions):
-    """What tuning takes."""
+    """Settings of tuning."""
 
     objective: Annotated[
         str,
         Option("Metric to optimize.", choices=OBJECTIVES),
     ] = "decode_tokens_per_sec"
-    budget: Annotated[str, Option("Time for all of it, such as 90s, 10m or 1h.", min=1)] = "10m"
+    budget: Annotated[str, Option("Total time, such as 90s, 10m or 1h.", min=1)] = "10m"
     max_perplexity_increase: Annotated[
-        str | None, Option("Over PyTorch's in float32, such as 1%; none: any.", min=1)
+        str | None, Option("Maximum increase over PyTorch in float32, such as 1%; none: any.", min=1)
     ] = "1%"
     max_memory: Annotated[str | None, Option("Maximum peak memory, such as 2GiB; none: any.", min=1)] = None
-    max_ttft: Annotated[float | None, Option("Milliseconds to the first token at most; none: any.", above=0)] = None
+    max_ttft: Annotated[float | None, Option("Maximum milliseconds to the first token; none: any.", above=0)] = None
     prompt_tokens: Annotated[int, Option("Tokens of the prompt.", min=1)] = 128
     new_tokens: Annotated[int, Option("New tokens per row.", min=1)] = 32
     margin: Annotated[
         str,
-        Option("Ways that differ by less are as good as equal, and the simpler one is recommended.", min=1),
+        Option("Candidates that differ by less count as equal, and the simpler one is recommended.", min=1),
     ] = "5%"
     space: Annotated[
         str | None,
         Option(
             "Only these, such as 'backend=onnx recipe=int8* threads=1,2': also precision, batch_size, use_cache, "
-            "pad_to_multiple, and what a backend or a recipe takes (block_size=32,128); none: all that can run here.",
+            "pad_to_multiple, and options of a backend or recipe (block_size=32,128); none: all that can run here.",
             min=1,
         ),
     ] = None
@@ -104,12 +104,12 @@ class Config(JudgedText, ModelOptions, HereOptions):
         """The budget in seconds."""
         found = re.fullmatch(r"\s*([\d.]+)\s*(s|m|min|h|)\s*", self.budget)
         if found is None:
-            raise UsageError(f"budget {self.budget!r} is no time: use such as 90s, 10m or 1h")
+            raise UsageError(f"budget {self.budget!r} is not a duration: use for example 90s, 10m or 1h")
         return read_number("budget", found[1], Option("", above=0)) * _UNITS[found[2]]
 
     @property
     def most_perplexity(self) -> float | None:
-        """Perplexity over the baseline's at most."""
+        """Maximum ratio of the perplexity to the baseline's."""
         return None if self.max_perplexity_increase is None else 1 + parse_percent(self.max_perplexity_increase)
 
     @property
@@ -119,7 +119,7 @@ class Config(JudgedText, ModelOptions, HereOptions):
 
     @property
     def limits(self) -> dict[str, float]:
-        """What the answer may have of some metrics at most."""
+        """Upper bounds of the answer, by metric."""
         found = {}
         if self.max_memory is not None:
             found["peak_memory_mib"] = parse_size(self.max_memory)
@@ -143,10 +143,10 @@ TABLE = OwnTable(
 
 
 def space_of(config: Config, machine: Mapping[str, str]) -> Space:
-    """Return the ways that are tried on a machine.
+    """Return the search space on a machine.
 
     Raises:
-        UsageError: nothing can be tried.
+        UsageError: it is empty.
     """
     narrowed = parse_space(config.space or "")
     task = GenerateTask(
@@ -159,7 +159,7 @@ def space_of(config: Config, machine: Mapping[str, str]) -> Space:
 
 
 def build(config: Config) -> Experiment:
-    """Return the experiment: what is tried depends on the machine, which is asked when it runs."""
+    """Return the experiment: candidates depend on the machine and are chosen at run time."""
     return DECLARED.asking(config, ())
 
 
@@ -173,7 +173,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
 
 
 def reading(runs: Runs) -> list[str]:
-    """Say how to run the model, what that was told from, what was dropped, and the lines that run it."""
+    """State the answer and its evidence, what was dropped, and the commands to run it."""
     objective = _objective(runs)
     done = runs.measured(objective) if objective else Runs()
     best = _at(done, "winner", "unproven")
@@ -184,7 +184,7 @@ def reading(runs: Runs) -> list[str]:
     lines = [_answer(best, base, objective) if proven else _best_so_far(best, base, objective)]
     fallback = _at(done, "proven")
     if fallback is not None:
-        lines.append(f"Proven meanwhile: {_against(fallback, base, objective)}.")
+        lines.append(f"Best proven so far: {_against(fallback, base, objective)}.")
     equal = [run.name for run in _all_at(runs, "equal")]
     if equal:
         names = ", ".join(equal)
@@ -202,7 +202,7 @@ def reading(runs: Runs) -> list[str]:
 
 
 def _at(runs: Runs, *places: str) -> Run | None:
-    """Return the first run of some places, or None."""
+    """Return the first run in one of the places, or None."""
     return next((run for place in places for run in _all_at(runs, place)), None)
 
 
@@ -211,7 +211,7 @@ def _all_at(runs: Runs, place: str) -> Runs:
 
 
 def _never_started(best: Run) -> list[str]:
-    """Say what was never started, and why."""
+    """Name the candidates that were never started, and why."""
     lines = []
     if best.has("race_not_tried"):
         lines.append(f"Not tried: {best.text('race_not_tried')}.")
@@ -223,7 +223,7 @@ def _never_started(best: Run) -> list[str]:
 
 
 def _best_so_far(best: Run, base: Run | None, objective: str) -> str:
-    """Name the best candidate, and which proof is missing."""
+    """Name the best candidate and the missing proof."""
     why = best.text("race_reason").removeprefix("best so far, not proven: ")
     return f"Best so far, not proven: {_against(best, base, objective)}. Missing: {why}."
 
@@ -245,7 +245,7 @@ def _answer(best: Run, base: Run | None, objective: str) -> str:
 
 
 def _against(best: Run, base: Run | None, objective: str) -> str:
-    """Return what a run reaches, and how that compares with the baseline."""
+    """Format what a run reaches, and how it compares with the baseline."""
     where = f"{best.name} for {best.text('model_id')} on {best.text('device')}"
     amount = _amount(best, objective)
     if base is None or base.run_id == best.run_id or not base.has(objective):
@@ -295,12 +295,12 @@ def _objective(runs: Runs) -> str:
 
 
 def asked_of(config: Config, cpus: int = 1, start: float = 5.0) -> Asked:
-    """Return what is asked of the ways to run a model, with the text that they are judged by.
+    """Return the requirements on candidates, including the evaluation text.
 
     Args:
         config: the settings.
-        cpus: CPUs that may compute; 0: a GPU does.
-        start: seconds that a worker takes to start.
+        cpus: number of CPUs used for computing; 0: a GPU is used.
+        start: seconds to start a worker.
     """
     from llmtrack.quality.corpora import load_corpus
 
@@ -319,11 +319,11 @@ def asked_of(config: Config, cpus: int = 1, start: float = 5.0) -> Asked:
 
 @contextmanager
 def prepared(config: Config, make: Callable[[], Executor]) -> Iterator[tuple[Pool, Space, Asked]]:
-    """Open a pool of workers, and yield it with the ways that are tried on its machine and what is asked of them.
+    """Open a pool of workers; yield it with the search space of its machine and the requirements.
 
     Args:
         config: the settings.
-        make: makes an executor.
+        make: creates an executor.
     """
     began = time.monotonic()
     with closing(Pool(make, reuse=True)) as pool:
@@ -337,7 +337,7 @@ def prepared(config: Config, make: Callable[[], Executor]) -> Iterator[tuple[Poo
 
 
 def perform(config: Config, console: Console) -> Performed:
-    """Tune, and return what came of it."""
+    """Tune, and return the result."""
     began = time.monotonic()
     with prepared(config, lambda: make_executor(config)) as (pool, space, asked):
         tracker = open_tracker(config)

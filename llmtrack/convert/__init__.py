@@ -1,1 +1,1 @@
-"""Models in the form of other runtimes: converted once by the runtime's own tool, in an environment of its own."""
+"""Convert models for other runtimes, once, with the runtime's own tool in an isolated environment."""

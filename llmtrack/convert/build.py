@@ -1,4 +1,4 @@
-"""A model in the form of another runtime: converted once by the runtime's own tool, and kept in the cache."""
+"""Convert a model with a runtime's own tool, and cache the result."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from llmtrack.models.reasons import tool_failed
 from llmtrack.spec.serialization import digest
 
 VERSION = 3
-"""Raised when a conversion's result changes, so that cached ones are made anew."""
+"""Increment when the result of a conversion changes, to invalidate the cache."""
 
-# What says how a model is read and ends: as it is in the source, so that every backend has the same.
+# Tokenizer and generation settings: copied from the source, so that every backend has the same.
 _KEPT = (
     "config.json",
     "generation_config.json",
@@ -37,16 +37,16 @@ _KEPT = (
 
 @dataclass(frozen=True)
 class Converter:
-    """A runtime's own tool.
+    """A runtime's own conversion tool.
 
     Attributes:
-        backend: whose tool.
-        tool: what to call it.
-        environment: what it runs in.
-        command: turns the model's folder, the empty target and the recipe's arguments into its arguments.
-        unquantized: in place of a recipe's arguments, where there is no recipe.
-        by_float: whether it writes the model in float32 first, and then quantizes that.
-        embedding_bits: what it stores an embedding in at least.
+        backend: the runtime's backend.
+        tool: name of the tool, for messages.
+        environment: the environment it runs in.
+        command: turns the model's folder, the empty target and the recipe's arguments into the tool's arguments.
+        unquantized: replaces a recipe's arguments, without a recipe.
+        by_float: whether it writes the model in float32 first and then quantizes it.
+        embedding_bits: minimum bits in which it stores an embedding.
     """
 
     backend: str
@@ -66,19 +66,19 @@ def converted(
     bits: int,
     check: Callable[[Path, Path], dict[str, float]],
 ) -> Path:
-    """Return the folder of a converted model, making it if need be.
+    """Return the folder of a converted model; convert it if necessary.
 
     Args:
         converter: the tool.
         source: the model.
-        arguments: of the recipe, which say all that it is told.
+        arguments: of the recipe, including its options.
         label: name of the recipe or the precision.
-        bits: of a stored weight; 0: unknown.
-        check: compares what was made (the second folder) with the model (the first), and returns what it found.
+        bits: bits of a stored weight; 0: unknown.
+        check: compares the result (the second folder) with the model (the first), and returns facts.
 
     Raises:
-        MissingDependencyError: the tool's environment cannot be made.
-        ScenarioError: the model cannot be converted, or what was made does not say what it says.
+        MissingDependencyError: the tool's environment cannot be created.
+        ScenarioError: the model cannot be converted, or the result does not match the model.
         ModelLoadError: the cache cannot be used.
     """
     stem = entry_stem(Path(source.model_id).name)
@@ -87,7 +87,7 @@ def converted(
 
     def build(folder: Path) -> dict[str, Any]:
         command = converter.command(source.path, folder, arguments)
-        converter.environment.python()  # what that takes is not of the conversion
+        converter.environment.python()  # not part of the conversion time
         with making(what, source.model_id), known_to(converter, source.path):
             converter.environment.run(what, command, folder)
         for pattern in _KEPT:
@@ -104,10 +104,10 @@ def converted(
 
 @contextmanager
 def known_to(converter: Converter, source: Path) -> Iterator[None]:
-    """Say which model a tool does not know, where it fails, and not what it says of its own packages.
+    """On a failure, report that the tool does not support the model instead of errors of the tool's packages.
 
     Raises:
-        ScenarioError: it failed.
+        ScenarioError: the tool failed.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The model of a variant in the form of another runtime: found, converted, and compared with what PyTorch says."""
+"""Find and convert the model of a variant for another runtime, and compare it with PyTorch."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from llmtrack.spec.scenario import Scalar, Variant
 
 @dataclass(frozen=True)
 class Conversion:
-    """A model in the form of another runtime, and what is to be tracked of it.
+    """A model converted for another runtime, and what to track of it.
 
     Attributes:
         folder: graph and weights, and the model's own config and tokenizer.
-        model_id: what to call it in tracked runs.
-        dtype_label: what the weights are stored as.
+        model_id: the model's name in tracked runs.
+        dtype_label: the storage type of the weights.
         facts: params to track.
         tags: provenance to track.
-        warnings: findings in words.
+        warnings: warnings.
     """
 
     folder: Path
@@ -40,18 +40,18 @@ class Conversion:
 
 
 def convert(converter: Converter, variant: Variant, open_folder: Open) -> Conversion:
-    """Return the model of a variant in the form of a runtime, and make it if that was not done yet.
+    """Return the model of a variant converted for a runtime; convert it if necessary.
 
     Args:
         converter: the runtime's own tool.
         variant: the model, its precision, and a recipe with its options.
-        open_folder: a function of a module that opens what was made as an engine, to be compared with the model.
+        open_folder: a module-level function that opens the result as an engine, for the comparison.
 
     Raises:
-        MissingDependencyError: the runtime is not installed, or its tool's environment cannot be made.
-        UsageError: there is no such recipe, or it takes no such value.
+        MissingDependencyError: the runtime is not installed, or its tool's environment cannot be created.
+        UsageError: there is no such recipe, or it does not accept a value.
         ModelLoadError: no candidate could be loaded, or the cache cannot be used.
-        ScenarioError: the model cannot be converted, or what was made does not say what it says.
+        ScenarioError: the model cannot be converted, or the result does not match the model.
     """
     if missing := missing_modules(variant.backend):
         raise MissingDependencyError(
@@ -64,7 +64,7 @@ def convert(converter: Converter, variant: Variant, open_folder: Open) -> Conver
     label = recipe.name if recipe else variant.dtype
     check = partial(says_alike if recipe else says_the_same, open_folder)
     if recipe and has_thresholds(source.path):
-        # What rounding hides shows in float: a window that is left out changes less than 4 bits do.
+        # Compare in float: a missing attention window changes less than rounding to 4 bits, which would hide it.
         exact = partial(says_the_same, open_folder)
         converted(converter, source, converter.unquantized, "float32", FLOAT_BITS, exact)
     folder = converted(converter, source, arguments, label, recipe.bits if recipe else FLOAT_BITS, check)

@@ -1,8 +1,9 @@
-"""Environments of their own for tools that cannot share the user's: made once in the cache, by uv, from pinned requirements.
+"""Isolated environments for tools with conflicting requirements, created once in the cache by uv from pinned
+requirements.
 
-A converter that needs another transformers than the one that is measured would turn the user's environment into another
-one. Each gets an environment that holds exactly the packages that its list pins, with no resolver and nothing beside
-them, but for PyTorch: that is the user's own, since it is large, and the build that fits the machine is there already.
+A converter that needs another version of transformers than the measured one would change the user's environment. Each
+gets an environment with exactly the pinned packages, without a resolver, except for PyTorch: the user's installation is
+shared, since it is large and already the build for this machine.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from llmtrack.models.durations import making
 from llmtrack.spec.serialization import digest
 
 INSTALL_SECONDS = 1200.0
-# Converters read the folder that they are given: nothing is fetched, and nobody is told of what is converted.
+# Converters read a local folder: no downloads and no telemetry.
 _QUIET = {**telemetry.OFF, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "CI": "true"}
-# Code of a model is copied there before transformers runs it: where there can be no such folder, none is.
+# transformers copies a model's code there before running it: an impossible folder disables it.
 _NO_CODE = {"HF_MODULES_CACHE": os.path.join(os.devnull, "modules")}
 _GUARD = Path(__file__).with_name("guarded.py")
 _MADE = "llmtrack-made"
@@ -42,9 +43,9 @@ class BuildEnvironment:
     """An environment for one tool.
 
     Attributes:
-        name: what it is for; the first word of its folder.
-        requirements: the packages, one pinned requirement each; markers are heeded, dependencies are not followed.
-        mib: what it takes on the disk, unless uv's cache shares it; 0: unknown.
+        name: the purpose; prefix of its folder.
+        requirements: the packages, one pinned requirement each; markers are respected, dependencies are not followed.
+        mib: its disk space, unless shared with uv's cache; 0: unknown.
     """
 
     name: str
@@ -53,25 +54,25 @@ class BuildEnvironment:
 
     @property
     def key(self) -> str:
-        """What tells it from every other one: its packages, this Python, and the PyTorch that it shares."""
+        """Cache key: its packages, this Python, and the shared PyTorch."""
         shared = [str(_shared_packages()), installed_version("torch")]
         return digest([self.requirements, sys.version_info[:3], sys.base_prefix, shared])
 
     @property
     def folder(self) -> Path:
-        """Where it is, or will be."""
+        """Its folder, whether it exists or not."""
         return cache_root() / "environments" / f"{self.name}-{self.key}"
 
     @property
     def made(self) -> bool:
-        """Whether it is there."""
+        """Whether it has been created."""
         return (self.folder / _MADE).is_file()
 
     def python(self) -> Path:
-        """Return its Python, after making it if need be.
+        """Return its Python; create it if necessary.
 
         Raises:
-            MissingDependencyError: there is no uv, or the packages cannot be had.
+            MissingDependencyError: uv is missing, or the packages cannot be installed.
         """
         python = self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
         if self.made:
@@ -89,36 +90,36 @@ class BuildEnvironment:
         except OSError as error:
             if is_full(error):
                 raise MissingDependencyError(
-                    f"{self._what} cannot be made: {why_full(lock.parent, self.mib * MIB)}"
+                    f"{self._what} cannot be created: {why_full(lock.parent, self.mib * MIB)}"
                 ) from error
             raise MissingDependencyError(
-                f"{self._what} cannot be made in {lock.parent} ({error.strerror or error}): free or permit it, or set "
+                f"{self._what} cannot be created in {lock.parent} ({error.strerror or error}): free or permit it, or set "
                 "LLMTRACK_CACHE to another folder"
             ) from error
         return python
 
     def run(self, what: str, arguments: Sequence[str], folder: Path) -> None:
-        """Run its Python with arguments, and temporary files in the working directory; it ends when this process ends.
+        """Run its Python with temporary files in the working directory; the child ends with this process.
 
         Args:
-            what: what is done, in words.
+            what: the action, for messages.
             arguments: a module or the path of a script, and its own arguments.
             folder: working directory.
 
         Raises:
-            MissingDependencyError: the environment cannot be made.
-            ScenarioError: what was run failed.
+            MissingDependencyError: the environment cannot be created.
+            ScenarioError: the program failed.
             OSError: a disk is full.
         """
         command = [str(self.python()), str(_GUARD), *arguments]
-        # On the disk that was asked for room, and gone with what else is made there.
+        # On the disk whose space was checked, and removed with the working directory.
         with tempfile.TemporaryDirectory(prefix=".", dir=folder) as scratch:
             code, said = _run(command, folder, apart() | {"TMPDIR": scratch}, timeout=None)
         if code and is_full(said):
             raise no_space()
         if code:
             kind: FailureKind = "out_of_memory" if code < 0 else "unsupported"
-            why = "it was killed, most likely for want of memory" if code < 0 else error_line(said)
+            why = "it was killed, most likely out of memory" if code < 0 else error_line(said)
             raise ScenarioError(f"{what} failed: {why}", kind=kind)
 
     @property
@@ -128,12 +129,12 @@ class BuildEnvironment:
     def _make(self, python: Path) -> None:
         uv = find_uv()
         if uv is None:
-            raise MissingDependencyError(f"{self._what} is made by uv, which is not there: pip install uv")
+            raise MissingDependencyError(f"{self._what} needs uv, which is not installed: pip install uv")
         with making(f"making {self._what}", self.name):
             self._fill(uv, python)
 
     def _fill(self, uv: Sequence[str], python: Path) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed while it was at work
+        shutil.rmtree(self.folder, ignore_errors=True)  # leftovers of a killed process
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         pinned = self.folder / "requirements.txt"
         environment = _without_paths()
@@ -153,7 +154,7 @@ class BuildEnvironment:
                     raise no_space()
                 if code:
                     raise MissingDependencyError(
-                        f"{self._what} cannot be made ({error_line(said)}): check the network or uv's package index "
+                        f"{self._what} cannot be created ({error_line(said)}): check the network or uv's package index "
                         "(UV_DEFAULT_INDEX)"
                     )
             (site,) = (
@@ -161,7 +162,7 @@ class BuildEnvironment:
                 if os.name != "nt"
                 else (self.folder / "Lib/site-packages",)
             )
-            # Named so that it comes last: what is pinned comes before what is shared.
+            # Named to come last: pinned packages take precedence over shared ones.
             (site / "zz_shared.pth").write_text(f"{_shared_packages()}\n", encoding="utf-8")
             (self.folder / _MADE).touch()
         except BaseException:
@@ -170,28 +171,28 @@ class BuildEnvironment:
 
 
 def pinned(name: str, folder: Path = _GUARD.parent / "requirements") -> tuple[str, ...]:
-    """Return the requirements of a tool from its file in a folder: of requirements, one a line."""
+    """Read the requirements of a tool from its file, one per line."""
     lines = (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
 
 def error_line(said: str) -> str:
-    """Return the line of a program's output that says most, without addresses."""
+    """Return the most informative line of a program's output, without URLs."""
     lines = [line.strip() for line in said.replace("\r", "\n").splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith(("error", "×", "╰─▶", "cause:"))]
-    chosen = " ".join(errors[-2:]) if errors else (lines or ["it said nothing"])[-1]
+    chosen = " ".join(errors[-2:]) if errors else (lines or ["no output"])[-1]
     return " ".join(word for word in chosen.split() if "://" not in word)[:300]
 
 
 def apart() -> dict[str, str]:
-    """Return the environment variables of a program that imports none of our packages, fetches nothing, and tells nobody."""
+    """Return environment variables for an isolated program: none of our packages, no downloads, no telemetry."""
     return {**_without_paths(), **_QUIET, **_NO_CODE}
 
 
 def _run(
     command: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float | None
 ) -> tuple[int, str]:
-    """Return a program's exit code and what it said; its standard input stays open for as long as we live."""
+    """Return a program's exit code and output; its standard input stays open while this process lives."""
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(
             list(command),
@@ -211,7 +212,7 @@ def _run(
 
 
 def _shared_packages() -> Path:
-    """Return the folder that PyTorch is installed in."""
+    """Return the site-packages folder with PyTorch."""
     found = importlib.util.find_spec("torch")
     assert found is not None
     assert found.origin is not None
@@ -219,6 +220,6 @@ def _shared_packages() -> Path:
 
 
 def _without_paths() -> dict[str, str]:
-    """Return this process's environment without what would make another Python import our packages."""
+    """Return this process's environment without variables that expose our packages to another Python."""
     ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
     return {name: value for name, value in os.environ.items() if name not in ours}

@@ -1,4 +1,4 @@
-"""Whether what a runtime's own tool made of a model says what PyTorch says: such tools have mistaken a layer for the head."""
+"""Check converted models against PyTorch: tools have been known to mistake a layer for the head."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     import torch
 
 _KEPT = 64
-"""Of a long row the last logits are compared: those of all take gigabytes."""
+"""Number of last positions compared of a long row: the logits of all would take gigabytes."""
 
 LEAST_CORRELATION = 0.5
-"""Of a quantized model's logits with those of the model: rounding to 4 bits leaves 0.9 and more, another graph nothing."""
+"""Minimum correlation of a quantized model's logits with PyTorch's: 4 bits leave 0.9 or more, a wrong graph none."""
 
 _BYTES = 4
-"""Of a weight; of fewer, more lengths are looked at than are compared."""
+"""Assumed bytes per weight; too few only overestimates the number of compared lengths."""
 
 FACTS = ("parity_max_difference", "parity_max_share", "parity_top1_agreement")
 
 
 class Decodes(Engine, Protocol):
-    """An engine that shows the logits of a token that it decodes."""
+    """An engine that exposes the logits of a decoded token."""
 
     def decoded_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the (vocabulary) logits after the last token of a row, decoded from the cache of those before it."""
+        """Return the (vocabulary) logits after the last token of a row, decoded from the cache of the preceding ones."""
         ...
 
 
@@ -45,12 +45,12 @@ Open = Callable[[Path], Decodes]
 
 
 def says_the_same(open_folder: Open, source: Path, folder: Path) -> dict[str, float]:
-    """Compare the logits of a model in float with PyTorch's, in a process of its own, and return how far they are.
+    """Compare the logits of a float model with PyTorch's, in a separate process; return the differences.
 
     Args:
-        open_folder: a function of a module that opens the second folder as an engine.
-        source: the model as transformers saves it.
-        folder: what was made of it.
+        open_folder: a module-level function that opens the second folder as an engine.
+        source: the model as saved by transformers.
+        folder: the converted model.
 
     Raises:
         ScenarioError: they differ by more than rounding.
@@ -64,10 +64,10 @@ def says_the_same(open_folder: Open, source: Path, folder: Path) -> dict[str, fl
 
 
 def says_alike(open_folder: Open, source: Path, folder: Path) -> dict[str, float]:
-    """Compare the logits of a quantized model with PyTorch's in float: they must be of the same model.
+    """Check that the logits of a quantized model correlate with PyTorch's in float.
 
     Raises:
-        ScenarioError: they have nothing to do with one another.
+        ScenarioError: they do not.
     """
     found = run_isolated("comparing with PyTorch", _compare, open_folder, str(source), str(folder))
     if not found["correlation"] >= LEAST_CORRELATION:
@@ -76,21 +76,21 @@ def says_alike(open_folder: Open, source: Path, folder: Path) -> dict[str, float
 
 
 def has_thresholds(folder: Path) -> bool:
-    """Return whether a model begins to compute in another way at a length that is compared."""
+    """Return whether the model's computation changes at one of the compared lengths."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     size = sum(path.stat().st_size for path in weight_files(folder)[1])
     return len(check_lengths(config.get("text_config") or config, size // _BYTES)) > 1
 
 
 def parity_facts(folder: Path) -> dict[str, Scalar]:
-    """Return what is known of how a converted model compares with PyTorch, as params."""
+    """Return the parity of a converted model with PyTorch, as params."""
     manifest = read_manifest(folder)
     return {name: manifest[name] for name in FACTS if name in manifest}
 
 
 def _refused(why: str) -> ScenarioError:
     return ScenarioError(
-        f"what the runtime's own tool made of this model does not say what PyTorch says ({why}): it is not used, take "
+        f"the model converted by the runtime's own tool does not match PyTorch ({why}): it is not used, take "
         "backend=torch",
         kind="unsupported",
     )
@@ -118,13 +118,13 @@ def _compare(open_folder: Open, source: str, folder: str) -> dict[str, float]:
         "parity_max_share": worst.share,
         "parity_top1_agreement": worst.top1_agreement,
         "length": worst.length,
-        # What is no number is no agreement.
+        # NaN counts as no agreement.
         "correlation": float(np.min(correlations)),
     }
 
 
 def _at(model: Any, engine: Decodes, length: int, seed: int) -> tuple[Parity, float]:
-    """Return how far the logits of a row of so many tokens are from PyTorch's, the last of them decoded from the cache, too."""
+    """Compare the logits of a row of so many tokens with PyTorch's; the last token is also decoded from the cache."""
     import torch
 
     from llmtrack.onnx.parity import agreement, decoded, largest
@@ -133,7 +133,7 @@ def _at(model: Any, engine: Decodes, length: int, seed: int) -> tuple[Parity, fl
     ids = np.random.default_rng(seed).integers(0, engine.info.vocab_size, length).tolist()
     row = torch.tensor([ids])
     with torch.inference_mode():
-        # Of angles that depend on the length, the keys in the cache keep the ones that they were turned by.
+        # With length-dependent rotary angles, cached keys keep the angles of their own length.
         own = rope_kind(config) in LENGTH_DEPENDENT_ROPE
         last = decoded(model, row, torch.ones_like(row))[0] if own else None
         expected = model(input_ids=row).logits[0, -_KEPT:].double().numpy()

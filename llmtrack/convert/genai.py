@@ -1,4 +1,4 @@
-"""Models for ONNX Runtime GenAI, by its own model builder."""
+"""Convert models for ONNX Runtime GenAI with its own model builder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _UNQUANTIZED = ("-p", "fp32")
 
 @dataclass(frozen=True)
 class BuilderBlocks(Checked):
-    """What the model builder's weight-only recipes can be told; the defaults are its own."""
+    """Options of the model builder's weight-only recipes, with its own defaults."""
 
     block_size: Annotated[int, Option("Weights that share a scale: a power of two.", min=16, max=256)] = 32
     symmetric: Annotated[bool, Option("Blocks without zero points.")] = True
     accuracy_level: Annotated[
-        int, Option("What products are computed in; 4: activations in 8 bits, 1: in float32.", min=0, max=4)
+        int, Option("Precision of products; 4: activations in 8 bits, 1: in float32.", min=0, max=4)
     ] = 4
-    algorithm: Annotated[str, Option("How weights are rounded.", choices=("default", "rtn", "k_quant"))] = "default"
+    algorithm: Annotated[str, Option("Rounding of weights.", choices=("default", "rtn", "k_quant"))] = "default"
 
 
 def _command(source: Path, target: Path, arguments: Sequence[str]) -> Sequence[str]:

@@ -1,6 +1,6 @@
-"""Run a module, as `python -m` does, or a script, and end when standard input closes, as it does when the parent dies.
+"""Run a module, like `python -m`, or a script; exit when standard input closes, that is, when the parent dies.
 
-A program of its own: it is run by the Python of a build environment, which has no llmtrack.
+Stand-alone: it runs in the Python of a build environment, without llmtrack.
 """
 
 import os
@@ -19,7 +19,7 @@ if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
     module = sys.argv[1]
     sys.argv = sys.argv[1:]
-    del sys.path[0]  # the folder of this file, whose modules are no packages
+    del sys.path[0]  # the folder of this file, whose modules must not be importable
     if module.endswith(".py"):
         runpy.run_path(module, run_name="__main__")
     else:

@@ -1,4 +1,4 @@
-"""Models for OpenVINO, by Optimum's exporter for it."""
+"""Convert models for OpenVINO with Optimum's exporter."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ Symmetric = Annotated[bool, Option("Weights without zero points.")]
 
 @dataclass(frozen=True)
 class PerChannel(Checked):
-    """What int8 can be told; the defaults are the exporter's own."""
+    """Options of int8, with the exporter's defaults."""
 
     symmetric: Symmetric = False
 
 
 @dataclass(frozen=True)
 class Groups(PerChannel):
-    """What int4 can be told; the defaults are the exporter's own."""
+    """Options of int4, with the exporter's defaults."""
 
-    group_size: Annotated[int, Option("Weights that share a scale; less where a layer is no multiple.", min=1)] = 128
+    group_size: Annotated[
+        int, Option("Weights that share a scale; less if a layer's size is not a multiple.", min=1)
+    ] = 128
     ratio: Annotated[
         float, Option("Share of the layers in 4 bits; the others, and the head, are in 8.", above=0, max=1)
     ] = 1.0

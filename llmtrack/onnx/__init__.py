@@ -1,1 +1,1 @@
-"""The ONNX decoder: its session, what its graph is changed to, export, and the check that it says what PyTorch says."""
+"""The ONNX decoder: session, graph transformations, export, and the parity check against PyTorch."""

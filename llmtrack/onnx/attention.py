@@ -1,7 +1,7 @@
-"""Replace the exporter's dozens of nodes for rotary attention by one operator of ONNX Runtime.
+"""Replace the exported nodes of rotary attention by one operator of ONNX Runtime.
 
-An exported decoder layer spells out rotation, the copying of key and value heads, two products and the softmax.
-`GroupQueryAttention` (com.microsoft) does all of it in one pass over the cache. What it computes is the same
+An exported decoder layer contains rotation, the copying of key and value heads, two products and the softmax as
+separate nodes. `GroupQueryAttention` (com.microsoft) computes all of it in one pass over the cache. The result is equal
 up to rounding, which the export checks against PyTorch.
 """
 
@@ -19,13 +19,13 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from llmtrack.onnx.graph import MICROSOFT, import_domain, makers_of, remove_unused
 from llmtrack.onnx.names import IN_PLACE
 
-# Added to the score of a pad; e to it is 0 in float32, and a row of pads alone still has a softmax.
+# Added to the score of a pad: its exponential is 0 in float32, and a row of only pads still has a softmax.
 _PAD_SCORE = -1e4
 _PROJECTION = re.compile(
     r"(?P<layer>.*/layers\.(?P<index>\d+)/(?:self_attn|attention)/)(?P<part>[qkvo]_proj)/(?:MatMul|Add)"
 )
 
-# What a trace of plain rotary attention is made of, and how often of what computes rather than arranges.
+# Operators of a trace of plain rotary attention, and the counts of the arithmetic ones.
 _PLAIN = frozenset(
     [
         "Add",
@@ -56,7 +56,7 @@ _ARITHMETIC = {"MatMul": 2, "Softmax": 1, "Neg": 2, "Add": 3}
 
 @dataclass(frozen=True)
 class Rotary:
-    """What a decoder's attention needs to be told.
+    """Parameters of a decoder's attention.
 
     Attributes:
         heads: query heads.
@@ -74,10 +74,10 @@ class Rotary:
 
 
 def fuse_attention(model: ModelProto, rotary: Rotary) -> int:
-    """Replace the attention of every layer that has the usual four projections and nothing unusual between them.
+    """Fuse the attention of all layers, if each has the usual four projections and plain rotary attention between them.
 
     Returns:
-        The number of layers that were replaced: all that there are, or 0 (the graph is then as it was).
+        The number of fused layers: all, or 0 (the graph is then unchanged).
     """
     found = _layers(model)
     layers = sum(each.name.endswith(".key") for each in model.graph.input)
@@ -90,7 +90,7 @@ def fuse_attention(model: ModelProto, rotary: Rotary) -> int:
     nodes = _mask_nodes(model) + _rotation_nodes(model, rotary)
     remaining = list(model.graph.node)
     presents = {name for i in range(layers) for name in (f"present.{i}.key", f"present.{i}.value")}
-    for node in remaining:  # the outputs are taken over by the new nodes
+    for node in remaining:  # the new nodes produce these outputs
         for index, name in enumerate(node.output):
             if name in presents:
                 node.output[index] = f"replaced.{name}"
@@ -110,7 +110,7 @@ def fuse_attention(model: ModelProto, rotary: Rotary) -> int:
 
 
 def _layers(model: ModelProto) -> dict[int, dict[str, NodeProto]]:
-    """Return the four projections of each layer; of one with a bias, q, k and v are its Add and o its MatMul."""
+    """Return the four projections of each layer; with a bias, q, k and v are its Add and o its MatMul."""
     found: dict[int, dict[str, NodeProto]] = {}
     for node in model.graph.node:
         match = _PROJECTION.fullmatch(node.name)
@@ -121,9 +121,9 @@ def _layers(model: ModelProto) -> dict[int, dict[str, NodeProto]]:
 
 
 def _is_plain(model: ModelProto, parts: dict[str, NodeProto]) -> bool:
-    """Return whether between the projections of a layer there is rotation, two products, a softmax, and no more.
+    """Return whether a layer has only rotation, two products and a softmax between its projections.
 
-    Norms of queries and keys, caps of scores, clipping and layers without rotation have other operations.
+    Norms of queries and keys, score caps, clipping and layers without rotation contain other operations.
     """
     made_by = makers_of(model)
     layer = parts["o_proj"].name.split("o_proj")[0]
@@ -143,7 +143,7 @@ def _is_plain(model: ModelProto, parts: dict[str, NodeProto]) -> bool:
 
 
 def _rotation_nodes(model: ModelProto, rotary: Rotary) -> list[NodeProto]:
-    """Return nodes that make the operator's table of cosines and sines: a row for each new token, at any position."""
+    """Return nodes that compute the table of cosines and sines: a row for each new token, at any position."""
     constants: dict[str, NDArray[Any]] = {
         "frequencies": rotary.frequencies[None].astype(np.float32),
         "magnitude": np.array(rotary.magnitude, dtype=np.float32),
@@ -178,7 +178,7 @@ def _rotation_nodes(model: ModelProto, rotary: Rotary) -> list[NodeProto]:
 
 
 def _attention(index: int, parts: dict[str, NodeProto], rotary: Rotary) -> list[NodeProto]:
-    # The operator could rotate by itself, but once there is a cache it counts pads as positions.
+    # The operator's own rotation counts pads as positions once there is a cache.
     turned = [
         helper.make_node(
             "RotaryEmbedding",
@@ -216,7 +216,7 @@ def _attention(index: int, parts: dict[str, NodeProto], rotary: Rotary) -> list[
 
 
 def _mask_nodes(model: ModelProto) -> list[NodeProto]:
-    """Return nodes that turn `attention_mask` into what the operator wants; pads are kept out by the bias."""
+    """Return nodes that convert `attention_mask` to the operator's inputs; a bias masks the pads."""
     constants: dict[str, NDArray[Any]] = {
         "one": np.array([1], dtype=np.int64),
         "one_i32": np.array([1], dtype=np.int32),
@@ -251,7 +251,7 @@ def _mask_nodes(model: ModelProto) -> list[NodeProto]:
 
 
 def _sorted(model: ModelProto, nodes: list[NodeProto]) -> list[NodeProto]:
-    """Return the nodes so that each comes after those whose results it reads."""
+    """Sort nodes topologically."""
     known = {each.name for each in (*model.graph.input, *model.graph.initializer)} | {""}
     produced = {name for node in nodes for name in node.output}
     ordered: list[NodeProto] = []

@@ -1,4 +1,4 @@
-"""Export a model to an ONNX decoder with a KV cache through Optimum, and check that it says the same."""
+"""Export a model to an ONNX decoder with a KV cache through Optimum, and check it against PyTorch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TASK = "text-generation-with-past"
 
 
 def export(spec: str, revision: str | None, folder: Path) -> dict[str, Any]:
-    """Write `model.onnx`, config and tokenizer of a model into an empty folder.
+    """Export a model to an empty folder: `model.onnx`, config and tokenizer.
 
     Returns:
-        Facts for the folder's manifest: how far its logits are from PyTorch's, and how attention is computed.
+        Facts for the folder's manifest: the difference of its logits from PyTorch's, and the kind of attention.
 
     Raises:
         ModelLoadError: the model cannot be loaded.
-        ScenarioError: its logits are no numbers, it cannot be exported, or what was exported does not say what PyTorch says.
+        ScenarioError: its logits are not finite, it cannot be exported, or the export does not match PyTorch.
     """
     loaded = load_model(spec, device="cpu", dtype=torch.float32, revision=revision)
     _export(loaded, folder)
@@ -58,16 +58,16 @@ def export(spec: str, revision: str | None, folder: Path) -> dict[str, Any]:
                 "onnx_attention": kind,
             }
     raise ScenarioError(
-        f"the ONNX export of {loaded.model_id} does not say what PyTorch says ({found}): it is not used, take backend=torch",
+        f"the ONNX export of {loaded.model_id} does not match PyTorch ({found}): it is not used, take backend=torch",
         kind="unsupported",
     )
 
 
 def _checked(loaded: LoadedModel, path: Path) -> Parity | str:
-    """Return how far a graph is from PyTorch, or why it cannot be run: another way may still be possible."""
+    """Return the parity of a graph with PyTorch, or why it cannot be run: another kind of attention may still work."""
     try:
         found = [parity(loaded, OnnxDecoder(path))]
-        # What is made of it by a quantization has another graph for rows without pads.
+        # Quantized models derived from it have another graph for rows without pads.
         if found[0].holds and (decoder := OnnxDecoder(path, floats=True)).has_unpadded:
             found.append(parity(loaded, decoder, pads=False))
         return max(found, key=lambda each: (not each.holds, each.share))
@@ -80,7 +80,7 @@ def _checked(loaded: LoadedModel, path: Path) -> Parity | str:
 
 
 def _ways(rotary: Rotary | None) -> list[tuple[str, Callable[[ModelProto], bool]]]:
-    """Return how attention may be computed, the fastest first, and what changes a graph to it."""
+    """Return the kinds of attention, fastest first, each with its graph transformation."""
     ways: list[tuple[str, Callable[[ModelProto], bool]]] = [("as exported", lambda model: True)]
     if rotary is not None:
         ways.insert(0, ("GroupQueryAttention", lambda model: fuse_attention(model, rotary) > 0))
@@ -107,8 +107,8 @@ def _trace(loaded: LoadedModel, folder: Path) -> None:
     from optimum.exporters.onnx import onnx_export_from_model
 
     with traceable_rope(loaded.model), warnings.catch_warnings():
-        # Of each branch that the tracer takes for the only one, and of indices that may be negative: whether the graph holds
-        # for other inputs than those that were traced is what `parity` looks at afterwards.
+        # Warnings about untraced branches and negative indices: `parity` checks afterwards whether the graph holds for
+        # other inputs than the traced ones.
         warnings.simplefilter("ignore", torch.jit.TracerWarning)
         warnings.filterwarnings("ignore", "Exporting aten::index operator", UserWarning)
         onnx_export_from_model(loaded.model, str(folder), task=TASK, do_validation=False)

@@ -1,4 +1,4 @@
-"""Find and change parts of an exported decoder's ONNX graph."""
+"""Inspect and modify an exported decoder's ONNX graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from llmtrack.onnx.names import LOGITS_TO_KEEP
 
-# A protobuf message holds 2 GiB at most; beyond this the weights go to a file of their own.
+# A protobuf message is limited to 2 GiB; larger weights go to a separate file.
 MAX_EMBEDDED_BYTES = 1_800_000_000
 MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators."""
@@ -25,13 +25,13 @@ Message = TypeVar("Message", ModelProto, NodeProto)
 
 @dataclass(frozen=True)
 class Linear:
-    """A MatMul whose second input is a weight, as a linear layer's is.
+    """A MatMul with a constant second input, that is, a linear layer.
 
     Attributes:
         node: name of its node.
-        source: name of the tensor that it reads.
+        source: name of its input tensor.
         weight: name of the initializer, (inputs, outputs).
-        result: name of the tensor that it makes.
+        result: name of its output tensor.
         shape: of the weight.
     """
 
@@ -43,12 +43,12 @@ class Linear:
 
     @property
     def parameters(self) -> int:
-        """Numbers that the weight holds."""
+        """Size of the weight."""
         return self.shape[0] * self.shape[1]
 
     @property
     def module(self) -> str:
-        """The layer as the PyTorch model calls it, such as `model.layers.3.mlp.down_proj`."""
+        """The layer's name in the PyTorch model, such as `model.layers.3.mlp.down_proj`."""
         return self.node.strip("/").removesuffix("/MatMul").replace("/", ".")
 
 
@@ -71,14 +71,14 @@ def save(model: ModelProto, path: Path) -> None:
 
 
 def copy_of(message: Message) -> Message:
-    """Return a graph, or a node, of its own with the same content."""
+    """Return a deep copy of a graph or node."""
     twin = type(message)()
     twin.CopyFrom(message)
     return twin
 
 
 def import_domain(model: ModelProto, domain: str) -> None:
-    """Let a graph have operators of a domain."""
+    """Declare an operator domain in a graph."""
     if domain and domain not in {each.domain for each in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(domain, 1))
 
@@ -96,24 +96,24 @@ def tensor_bytes(tensor: TensorProto) -> int:
 
 
 def weights_of(model: ModelProto) -> dict[str, TensorProto]:
-    """Return a graph's weights by their names."""
+    """Return the initializers by name."""
     return {tensor.name: tensor for tensor in model.graph.initializer}
 
 
 def makers_of(model: ModelProto) -> dict[str, NodeProto]:
-    """Return the node that makes each tensor, by the tensor's name."""
+    """Return the node that produces each tensor, by the tensor's name."""
     return {name: node for node in model.graph.node for name in node.output}
 
 
 def settings_of(node: NodeProto) -> dict[str, Any]:
-    """Return a node's attributes by their names."""
+    """Return a node's attributes by name."""
     return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
 def linears(model: ModelProto) -> tuple[Linear, ...]:
-    """Return the MatMuls with a constant weight, in the order of the graph.
+    """Return the MatMuls with a constant weight, in graph order.
 
-    Products of two activations, as attention's own are, have no weight that could be quantized once.
+    Products of two activations, as in attention, have no weight to quantize.
     """
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     return tuple(
@@ -124,14 +124,14 @@ def linears(model: ModelProto) -> tuple[Linear, ...]:
 
 
 def head_node(model: ModelProto) -> NodeProto | None:
-    """Return the MatMul that makes the logits, or None if they come from something else."""
+    """Return the MatMul that produces the logits, or None if another operator does."""
     made_by = makers_of(model)
     node = made_by["logits"]
     return node if node.op_type == "MatMul" else None
 
 
 def plain_products(model: ModelProto) -> None:
-    """Write each Gemm with a constant weight, as GPT-2's layers are, as a MatMul and an Add."""
+    """Replace each Gemm with a constant weight, such as GPT-2's layers, by a MatMul and an Add."""
     weights = weights_of(model)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
@@ -154,9 +154,9 @@ def plain_products(model: ModelProto) -> None:
 
 
 def untie_head(model: ModelProto) -> bool:
-    """Store the head's transposed embedding as a weight of its own; return whether it had been tied.
+    """Store the head's transposed embedding as a separate weight; return whether it was tied.
 
-    A tied head reads the embedding through a Transpose, behind which no quantizer sees a weight.
+    A tied head reads the embedding through a Transpose, which hides the weight from quantizers.
     """
     head = head_node(model)
     made_by = makers_of(model)
@@ -172,13 +172,13 @@ def untie_head(model: ModelProto) -> bool:
 
 
 def trim_logits(model: ModelProto) -> bool:
-    """Let the graph compute the logits of the last positions only, if told to by an input with the default "all".
+    """Add an optional input that limits the logits to the last positions, with the default "all".
 
-    The head is a large part of a small model, and of a prompt only the last position is needed. The input is
-    an initializer that may be overridden, so that a caller who does not know it gets all logits, as before.
+    The head is a large part of a small model, and a prompt needs only its last position. The input is an overridable
+    initializer, so a caller that does not know it gets all logits.
 
     Returns:
-        Whether the graph has a head that this can be done to.
+        Whether the graph has a head that supports this.
     """
     head = head_node(model)
     if head is None:
@@ -190,7 +190,7 @@ def trim_logits(model: ModelProto) -> bool:
     )
     model.graph.input.append(helper.make_tensor_value_info(LOGITS_TO_KEEP, TensorProto.INT64, [1]))
     nodes = [
-        # 0 negated is 0: from the first position on.
+        # -0 is 0: from the first position on.
         helper.make_node("Neg", [LOGITS_TO_KEEP], ["keep.start"], name="keep/Neg"),
         helper.make_node(
             "Slice",
@@ -201,14 +201,14 @@ def trim_logits(model: ModelProto) -> bool:
     ]
     insert_before(model, head, nodes)
     head.input[0] = "keep.hidden"
-    # The exporter says that there are as many logits as tokens.
+    # The exported shape declares as many logits as tokens.
     logits = next(each for each in model.graph.output if each.name == "logits")
     logits.type.tensor_type.shape.dim[1].dim_param = "kept_length"
     return True
 
 
 def name_shared_weights(model: ModelProto) -> None:
-    """Let nodes read a weight itself where the exporter, which stores equal ones once, named it anew."""
+    """Undo the renaming of shared weights by the exporter, which stores equal ones once."""
     weights = {tensor.name for tensor in model.graph.initializer}
     same = {
         node.output[0]: node.input[0]
@@ -237,13 +237,13 @@ def readers_of(model: ModelProto) -> dict[str, list[NodeProto]]:
 
 
 def replace_nodes(model: ModelProto, instead: Mapping[str, Sequence[NodeProto]]) -> None:
-    """Put other nodes, or none, in the places of nodes, which are told by their names."""
+    """Replace nodes, by name, with other nodes or none."""
     nodes = [each for node in model.graph.node for each in instead.get(node.name, [node])]
     _replace(model.graph.node, [copy_of(node) for node in nodes])
 
 
 def remove_unused(model: ModelProto) -> None:
-    """Remove nodes whose results nobody reads, and weights that no node reads."""
+    """Remove nodes whose results are not read, and weights that no node reads."""
     graph = model.graph
     needed = {each.name for each in graph.output}
     kept: list[NodeProto] = []
@@ -258,13 +258,13 @@ def remove_unused(model: ModelProto) -> None:
 
 
 def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> None:
-    """Let tensors of a quantized graph be made as in another version of the same graph.
+    """Replace the producers of tensors by those of another version of the same graph.
 
-    Versions may call different weights alike: each keeps its own.
+    Equal names may refer to different weights in the two versions; each keeps its own.
 
     Args:
-        target: is changed. What is no longer needed is removed from it.
-        donor: holds, for each of these tensors, one node that makes it from tensors that both graphs have.
+        target: modified in place; unused nodes and weights are removed.
+        donor: holds, for each of these tensors, one node that computes it from tensors of both graphs.
         results: names of the tensors.
     """
     made_by = {name: copy_of(node) for node in donor.graph.node for name in node.output if name in results}
@@ -275,7 +275,7 @@ def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> No
             if name in weights:
                 node.input[index] = _brought(target, weights[name], there)
         import_domain(target, node.domain)
-    # A statically quantized graph rounds a result once more and goes on with this.
+    # A statically quantized graph rounds a result again before its use.
     rounded = {f"{name}_DequantizeLinear_Output": name for name in results}
     nodes: list[NodeProto] = []
     for node in target.graph.node:
@@ -291,7 +291,7 @@ def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> No
 
 
 def _brought(target: ModelProto, tensor: TensorProto, there: dict[str, TensorProto]) -> str:
-    """Return the name that a tensor has in a graph, after adding it unless it is there, equal and of that name."""
+    """Add a tensor to a graph unless an equal one of that name exists; return its name."""
     own = TensorProto()
     own.CopyFrom(tensor)
     while there.get(own.name, own) != own:
@@ -303,7 +303,7 @@ def _brought(target: ModelProto, tensor: TensorProto, there: dict[str, TensorPro
 
 
 def note_types(model: ModelProto) -> None:
-    """Note down that products are floats, which shape inference cannot know behind ONNX Runtime's own operators."""
+    """Declare products as floats, which shape inference cannot derive for ONNX Runtime's own operators."""
     noted = {each.name for each in (*model.graph.value_info, *model.graph.output)}
     model.graph.value_info.extend(
         helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)
@@ -313,7 +313,7 @@ def note_types(model: ModelProto) -> None:
 
 
 def _keep(field: Any, names: Collection[str]) -> None:
-    """Remove what has another name; the rest is not copied, as weights are large."""
+    """Remove all items with other names in place, without copying large weights."""
     for index in reversed([at for at, each in enumerate(field) if each.name not in names]):
         del field[index]
 

@@ -1,6 +1,6 @@
-"""What a config says of how attention depends on length, and the comparison of what was made of a model at all such lengths.
+"""Derive from a config how attention depends on length, and compare a converted model at all such lengths.
 
-Pure functions over a config's content as transformers 4 spells it: windows, chunks and kinds of rotary embedding.
+Pure functions over a config as transformers 4 spells it: windows, chunks and kinds of rotary embedding.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from llmtrack.models.attention import score_cap
 from llmtrack.models.context import context_length
 
 STATIC_ROPE = frozenset({"default", "linear", "yarn", "llama3"})
-"""Kinds whose frequencies are the same at every length."""
+"""Kinds with the same frequencies at every length."""
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-"""Kinds whose frequencies depend on the length of what is read."""
+"""Kinds whose frequencies depend on the sequence length."""
 
 SHORT = 48
-"""Tokens at which every export is checked."""
+"""Sequence length at which every export is checked."""
 BEYOND = 16
-"""Tokens past a threshold at which an export is checked, too."""
+"""Tokens past a threshold at which an export is also checked."""
 PARITY_BOUND = 1e-3
-"""Difference of logits from PyTorch's that is an error, as a share of the largest logit; rounding gives 1e-5."""
+"""Maximum difference of logits from PyTorch's, as a share of the largest logit; rounding gives 1e-5."""
 LEAST_AGREEMENT = 0.98
-"""Share of positions at which the most likely token must be the same."""
+"""Minimum share of positions with the same most likely token."""
 SEEDS = 0, 1
-"""Of the rows that are compared: those of another are tried where the first differ, since rounding can send a token to another expert."""
+"""Seeds of the compared rows: the second is tried if the first differs, since rounding can route a token to another expert."""
 
 _LONGEST = 2048
 _PARAMETER_TOKENS = 10**11
@@ -40,20 +40,20 @@ _LAYER_KINDS = ("layer_types", "attention_layers", "attention_types", "layers_bl
 
 
 def rope_kind(config: Mapping[str, Any]) -> str:
-    """Return the kind of a config's rotary embedding; `default` where it names none."""
+    """Return the kind of a config's rotary embedding; `default` if it names none."""
     scaling = config.get("rope_scaling") or {}
     return str(scaling.get("rope_type") or scaling.get("type") or "default")
 
 
 def windows(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the windows and chunks that keep some layer from what lies further back, within the model's context."""
+    """Return the attention windows and chunks of any layer that are shorter than the model's context."""
     if config.get("use_sliding_window") is False or _is_full(config):
         return ()
     return _within(config, {value for name, value in _lengths(config) if _WINDOW.search(name)})
 
 
 def why_not_fused(config: Mapping[str, Any]) -> str:
-    """Return what of a config's attention one fused operator cannot say; empty if nothing."""
+    """Return why the fused operator cannot compute a config's attention; empty if it can."""
     if (kind := rope_kind(config)) not in STATIC_ROPE:
         return f"{kind} rotary positions"
     if found := windows(config):
@@ -62,12 +62,12 @@ def why_not_fused(config: Mapping[str, Any]) -> str:
         return "biases by distance"
     if not _is_full(config) and any(config.get(name) for name in _LAYER_KINDS):
         return "layers of several kinds"
-    # The operator has no such thing; a graph shows it, and scores too small for it to matter do not.
+    # Unsupported by the operator; visible in the graph, but not in scores too small for it to matter.
     return score_cap(config)
 
 
 def thresholds(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the lengths within a model's context at which it may begin to compute in another way."""
+    """Return the lengths within a model's context at which its computation may change."""
     return _within(config, {value for _, value in _lengths(config)})
 
 
@@ -79,13 +79,13 @@ def _within(config: Mapping[str, Any], lengths: Collection[int]) -> tuple[int, .
 def check_lengths(config: Mapping[str, Any], parameters: int, longest: int | None = None) -> tuple[int, ...]:
     """Return the lengths at which an export is compared with PyTorch, shortest first.
 
-    They are a short one and, of every threshold that is within reach, the threshold itself and a length beyond it.
-    What is out of reach is decided by the config alone.
+    A short one, and each threshold within reach together with a length beyond it. Thresholds out of reach are judged by
+    the config alone.
 
     Args:
         config: the model's.
-        parameters: of the model; the larger, the shorter what can be checked in seconds.
-        longest: context of what was made of it, which may be shorter than the model's.
+        parameters: number of the model's parameters; the larger, the shorter the length that can be checked in seconds.
+        longest: context of the converted model, which may be shorter than the model's.
     """
     context = context_length(config) or _LONGEST
     context = min(context, longest or context)
@@ -100,13 +100,13 @@ def check_lengths(config: Mapping[str, Any], parameters: int, longest: int | Non
 
 @dataclass(frozen=True)
 class Parity:
-    """How far an export's logits are from PyTorch's.
+    """The difference of an export's logits from PyTorch's.
 
     Attributes:
-        difference: the largest absolute one.
+        difference: the largest absolute difference.
         share: the same as a share of the largest logit.
-        top1_agreement: share of positions at which the most likely token is the same.
-        length: tokens of the rows at which it was worst.
+        top1_agreement: share of positions with the same most likely token.
+        length: tokens of the rows with the largest difference.
     """
 
     difference: float
@@ -116,7 +116,7 @@ class Parity:
 
     @property
     def holds(self) -> bool:
-        """Whether the difference is one of rounding."""
+        """Whether the difference is within rounding."""
         return self.share <= PARITY_BOUND and self.top1_agreement >= LEAST_AGREEMENT
 
     def __str__(self) -> str:
@@ -129,16 +129,16 @@ class Parity:
 def at_every_length(
     config: Mapping[str, Any], parameters: int, compare: Callable[[int, int], Parity], longest: int | None = None
 ) -> Parity:
-    """Compare what was made of a model with it at each of `check_lengths`; return the first that does not hold, or the worst.
+    """Compare a converted model at each of `check_lengths`; return the first failure, or the worst result.
 
     Args:
         config: the model's.
         parameters: of the model.
-        compare: compares rows of so many tokens, drawn by a seed, and tokens that are decoded there.
-        longest: context of what was made of it.
+        compare: compares rows of so many tokens, drawn by a seed, including decoded tokens.
+        longest: context of the converted model.
     """
     found: list[Parity] = []
-    # Shortest first: frequencies that grow with the length are kept by PyTorch's model.
+    # Shortest first: PyTorch's model keeps frequencies that grow with the length.
     for length in check_lengths(config, parameters, longest):
         for seed in SEEDS:
             at_length = compare(length, seed)
@@ -152,7 +152,7 @@ def at_every_length(
 
 
 def _is_full(config: Mapping[str, Any]) -> bool:
-    """Return whether a config lists the kinds of its layers, and all of them look at everything before."""
+    """Return whether a config lists its layer kinds, and all have full attention."""
     kinds = set(config.get("layer_types") or ())
     return bool(kinds) and kinds <= _EVERYWHERE
 

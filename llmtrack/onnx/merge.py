@@ -1,8 +1,8 @@
-"""Make one product of those that make queries, keys and values.
+"""Merge the products of queries, keys and values into one.
 
-A step of a small model is made of products so small that starting one, and waiting for all threads to be done with it, counts.
-Blocks of few bits lie along the inputs, so that what is put side by side is rounded as it was: nothing changes but the
-number of operators. (Gate and up are left apart: the split behind them costs what one product less wins.)
+In a small model, the products of a step are so small that starting each, and synchronizing the threads after it,
+matters. Blocks of few bits lie along the inputs, so concatenated weights are rounded as before: only the number of
+operators changes. (Gate and up are not merged: the split after them costs what the merge saves.)
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SETTINGS = ("K", "bits", "block_size", "accuracy_level")
 
 @dataclass(frozen=True)
 class _Product:
-    """A product in blocks, and what may be added to it.
+    """A product in blocks, and its additions.
 
     Attributes:
         node: the product.
-        offset: the product with what its blocks have in common (see `offsets`).
-        bias: name of the initializer that is added, or "".
+        offset: the product with the blocks' offsets (see `offsets`).
+        bias: name of the added initializer, or "".
     """
 
     node: NodeProto
@@ -41,21 +41,21 @@ class _Product:
 
     @property
     def alike(self) -> tuple[Any, ...]:
-        """What products must have in common to become one."""
+        """Key that must be equal for products to be merged."""
         told = (self.settings.get(name) for name in _SETTINGS)
         sums = self.offset.input[0] if self.offset is not None else ""
         return (self.node.input[0], len(self.node.input), sums, bool(self.bias), *told)
 
 
 def merge_products(model: ModelProto, wanted: Iterable[Sequence[str]]) -> dict[str, str]:
-    """Merge products in blocks (MatMulNBits) that read the same tensor and are alike.
+    """Merge products in blocks (MatMulNBits) that read the same tensor and have equal settings.
 
     Args:
-        model: is changed.
-        wanted: names of the results that are to be made as one, side by side, and that the caller reads no more if they are.
+        model: modified in place.
+        wanted: names of results to concatenate; the caller must not read them after a merge.
 
     Returns:
-        For the first result of those that were merged, the name of the one result.
+        The name of the merged result, by the first of the original results.
     """
     weights = weights_of(model)
     made_by = makers_of(model)
@@ -73,7 +73,7 @@ def merge_products(model: ModelProto, wanted: Iterable[Sequence[str]]) -> dict[s
 
 
 def _product(node: NodeProto, made_by: Mapping[str, NodeProto], weights: Mapping[str, TensorProto]) -> _Product | None:
-    """Return the product, and what is added to it, that a node ends; None if it ends something else."""
+    """Return the product, with its additions, that ends in a node; None if there is none."""
     bias, offset = "", None
     if node.op_type == "Add" and (constant := [name for name in node.input if name in weights]):
         bias = constant[0]
@@ -95,11 +95,11 @@ def _product(node: NodeProto, made_by: Mapping[str, NodeProto], weights: Mapping
 def _merged(
     model: ModelProto, name: str, group: Sequence[_Product], weights: Mapping[str, TensorProto]
 ) -> list[NodeProto]:
-    """Add the weights of a group, side by side, to the graph, and return the nodes that do the same as the group."""
+    """Add a group's concatenated weights to the graph; return the nodes that replace the group."""
 
     def beside(parts: Sequence[str], part: str) -> str:
         arrays = [numpy_helper.to_array(weights[each]) for each in parts]
-        # Offsets are stored as a product takes them: (blocks, outputs).
+        # Offsets are stored as (blocks, outputs).
         joined = np.concatenate(arrays, axis=1 if part == "offsets" else 0)
         model.graph.initializer.append(numpy_helper.from_array(joined, f"{name}.{part}"))
         return f"{name}.{part}"

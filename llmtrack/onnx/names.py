@@ -1,13 +1,13 @@
-"""Names of what our graphs have beside what any exported decoder has."""
+"""Names that our graphs add to those of exported decoders."""
 
 LOGITS_TO_KEEP = "logits_to_keep"
-"""Optional input: logits of so many last positions are computed; 0: of all."""
+"""Optional input: number of last positions whose logits are computed; 0: all."""
 
 LAST, TOTAL, COS, SIN = "tokens.last", "tokens.total", "rotary.cos", "rotary.sin"
-"""Where no row has pads, in place of mask and positions: last place of each row, number of places, angles by place."""
+"""Inputs that replace mask and positions if no row has pads: last place per row, number of places, angles by place."""
 
 IN_PLACE = "cache_in_place"
-"""Property of a graph: its past and its present may be one and the same buffer, longer than what was read."""
+"""Graph property: past and present may share one buffer, longer than the tokens read."""
 
 GRAPH_OPTIMIZATIONS = {
     "all": "ORT_ENABLE_ALL",
@@ -15,4 +15,4 @@ GRAPH_OPTIMIZATIONS = {
     "basic": "ORT_ENABLE_BASIC",
     "none": "ORT_DISABLE_ALL",
 }
-"""How much of a graph is rewritten on loading: ONNX Runtime's level by the name that it can be asked for."""
+"""ONNX Runtime's graph optimization levels by option value."""

@@ -1,7 +1,7 @@
-"""Replace a sum and the root-mean-square norm behind it by one operator of ONNX Runtime.
+"""Fuse a residual sum and the root-mean-square norm after it into one operator of ONNX Runtime.
 
-ONNX Runtime finds such norms by itself when it loads a graph, and leaves the sum of the residual before each to an operator
-of its own, of which a model has two a layer.
+ONNX Runtime recognizes such norms when it loads a graph, but leaves the preceding sum as a separate operator, two per
+layer.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from llmtrack.onnx.graph import MICROSOFT, makers_of, readers_of
 
 @dataclass(frozen=True)
 class _Norm:
-    """A norm that is spelt out.
+    """A norm expressed as separate nodes.
 
     Attributes:
-        source: name of what is normed.
-        weight: name of the initializer that it is multiplied by.
-        epsilon: what is added to the mean square.
-        result: name of what comes out.
+        source: name of the input.
+        weight: name of the initializer of its weight.
+        epsilon: added to the mean square.
+        result: name of the output.
     """
 
     source: str
@@ -36,7 +36,7 @@ def fuse_norms(model: ModelProto) -> int:
     """Fuse each sum of two activations with the norm that reads it.
 
     Returns:
-        The number of sums that were fused.
+        The number of fused sums.
     """
     made_by = makers_of(model)
     readers = readers_of(model)
@@ -68,7 +68,7 @@ def _norm(
     readers: dict[str, list[NodeProto]],
     constants: dict[str, Any],
 ) -> _Norm | None:
-    """Return the norm that begins with a power, or None if it is none."""
+    """Return the norm that begins with a power, or None."""
 
     def only_reader(node: NodeProto | None, kind: str) -> NodeProto | None:
         found = readers.get(node.output[0], []) if node is not None else []
@@ -103,7 +103,7 @@ def _norm(
 
 
 def _uncast(name: str, made_by: dict[str, NodeProto]) -> str:
-    """Return what a cast to the type of all activations here casts, which it leaves as it is."""
+    """Follow casts to float, which is the type of all activations here."""
     while (node := made_by.get(name)) is not None and node.op_type == "Cast":
         if helper.get_attribute_value(node.attribute[0]) != TensorProto.FLOAT:
             break
@@ -122,7 +122,7 @@ def _is(found: Any, expected: float) -> bool:
 
 
 def _constants(model: ModelProto) -> dict[str, Any]:
-    """Return small tensors that never change."""
+    """Return small constant tensors."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) <= 1}
     tensors |= {
         node.output[0]: node.attribute[0].t

@@ -1,8 +1,8 @@
-"""Let zero points that are no whole numbers be a small product of their own, so that the rest takes the fast kernel.
+"""Move fractional zero points into a small separate product, so that the rest uses the fast kernel.
 
-ONNX Runtime's kernel of 8-bit products wants whole zero points; with others it makes floats of the weights again for each call, at
-a fourteenth of the speed. A block's weights are `scale * (q - zero) = scale * (q - middle) + scale * (middle - zero)`, and
-the second part is the same for the whole block: the product with it needs the sum of the inputs per block only.
+ONNX Runtime's kernel of 8-bit products requires integer zero points; otherwise it dequantizes the weights in each call,
+at a fourteenth of the speed. A block's weights are `scale * (q - zero) = scale * (q - middle) + scale * (middle -
+zero)`, and the second part is constant within the block: its product only needs the sum of the inputs per block.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from llmtrack.onnx.graph import MICROSOFT, replace_nodes, settings_of, weights_o
 
 
 def split_zero_points(model: ModelProto, accuracy_level: int) -> int:
-    """Split products in blocks (MatMulNBits) whose zero points are floats; others are left as they are.
+    """Split products in blocks (MatMulNBits) with float zero points; others are unchanged.
 
     Args:
-        model: is changed.
-        accuracy_level: of the products with whole zero points that take their place.
+        model: modified in place.
+        accuracy_level: of the products with integer zero points that replace them.
 
     Returns:
-        The number of products that were split.
+        The number of split products.
     """
     weights = weights_of(model)
     instead: dict[str, list[NodeProto]] = {}
@@ -64,7 +64,7 @@ def split_zero_points(model: ModelProto, accuracy_level: int) -> int:
 
 
 def _block_sums(model: ModelProto, inputs: str, width: int, block: int) -> tuple[str, list[NodeProto]]:
-    """Return the name of the (rows, tokens, blocks) sums of an activation's blocks, and the nodes that make them."""
+    """Return the name of an activation's block sums, (rows, tokens, blocks), and the nodes that compute them."""
     name = f"{inputs}.sums_of_{block}"
     shape, axis = np.array([0, 0, width // block, block]), np.array([-1])
     for part, array in (("shape", shape), ("axis", axis)):

@@ -1,4 +1,4 @@
-"""Whether an exported graph says what PyTorch says, at every length where a model begins to compute otherwise."""
+"""Compare an exported graph with PyTorch, at every length where a model's computation changes."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from llmtrack.onnx.session import OnnxDecoder
 from llmtrack.tensors.padding import pad_rows
 
 TIE = PARITY_BOUND / 10
-"""What PyTorch prefers by less, as a share of the largest logit, another order of sums turns round: on another CPU it would, too."""
+"""Margin of PyTorch's most likely token, as a share of the largest logit, below which summation order decides it."""
 
 _SHORTER = 5
-# Logits of so many last positions are compared, since those of all of a long row take gigabytes.
+# Number of last positions compared: the logits of all positions of a long row would take gigabytes.
 _KEPT = 64
 
 
 def parity(loaded: LoadedModel, decoder: OnnxDecoder, pads: bool = True) -> Parity:
-    """Compare logits with PyTorch's at each of `check_lengths`, and return the first that does not hold, or else the worst.
+    """Compare logits with PyTorch's at each of `check_lengths`; return the first failure, or the worst result.
 
     Args:
         loaded: the PyTorch model.
         decoder: the export.
-        pads: whether the rows that are compared are of unequal lengths.
+        pads: whether the compared rows have unequal lengths.
 
     Raises:
-        ScenarioError: PyTorch's are not finite; of kind `non_finite`.
+        ScenarioError: PyTorch's logits are not finite; of kind `non_finite`.
     """
     config = loaded.model.config.get_text_config().to_dict()
     parameters = sum(weight.numel() for weight in loaded.model.parameters())
@@ -51,7 +51,7 @@ def parity(loaded: LoadedModel, decoder: OnnxDecoder, pads: bool = True) -> Pari
 
 
 def agreement(found: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return where the most likely token is the same, or one that is as likely but for rounding.
+    """Return where the most likely token is the same, up to ties within rounding.
 
     Args:
         found: (..., vocabulary) logits.
@@ -63,12 +63,12 @@ def agreement(found: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def largest(logits: NDArray[Any]) -> float:
-    """Return the largest logit by size; masked entries of a vocabulary, which may be -inf, are left out."""
+    """Return the largest magnitude of the finite logits; masked entries of a vocabulary may be -inf."""
     return float(np.abs(logits[np.isfinite(logits)]).max())
 
 
 def refuse_non_finite(loaded: LoadedModel) -> None:
-    """Refuse a model whose logits are no numbers, as `parity` would once it was exported, which takes long.
+    """Refuse a model with non-finite logits before the export, which takes long.
 
     Raises:
         ScenarioError: they are not finite; of kind `non_finite`.
@@ -79,7 +79,7 @@ def refuse_non_finite(loaded: LoadedModel) -> None:
 
 
 def _batch(config: dict[str, Any], length: int, pads: bool, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and attention mask of rows of random tokens, the longest of a length."""
+    """Return ids and attention mask of rows of random tokens, the longest of the given length."""
     random = np.random.default_rng(seed)
     sizes = [size for size in (length, length - _SHORTER, length - 2 * _SHORTER) if size > 1]
     sizes = sizes if length <= SHORT else sizes[:2]
@@ -105,7 +105,7 @@ def _expected(loaded: LoadedModel, ids: torch.Tensor, mask: torch.Tensor) -> NDA
 def _parity(
     loaded: LoadedModel, decoder: OnnxDecoder, config: dict[str, Any], length: int, pads: bool, seed: int
 ) -> Parity:
-    """Compare logits of a batch, maybe left-padded, and of a last token that is decoded from the cache."""
+    """Compare logits of a batch, optionally left-padded, and of a last token decoded from the cache."""
     ids, mask = _batch(config, length, pads, seed)
     with torch.inference_mode():
         own = decoded(loaded.model, ids, mask) if rope_kind(config) in LENGTH_DEPENDENT_ROPE else None
@@ -121,12 +121,12 @@ def _parity(
 
 
 def _gap(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return absolute differences; none where both are the same infinity."""
+    """Return absolute differences; 0 where both are the same infinity."""
     return np.abs(np.where(found == expected, 0, found - expected))
 
 
 def decoded(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> NDArray[np.float32]:
-    """Return the logits of the last token from PyTorch's cache, whose keys were turned as at the length before."""
+    """Return the logits of the last token from PyTorch's cache, whose keys were rotated at the shorter length."""
     before = _forward(model, ids[:, :-1], mask[:, :-1], use_cache=True)
     last = _forward(model, ids[:, -1:], mask, use_cache=True, past_key_values=before.past_key_values)
     return last.logits[:, -1].numpy()

@@ -1,4 +1,4 @@
-"""Rotary embeddings of a PyTorch model: what the fused operator needs to know, and what tracing would lose."""
+"""Rotary embeddings of a PyTorch model: parameters for the fused operator, and tracing of length-dependent ones."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from llmtrack.onnx.attention import Rotary
 from llmtrack.onnx.lengths import LENGTH_DEPENDENT_ROPE, STATIC_ROPE, rope_kind, why_not_fused
 
 _WIDTHS = 8
-"""The fused operator takes heads of multiples of so many numbers."""
+"""The head width must be a multiple of this for the fused operator."""
 
 
 def rotary_of(model: Any) -> Rotary | None:
-    """Return what the fused attention needs to know of a model, or None if it is not of the kind that it computes."""
+    """Return the parameters of the fused attention, or None if the model does not support it."""
     config = model.config.get_text_config()
     embedding = getattr(model.base_model, "rotary_emb", None)
     frequencies = getattr(embedding, "inv_freq", None)
     heads = getattr(config, "num_attention_heads", None)
-    # Every layer must do the same, and say by which factor it multiplies its scores.
+    # All layers must be equal and expose the factor of their scores.
     layers = [module for module in model.modules() if hasattr(module, "q_proj") and hasattr(module, "o_proj")]
     scale, *others = {getattr(layer, "scaling", None) for layer in layers} or (None,)
     windows = {getattr(layer, "sliding_window", None) for layer in layers}
@@ -32,7 +32,7 @@ def rotary_of(model: Any) -> Rotary | None:
     if windows != {None} or why_not_fused(config.to_dict()):
         return None
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    # Only a part of each head is rotated, or it has a width that the operator does not take.
+    # Each head is only partly rotated, or has an unsupported width.
     if 2 * len(frequencies) != width or width % _WIDTHS:
         return None
     return Rotary(
@@ -46,19 +46,19 @@ def rotary_of(model: Any) -> Rotary | None:
 
 @contextmanager
 def traceable_rope(model: Any) -> Iterator[None]:
-    """Let frequencies that depend on the length be computed inside the graph while a model is traced.
+    """Compute length-dependent frequencies inside the graph while a model is traced.
 
-    transformers chooses them in Python, of which a trace keeps what the one traced length led to.
+    transformers chooses them in Python, so a trace would keep those of the traced length.
 
     Raises:
-        ScenarioError: the model has rotary positions of a kind that this is not known of.
+        ScenarioError: rotary positions of an unsupported kind.
     """
     kind = rope_kind(model.config.get_text_config().to_dict())
     changed = [module for module in model.modules() if _depends_on_length(module)]
     if kind not in STATIC_ROPE | LENGTH_DEPENDENT_ROPE or (kind in LENGTH_DEPENDENT_ROPE and not changed):
         raise ScenarioError(
             f"{type(model).__name__} cannot be exported to ONNX: its {kind} rotary positions depend on the length in a "
-            "way that a graph cannot be made to say (use backend=torch)",
+            "way that cannot be traced (use backend=torch)",
             kind="unsupported",
         )
     for module in changed:
@@ -89,7 +89,7 @@ def _traceable(module: Any) -> Callable[..., Any]:
 
 
 def _by_length(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the frequencies as a function of the length, in tensors only."""
+    """Return the frequencies as a function of the length, using tensor operations only."""
     config, made, device = module.config, module.rope_init_fn, module.inv_freq.device
     if module.rope_type != "longrope":
         return lambda length: made(config, device, seq_len=length)[0]

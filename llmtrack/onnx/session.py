@@ -1,4 +1,4 @@
-"""Run a causal decoder with a KV cache that is stored as an ONNX graph."""
+"""Run a causal decoder with a KV cache, stored as an ONNX graph."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 MODEL_FILE = "model.onnx"
 
-# Products of floats take so long that nothing is won by fewer of them, while a second copy of the weights takes seconds.
+# Float products are too slow to gain from fewer operators, while a second copy of the weights takes seconds.
 _QUANTIZED = frozenset(["MatMulNBits", "MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "DequantizeLinear"])
-# ONNX Runtime's flash attention takes no memory for scores and on a CPU twice the time: it is for what has more than so many
-# in a head (16 MiB). It is chosen when a session is made, by a variable of the environment.
+# ONNX Runtime's flash attention needs no memory for scores but takes twice the time on a CPU: it is only used above
+# this number of scores per head (16 MiB). An environment variable selects it when a session is created.
 _MOST_SCORES = 2**22
 _NO_FLASH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 _PAST = re.compile(r"past_key_values\.\d+\.(key|value)")
 
 
 def onnxruntime() -> Any:
-    """Return the module.
+    """Import ONNX Runtime.
 
     Raises:
         MissingDependencyError: it is not installed.
@@ -44,16 +44,16 @@ def onnxruntime() -> Any:
         import onnxruntime as module
     except ImportError as error:
         raise MissingDependencyError(f"the onnx backend needs onnxruntime: {INSTALL_ONNX}") from error
-    # Level 3 is errors: the graph optimizer warns of every initializer that it drops.
+    # Level 3 is errors: the graph optimizer warns of every dropped initializer.
     module.set_default_logger_severity(3)
     return module
 
 
 def find_device(requested: str, provider: str = "auto") -> str:
-    """Return the device to use; `auto` is a GPU only where this build of ONNX Runtime can use it.
+    """Resolve a device; `auto` is a GPU only if this build of ONNX Runtime supports it.
 
     Raises:
-        UsageError: the device is unknown or not there.
+        UsageError: the device is unknown or not available.
     """
     device = resolve_device(requested)
     usable = kind_of(device) == "cuda" and "CUDAExecutionProvider" in onnxruntime().get_available_providers()
@@ -85,14 +85,14 @@ def choose_provider(device: str, asked: str = "auto") -> str:
 
 @dataclass
 class Cache:
-    """Keys and values of what was read.
+    """Cached keys and values.
 
     Attributes:
         values: of each layer, keys and then values: (rows, heads, places, width) each.
-        places: how many there are; 0: as many as tokens were read, since each call makes them anew.
+        places: capacity in tokens; 0: exactly the tokens read, reallocated in each call.
         session: that of `binding`.
-        binding: what the session reads and writes, with these values as its past and its present.
-        angles: what else stays bound.
+        binding: the session's inputs and outputs, with these values as its past and its present.
+        angles: other bound inputs.
     """
 
     values: list[OrtValue]
@@ -103,21 +103,21 @@ class Cache:
 
 
 class OnnxDecoder:
-    """An ONNX graph with inputs `input_ids`, `attention_mask`, maybe `position_ids`, and a KV cache.
+    """An ONNX graph with inputs `input_ids`, `attention_mask`, optionally `position_ids`, and a KV cache.
 
-    Rows without pads run in a graph of their own where there is one (see `llmtrack.onnx.unpadded`). The weights of one
-    graph are held at a time: the first call with pads, and the first without after it, load the other. The first long prompt
-    loads it again with an attention that needs no memory for scores.
+    Rows without pads run in a separate graph if possible (see `llmtrack.onnx.unpadded`). Only one graph's weights are
+    in memory at a time: switching between calls with and without pads loads the other. The first long prompt reloads it
+    with an attention that needs no memory for scores.
 
     Args:
         path: the graph's file.
-        threads: threads that compute one operation; 0: as many as ONNX Runtime likes.
+        threads: intra-op threads; 0: ONNX Runtime's default.
         provider: execution provider.
-        graph_optimization: one of `GRAPH_OPTIMIZATIONS`; with the first two, rows without pads have their graph.
-        floats: whether they have it where no product is quantized, too.
+        graph_optimization: one of `GRAPH_OPTIMIZATIONS`; the first two allow the separate graph for rows without pads.
+        floats: whether to allow it for graphs without quantized products, too.
 
     Raises:
-        ScenarioError: ONNX Runtime cannot run the graph, or it is no decoder with a KV cache.
+        ScenarioError: ONNX Runtime cannot run the graph, or it is not a decoder with a KV cache.
         UsageError: no such graph optimization.
     """
 
@@ -142,7 +142,7 @@ class OnnxDecoder:
         self._open(pads=not fuses)
 
     def _open(self, pads: bool) -> None:
-        """Load the graph that takes pads, or the one that does not, in place of the other."""
+        """Load the graph with or without support for pads, replacing the other."""
         self.session: Any = None
         made = None if pads else _unpadded(self._path, self._floats)
         graph: str | bytes = str(self._path)
@@ -151,7 +151,7 @@ class OnnxDecoder:
         try:
             with _attention(self._flash):
                 self.session = onnxruntime().InferenceSession(graph, self._options, providers=[self._provider])
-            # It would keep what it was made of, which is as large as the weights.
+            # The session would keep its source, which is as large as the weights.
             self.session._model_bytes = None
         except Exception as error:
             raise ScenarioError(
@@ -185,7 +185,7 @@ class OnnxDecoder:
 
     @property
     def has_unpadded(self) -> bool:
-        """Whether rows without pads run in a graph of their own."""
+        """Whether rows without pads run in a separate graph."""
         return self._angles is not None
 
     @property
@@ -204,11 +204,11 @@ class OnnxDecoder:
         """Run the graph over new tokens.
 
         Args:
-            ids: (rows, new) token ids; behind a past one of each row.
+            ids: (rows, new) token ids; with a past, one per row.
             mask: (rows, past + new), 1 for real tokens and 0 for pads.
-            past: what the call before returned; it may be written to. None: nothing came before.
-            keep: logits of so many last positions are wanted; 0: of all.
-            places: tokens that are going to be read in all; more are possible, at the cost of a copy.
+            past: result of the previous call; may be modified. None: no past.
+            keep: number of last positions whose logits are returned; 0: all.
+            places: expected number of tokens in all; exceeding it costs a copy.
 
         Returns:
             (rows, kept, vocabulary) logits, and the KV cache with the new tokens in it.
@@ -227,7 +227,7 @@ class OnnxDecoder:
         cache = self._with_room(past, mask.shape, places)
         for name, value in feeds.items():
             cache.binding.bind_ortvalue_input(name, value)
-        # Asking for the outputs would wrap each of a layer's two anew: half a millisecond a step.
+        # Fetching all outputs would wrap two per layer: half a millisecond per step.
         kept = min(keep or ids.shape[1], ids.shape[1]) if self.trims_logits else ids.shape[1]
         logits = np.empty((len(ids), kept, self._vocabulary), dtype=np.float32)
         cache.binding.bind_ortvalue_output("logits", self._from_array(logits))
@@ -235,7 +235,7 @@ class OnnxDecoder:
         return logits[:, -keep:], cache
 
     def inspect(self, ids: NDArray[np.int64], names: Sequence[str]) -> list[NDArray[np.float32]]:
-        """Return outputs of the graph, whatever they are, for rows without pads and without a past.
+        """Return arbitrary outputs of the graph, for rows without pads and without a past.
 
         Args:
             ids: (rows, tokens) token ids.
@@ -247,10 +247,10 @@ class OnnxDecoder:
         return [each.numpy() for each in found]
 
     def prefill_feeds(self, ids: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return the inputs of a call without pads and without a past, as calibration wants them."""
+        """Return the inputs of a call without pads and without a past, for calibration."""
         if not self._pads:
             self._open(True)
-        # Copied: these arrays would outlive the memory that they look into.
+        # Copied: the arrays would outlive the memory they refer to.
         return {name: value.numpy().copy() for name, value in self._prefill(ids).items() if name != LOGITS_TO_KEEP}
 
     def _prefill(self, ids: NDArray[np.int64]) -> dict[str, OrtValue]:
@@ -271,11 +271,11 @@ class OnnxDecoder:
         return {name: self._from_array(array) for name, array in found.items()}
 
     def _with_room(self, past: Cache | None, shape: tuple[int, ...], places: int) -> Cache:
-        """Return a cache with places for a mask of a shape, in which what was read before is."""
+        """Return a cache with the past's content and room for a mask of the shape."""
         rows, total = shape
         if past is not None and past.places >= total and past.session is self.session:
             return past
-        # Twice as many, so that copying stays rare where nobody said how many there are going to be.
+        # Doubled, so that copies stay rare if the total is unknown.
         cache = Cache([], max(places, total if past is None else 2 * total), self.session)
         cache.values = self._room(rows, cache.places)
         for old, new in zip(past.values if past else (), cache.values, strict=False):
@@ -305,12 +305,12 @@ def next_token_logits(decoder: OnnxDecoder, ids: Sequence[int]) -> NDArray[np.fl
 
 
 def positions(mask: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of each token among the real tokens of its row, pads not counted."""
+    """Return the position of each token in its row, not counting pads."""
     return np.maximum(mask.cumsum(axis=1) - 1, 0)
 
 
 def _unpadded(path: Path, floats: bool) -> Unpadded | None:
-    """Return the graph for rows without pads; None where there is none, or products are of floats and must not be."""
+    """Return the graph for rows without pads; None if there is none, or it has float products and `floats` is unset."""
     from llmtrack.onnx import graph
     from llmtrack.onnx.unpadded import unpadded
 
@@ -320,7 +320,7 @@ def _unpadded(path: Path, floats: bool) -> Unpadded | None:
 
 @contextmanager
 def _attention(flash: bool) -> Iterator[None]:
-    """Let sessions that are made meanwhile have flash attention or not, unless the user has said so already."""
+    """Enable or disable flash attention for sessions created in this context, unless set by the user."""
     if flash or _NO_FLASH in os.environ:
         yield
         return

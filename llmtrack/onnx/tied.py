@@ -1,4 +1,4 @@
-"""Store a tied embedding once in a quantized model: the table that tokens are looked up in is the head's weight."""
+"""Store a tied embedding once in a quantized model: lookups read the head's weight."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from llmtrack.onnx.graph import MICROSOFT, insert_before, makers_of, remove_unus
 
 
 def share_embedding(model: ModelProto) -> bool:
-    """Look tokens up in the head's blocks instead of in a float table of their own.
+    """Replace the float embedding table by lookups in the head's blocks.
 
-    Only for models whose head was tied: both hold the same numbers.
+    Only for models with a tied head: both hold the same numbers.
 
     Returns:
-        Whether the head is stored in blocks without zero points that a lookup can read, so that it was done.
+        Whether it was done: the head must be in blocks without zero points.
     """
     made_by = makers_of(model)
     head = made_by["logits"]
@@ -46,7 +46,7 @@ def share_embedding(model: ModelProto) -> bool:
         bits=bits,
     )
     lookup.CopyFrom(quantized)
-    # The product wants the same numbers by blocks; ONNX Runtime reshapes a weight once, on loading.
+    # The product needs the same numbers by blocks; ONNX Runtime reshapes a weight once, on loading.
     shape = numpy_helper.from_array(np.array([rows, width // block, block * bits // 8]), f"{table}.shape")
     model.graph.initializer.append(shape)
     head.input[1] = f"{table}.blocks"

@@ -1,8 +1,8 @@
-"""The graph that rows without pads run in: fewer and larger operators than the one that takes any mask.
+"""Build the graph for rows without pads: fewer and larger operators than the one for any mask.
 
-Where no row has a pad, the place of a token in the cache is its position, so that `GroupQueryAttention` rotates by itself
-and needs no mask, and takes queries, keys and values as one product makes them. The file holds the graph that takes any
-mask; this one is made of it on loading, as ONNX Runtime optimizes any graph, and says the same.
+If no row has a pad, the place of a token in the cache is its position, so that `GroupQueryAttention` rotates by itself,
+needs no mask, and takes queries, keys and values as one merged product. The file holds the graph for any mask; this one
+is derived on loading, like ONNX Runtime's own optimizations, and computes the same.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Unpadded:
 
     Attributes:
         content: the serialized graph.
-        angles: what its inputs `COS` and `SIN` are made of.
+        angles: the source of its inputs `COS` and `SIN`.
     """
 
     content: bytes
@@ -55,10 +55,10 @@ class Unpadded:
 
 
 def unpadded(model: ModelProto) -> Unpadded | None:
-    """Return the graph for rows without pads of an exported, and maybe quantized, one, which is changed.
+    """Derive the graph for rows without pads from an exported, possibly quantized, one, which is modified.
 
     Returns:
-        None where attention is not that of one fused operator in every layer, or the weights do not fit into a message.
+        None if not every layer has fused attention, or the weights do not fit into a message.
     """
     layers = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
     pasts = sum(each.name.endswith(".key") for each in model.graph.input)
@@ -86,7 +86,7 @@ def unpadded(model: ModelProto) -> Unpadded | None:
 
 
 def _rotate_inside(attention: NodeProto, read: Sequence[str]) -> None:
-    """Let attention rotate what it reads: queries, keys and values, or all of them in the first."""
+    """Let the attention operator rotate its inputs: queries, keys and values, or all merged in the first."""
     settings = graph.settings_of(attention) | {"do_rotary": 1}
     attention.CopyFrom(
         helper.make_node(

@@ -41,7 +41,7 @@ def run(
     """How fast is the model on this machine, as it comes?
 
     Args:
-        prompt: Text to continue; none: one of ours.
+        prompt: Text to continue; none: the default prompt.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
@@ -277,7 +277,7 @@ def run(
 
     Args:
         prompts: Prompts to measure.
-        long_tokens: Tokens of the long prompts at most; none: as many as the context has room for.
+        long_tokens: Maximum tokens of the long prompts; none: as many as fit into the context.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
@@ -333,7 +333,7 @@ def run(
 
     Args:
         dtypes: Precisions to compare.
-        prompt: Text to continue; none: one of ours.
+        prompt: Text to continue; none: the default prompt.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
@@ -465,15 +465,15 @@ def run(
     """What does each quantization recipe win in speed and size, and what does it cost in quality?
 
     Args:
-        recipes: BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION each, and behind a space each what else they are told: `onnx/int4-weight-only head_bits=4`; all: what can run here.
+        recipes: BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION, each optionally followed by options separated by spaces: `onnx/int4-weight-only head_bits=4`; all: what can run here.
         prompt_tokens: Tokens of the timed prompt.
-        log_model: Keep each model of the onnx backend in its MLflow run, to be loaded by mlflow.pyfunc.
+        log_model: Log each model of the onnx backend to its MLflow run, for mlflow.pyfunc.
         keep_quality: int8 with 8-bit activations, int4-mixed: exclude the worst layers until perplexity of the calibration text rises by no more than this (such as 5%); none: quantize all; auto: each recipe's own.
         block_size: Weight-only: weights that share a scale; 0: the recipe's own.
         symmetric: Weight-only: blocks without zero points.
         head_bits: int4-weight-only: bits of the head and of a tied embedding: 8 or 4; 0: the recipe's own.
         calibration: Calibration text; must differ from the scored one.
-        calibration_tokens: Tokens of it; 0: the recipe's own number.
+        calibration_tokens: Tokens of the calibration text; 0: the recipe's own number.
         calibration_method: int8-static: method of calibration.
         provider: Execution provider of ONNX Runtime.
         graph_optimization: How much ONNX Runtime rewrites the graph on loading.
@@ -622,11 +622,11 @@ def run(
     """Which runtime should this model run on here, in which of its quantizations, and with how many threads?
 
     Args:
-        recipes: BACKEND/RECIPE or BACKEND/PRECISION each, and behind a space each what else they are told: `onnx/int4-weight-only head_bits=4`; all: of each backend that can run here.
+        recipes: BACKEND/RECIPE or BACKEND/PRECISION, each optionally followed by options separated by spaces: `onnx/int4-weight-only head_bits=4`; all: of each available backend.
         threads: Numbers of threads; 0: PyTorch's default.
         lengths: Tokens of the timed prompts.
         sizes: Batch sizes; all but the first of the first length only.
-        min_repeats: Counted calls at least.
+        min_repeats: Minimum number of counted calls.
         max_length: Maximum tokens scored per document.
         reference_tokens: Tokens to compare distributions on.
         workers: Workers that score the text together, each with a copy of the model (docs/ray.md); auto: as many as a cluster has room for.
@@ -678,14 +678,14 @@ def run(
 
     Args:
         objective: Metric to optimize.
-        budget: Time for all of it, such as 90s, 10m or 1h.
-        max_perplexity_increase: Over PyTorch's in float32, such as 1%; none: any.
+        budget: Total time, such as 90s, 10m or 1h.
+        max_perplexity_increase: Maximum increase over PyTorch in float32, such as 1%; none: any.
         max_memory: Maximum peak memory, such as 2GiB; none: any.
-        max_ttft: Milliseconds to the first token at most; none: any.
+        max_ttft: Maximum milliseconds to the first token; none: any.
         prompt_tokens: Tokens of the prompt.
         new_tokens: New tokens per row.
-        margin: Ways that differ by less are as good as equal, and the simpler one is recommended.
-        space: Only these, such as 'backend=onnx recipe=int8* threads=1,2': also precision, batch_size, use_cache, pad_to_multiple, and what a backend or a recipe takes (block_size=32,128); none: all that can run here.
+        margin: Candidates that differ by less count as equal, and the simpler one is recommended.
+        space: Only these, such as 'backend=onnx recipe=int8* threads=1,2': also precision, batch_size, use_cache, pad_to_multiple, and options of a backend or recipe (block_size=32,128); none: all that can run here.
         corpus: Text that quality is judged by.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
@@ -735,8 +735,8 @@ def run(
 
     Args:
         experiments: Experiments to run, in this order.
-        focus: Run what belongs to one question, edge prompts on the best variant that it finds.
-        same: What experiments have in common: measure it in each, reuse one run of it, or pool the repeats.
+        focus: Run the experiments of one question, with edge prompts on the best variant found.
+        same: Scenarios shared by experiments: measure them in each, reuse one run, or pool the repeats.
         quick: A first look in minutes: fewer tokens, repeats and lengths.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.

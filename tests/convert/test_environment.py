@@ -95,7 +95,7 @@ def test_a_failed_build_is_one_line_and_leaves_nothing(requirement):
         made.python()
     message = str(caught.value)
     assert "\n" not in message
-    assert message.startswith("the build environment of try cannot be made (")
+    assert message.startswith("the build environment of try cannot be created (")
     assert "check the network" in message
     assert not made.folder.exists()
 
@@ -108,7 +108,7 @@ def test_a_full_disk_is_named_while_it_is_made(monkeypatch, error):
     monkeypatch.setattr(BuildEnvironment, "_fill", full)
     with pytest.raises(
         MissingDependencyError,
-        match=r"^the build environment of try cannot be made: the disk of .* is full: .* MiB are free",
+        match=r"^the build environment of try cannot be created: the disk of .* is full: .* MiB are free",
     ):
         BuildEnvironment("try", ()).python()
 
@@ -172,7 +172,7 @@ def test_the_pins_of_each_converter_are_whole():
         ("  x Error\nerror: no solution\nhint: try", "error: no solution"),
         ("Traceback\nValueError: bad\n", "ValueError: bad"),
         ("10%\r100%\nerror: see https://secret@index/simple", "error: see"),
-        ("", "it said nothing"),
+        ("", "no output"),
     ],
 )
 def test_the_line_that_says_most(said, line):

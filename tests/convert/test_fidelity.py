@@ -90,7 +90,7 @@ def test_the_same_model_says_the_same(source):
 def test_a_quantized_model_is_taken_for_the_same_one_and_not_for_exact(source, tmp_path, bits):
     folder = changed(source, tmp_path / "rounded", rounded(bits))
     assert says_alike(by_torch, source, folder) == {}
-    with pytest.raises(ScenarioError, match="does not say what PyTorch says"):
+    with pytest.raises(ScenarioError, match="does not match PyTorch"):
         says_the_same(by_torch, source, folder)
 
 
@@ -109,7 +109,7 @@ def test_a_graph_whose_head_hangs_on_another_layer_is_refused(source, tmp_path, 
 @pytest.mark.parametrize("check", [says_the_same, says_alike])
 def test_logits_that_are_no_numbers_are_no_agreement(source, tmp_path, check):
     spoiled = spoiled_model("synthetic:tiny", tmp_path / "spoiled")
-    with pytest.raises(ScenarioError, match="does not say what PyTorch says"):
+    with pytest.raises(ScenarioError, match="does not match PyTorch"):
         check(by_torch, source, spoiled)
     with pytest.raises(ScenarioError) as caught:
         check(by_torch, spoiled, spoiled)

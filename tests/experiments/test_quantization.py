@@ -79,7 +79,7 @@ def test_what_is_not_quantized_has_a_precision_of_its_own():
 
 @pytest.mark.parametrize("label", ["torch/bfloat16@float16", "torch/int8-weight-only@", "torch/@bfloat16"])
 def test_a_precision_stands_behind_a_recipe_only(label):
-    with pytest.raises(UsageError, match="is no recipe: write BACKEND/RECIPE"):
+    with pytest.raises(UsageError, match="is not a recipe: write BACKEND/RECIPE"):
         build(Config(recipes=(label,)))
 
 
@@ -112,7 +112,7 @@ def test_a_quick_run_asks_for_what_can_run_here_a_recipe_among_it_where_there_is
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("int8-dynamic", "is no recipe: write BACKEND/RECIPE"),
+        ("int8-dynamic", "is not a recipe: write BACKEND/RECIPE"),
         ("onnx/int3", "the onnx backend has no quantization 'int3'"),
         ("moon/int8", "the moon backend has no quantization 'int8'"),
     ],

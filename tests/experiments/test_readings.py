@@ -133,7 +133,7 @@ def test_perplexity():
     )
     lines = perplexity.reading(runs)
     assert lines[0].endswith("in float32: loss 2.9308 nats per token, perplexity 20.000, 1.0161 bits per byte.")
-    for part in ("protocol documents", "corpus builtin (abc)", "at most 512 tokens", "must not be compared"):
+    for part in ("protocol documents", "corpus builtin (abc)", "at most 512 tokens", "not comparable"):
         assert part in lines[1]
     assert "Scored 6,132 tokens of 12 documents, 1,000 tokens were cut, at 350 tokens/s." in lines[2]
     assert lines[3] == "bfloat16: perplexity +0.5 % against float32."

@@ -136,9 +136,7 @@ def test_an_export_that_cannot_be_run_at_all_is_refused_in_one_line(tmp_path, mo
 @pytest.mark.usefixtures("traced")
 def test_an_export_that_differs_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "parity", lambda loaded, decoder: Parity(3.0, 0.2, 0.5))
-    with pytest.raises(
-        ScenarioError, match=r"does not say what PyTorch says \(logits differ by up to 3, 0.2 of"
-    ) as caught:
+    with pytest.raises(ScenarioError, match=r"does not match PyTorch \(logits differ by up to 3, 0.2 of") as caught:
         export("synthetic:tiny", None, tmp_path)
     assert "\n" not in str(caught.value)
 

@@ -167,7 +167,7 @@ def test_every_precision_that_is_timed_is_scored():
 def test_the_remark_says_what_quick_asks_of_each_experiment():
     remark = quick_remark(NAMES)
     for words in (
-        "at most 16 new tokens, and no more repeats than tell a difference; ",
+        "at most 16 new tokens, and the minimum number of repeats for significance; ",
         "prompt_length with lengths 16,128; ",
         "batching with sizes 1,4, max_new_tokens 8; ",
         "perplexity with max_length 64; ",
@@ -176,5 +176,5 @@ def test_the_remark_says_what_quick_asks_of_each_experiment():
         assert words in remark
     assert "batching" not in quick_remark(["prompt_length"])
     assert quick_remark(["baseline"]).startswith(
-        "Quick: at most 16 new tokens, and no more repeats than tell a difference. "
+        "Quick: at most 16 new tokens, and the minimum number of repeats for significance. "
     )

@@ -145,7 +145,7 @@ def test_the_reading_states_the_convention() -> None:
     assert "loss 1.0000 ± 0.0000 nats per token" in lines[0]
     assert lines[1] == (
         f"Convention: protocol rolling, corpus builtin ({digest}), windows of 64 tokens with stride 16 over the "
-        "first 1000 tokens, BOS rule none; perplexities of another convention must not be compared with it."
+        "first 1000 tokens, BOS rule none; perplexities of another convention are not comparable with it."
     )
     assert "Scored 999 tokens of one stream in 60 windows" in lines[2]
     documents = perplexity.reading(Runs([run(measured(PerplexityTask(max_length=64)))]))
