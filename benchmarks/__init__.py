@@ -1,1 +1,1 @@
-"""Speed claims, as ratios measured in one run: run by hand, never by the tests."""
+"""Benchmarks of speed claims, as ratios measured within one run; started manually, never by the tests."""

@@ -13,7 +13,7 @@ from benchmarks.results import RESULTS
 
 _SIDE_BY_SIDE = ("plain_loop", "optimum", "lm_eval", "lm_eval_long", "llama", "runtimes")
 NAMES = (*_SIDE_BY_SIDE, "cost", "query", "startup", "ray_sweep", "four_bits")
-"""Modules of this package that are `benchmark`s; each in a process of its own, whose memory is then its own."""
+"""Modules of this package that are `benchmark`s; each runs in a separate process, which isolates its memory."""
 
 
 @click.command(help=__doc__)

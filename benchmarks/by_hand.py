@@ -14,13 +14,13 @@ import torch
 
 
 class Clock:
-    """A streamer that notes when each token came; `generate` shows it the prompt first."""
+    """A streamer that records the time of each token; `generate` passes the prompt first."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def put(self, tokens: torch.Tensor) -> None:
-        """Note the time."""
+        """Record the time."""
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
@@ -29,7 +29,7 @@ class Clock:
 
 @torch.inference_mode()
 def measure(model: Any, ids: list[int], new_tokens: int, pad_id: int) -> dict[str, float]:
-    """Return seconds in all, milliseconds to the first token, and between tokens."""
+    """Return the total seconds, and the milliseconds to the first token and between tokens."""
     prompt, clock = torch.tensor([ids]), Clock()
     start = time.perf_counter()
     model.generate(
@@ -51,7 +51,7 @@ def measure(model: Any, ids: list[int], new_tokens: int, pad_id: int) -> dict[st
 
 
 def main(folder: str, text: str, new_tokens: int, repeats: int = 5) -> None:
-    """Print the medians over a few repeats, after one that warms up."""
+    """Print the medians over a few repeats, after a warm-up."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,7 +1,7 @@
-"""What does llmtrack itself cost? The wall time of a baseline run that is neither loading nor generating, and what tracking a run takes.
+"""What does llmtrack itself cost? The wall time of a baseline run besides loading and generating, and the time to track a run.
 
 A tiny model is measured by `python -m experiments.baseline`, as `mlflow run` would start it (which takes as long as
-`mlflow --help` besides). What the worker's imports take on their own is taken off: nothing can be measured without.
+`mlflow --help` besides). The time of the worker's imports alone is subtracted: no measurement can do without.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ PARAMS, METRICS, TAGS = 30, 40, 40
 
 
 def run(uri: str) -> dict[str, float]:
-    """Measure a baseline; return the seconds of its parts, and of all of it that is neither loading nor generating."""
+    """Measure a baseline; return the seconds of its parts, and of everything except loading and generating."""
     environment = os.environ | {"MLFLOW_TRACKING_URI": uri}
     command = [sys.executable, "-c", RUN]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
@@ -78,14 +78,14 @@ def run(uri: str) -> dict[str, float]:
 
 
 def imports() -> dict[str, float]:
-    """Return the seconds of a process that imports what a worker does, and ends."""
+    """Return the seconds of a process that only does a worker's imports."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", IMPORTS], check=True)
     return {"s": time.perf_counter() - start}
 
 
 def by_value(uri: str) -> dict[str, float]:
-    """Track a run as one does who knows `mlflow.log_param` and `mlflow.log_metric`."""
+    """Track a run value by value, with `mlflow.log_param` and `mlflow.log_metric`."""
     import mlflow
 
     mlflow.set_tracking_uri(uri)
@@ -102,7 +102,7 @@ def by_value(uri: str) -> dict[str, float]:
 
 
 def by_tracker(tracker: Tracker) -> dict[str, float]:
-    """Track a run as llmtrack does: by the spool, and at once."""
+    """Track a run with llmtrack: through the spool, and directly."""
     from llmtrack.spec.outcome import Measurement
     from llmtrack.spec.scenario import Scenario, Variant
     from llmtrack.spec.task import GenerateTask, RepeatPolicy
@@ -125,7 +125,7 @@ def measure(small: bool) -> Found:
         store.initialise(uri)
         tracker = Tracker.open(uri, "cost", Path(folder, "spool"))
         tracked = rounds({"ours": partial(by_tracker, tracker), "by value": partial(by_value, uri)}, 1 if small else 7)
-        # A trial measures no baseline: it would take most of a minute on a busy machine.
+        # A trial skips the baseline, which takes most of a minute on a busy machine.
         whole = {} if small else rounds({"run": partial(run, uri), "imports": imports}, 4)
     rows = [
         row(

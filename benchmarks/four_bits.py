@@ -4,8 +4,8 @@
     python -m benchmarks.four_bits --model FOLDER --text held-out.jsonl
 
 Without a model, one is trained from scratch on the source code of Python's own modules (on a GPU where there is one). A tenth of the
-modules is held out: one half of them is what recipes that are calibrated look at, the other what all are judged by. With a model,
-`--text` names what it was not trained on, which is divided likewise.
+modules is held out: one half is the calibration text, the other the evaluation text. With a model,
+`--text` names text that it was not trained on, which is split in the same way.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ ARMS: Mapping[str, tuple[str, Mapping[str, Scalar]]] = {
 BLOCK_SIZES = (32, 128)
 WINDOW = 256
 CHARACTERS = 1000
-"""Of a stretch that is judged by itself: most have fewer tokens than `WINDOW`."""
+"""Characters per separately scored chunk: most have fewer tokens than `WINDOW`."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is quantized, what it is judged by, and the file that recipes look at."""
+    """The model to quantize, the evaluation texts, and the calibration file."""
 
     model: str
     texts: tuple[str, ...]
@@ -63,7 +63,7 @@ def written(path: Path, texts: Sequence[str]) -> Path:
 
 
 def sources() -> Iterator[str]:
-    """Yield the source code of Python's own modules."""
+    """Yield the source code of the standard library's modules."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
         if len(text) > CHARACTERS and text.isascii():
@@ -71,7 +71,7 @@ def sources() -> Iterator[str]:
 
 
 def trained(folder: Path, corpus: Path, steps: int) -> str:
-    """Train a small model by the training experiment, and return the folder of its newest checkpoint."""
+    """Train a small model by the training experiment; return the folder of its newest checkpoint."""
     subprocess.run(
         [
             *(sys.executable, "-m", "experiments.training", "--log-checkpoint", "none"),
@@ -86,7 +86,7 @@ def trained(folder: Path, corpus: Path, steps: int) -> str:
 
 
 def stretches(texts: Sequence[str], characters: int = CHARACTERS) -> tuple[str, ...]:
-    """Cut texts at ends of lines into stretches of about so many characters, each of which is judged by itself."""
+    """Cut texts at line ends into chunks of about so many characters, which are scored separately."""
     found: list[str] = []
     for text in texts:
         begun = ""
@@ -99,7 +99,7 @@ def stretches(texts: Sequence[str], characters: int = CHARACTERS) -> tuple[str, 
 
 
 def rows_of(where: str, drift: Drift, engine: Engine) -> tuple[Row, ...]:
-    """Return what is known of one quantized model."""
+    """Return the table rows of one quantized model."""
     low, high = drift.ratio_interval
     change, ends = 100 * (drift.perplexity_ratio - 1), (100 * (low - 1), 100 * (high - 1))
     size = (engine.info.file_size_bytes or engine.info.model_size_bytes) / 2**20
@@ -112,7 +112,7 @@ def rows_of(where: str, drift: Drift, engine: Engine) -> tuple[Row, ...]:
 
 
 def compared(subject: Subject, tokens: int, block_sizes: Sequence[int], arms: Sequence[str]) -> Found:
-    """Return the figures of each recipe and block size."""
+    """Measure each recipe and block size."""
     reference = load_variant(Variant(subject.model))
     judged_by = stretches(subject.texts)
     found: list[Row] = []

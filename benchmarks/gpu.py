@@ -1,4 +1,4 @@
-"""How near does llmtrack come to what a GPU can do: decoding, stamping, scoring, perplexity, training?
+"""How close does llmtrack come to the limits of a GPU: decoding, time stamps, scoring, perplexity, training?
 
     python -m benchmarks.gpu --part decode --part scoring --shape llama-1b --shape llama-8b --json gpu.json
 
@@ -49,13 +49,13 @@ PROMPT, NEW = 128, 128
 PARTS = ("decode", "stamps", "scoring", "perplexity", "training")
 
 SIZES = (8, 64, None)
-"""Rows of a batch of perplexity; None: found by itself."""
+"""Batch sizes of perplexity; None: automatic."""
 
 Row = dict[str, Any]
 
 
 def engines(shape: str, device: str, modes: Iterable[str]) -> dict[str, TorchEngine]:
-    """Return one model as an engine for each way of compiling; they share its weights."""
+    """Return one model as an engine for each compilation mode, with shared weights."""
     loaded = load_model(f"synthetic:{shape}", device=device, dtype=torch.bfloat16)
     return {mode: TorchEngine(loaded.model, loaded.tokenizer, compile=mode) for mode in modes}
 
@@ -68,7 +68,7 @@ def request_of(rows: int) -> GenerateRequest:
 
 
 def decode(shape: str, device: str, modes: tuple[str, ...], sizes: tuple[int, ...], profile: bool) -> list[Row]:
-    """Time generation eagerly and compiled; of one row also how often it chooses what a whole pass would."""
+    """Time generation eagerly and compiled; for one row also the agreement with a whole pass."""
     table: list[dict[str, Any]] = []
     for mode, engine in engines(shape, device, modes).items():
         for size in sizes:
@@ -102,7 +102,7 @@ def decode(shape: str, device: str, modes: tuple[str, ...], sizes: tuple[int, ..
 
 
 def agreement(engine: TorchEngine, request: GenerateRequest, new_ids: tuple[tuple[int, ...], ...]) -> float:
-    """Return the share of the first row's tokens that a whole, eager pass over the same row would choose, too."""
+    """Return the share of the first row's tokens that a whole, eager pass over the same row would also choose."""
     prompt, made = request.prompt_ids[0], new_ids[0]
     logits = engine.next_token_logits([*prompt, *made])[len(prompt) - 1 : -1].clone()
     end = engine.info.special_tokens.eos_id
@@ -112,7 +112,7 @@ def agreement(engine: TorchEngine, request: GenerateRequest, new_ids: tuple[tupl
 
 
 def kernels(engine: TorchEngine, request: GenerateRequest) -> list[tuple[str, float, float]]:
-    """Return the kernels of a decode step: name, how often, and microseconds in all."""
+    """Return the kernels of a decode step: name, calls, and total microseconds."""
     from torch.profiler import ProfilerActivity, profile
 
     decoding: Any = engine._decoding
@@ -134,29 +134,29 @@ def kernels(engine: TorchEngine, request: GenerateRequest) -> list[tuple[str, fl
 
 
 class NoStamps(Stamps):
-    """Leaves nothing behind: what stamping costs is the difference to it."""
+    """Record no time stamps, as the reference for their cost."""
 
     def step(self) -> None:
-        """Tell of a step."""
+        """Report a step."""
         self._on_step()
 
     def wait(self) -> None:
-        """Wait for all of it."""
+        """Wait for the GPU."""
         torch.cuda.synchronize()
 
     @property
     def seconds(self) -> None:
-        """Nothing: the host's stamps hold."""
+        """None: the host's stamps are used."""
         return None
 
 
 class WaitingStamps(NoStamps):
-    """The host waits for some steps, and stamps by its own clock; to wait for each of them slows a call down."""
+    """Synchronize at some steps and stamp with the host's clock; synchronizing at each step slows a call down."""
 
     waits: Container[int] = range(NEW)
 
     def step(self) -> None:
-        """Wait for a step, if it is one of those, and tell of it."""
+        """Synchronize if the step is selected, and report it."""
         self._number = getattr(self, "_number", -1) + 1
         if self._number in self.waits:
             torch.cuda.synchronize()
@@ -164,13 +164,13 @@ class WaitingStamps(NoStamps):
 
 
 class WaitingOnce(WaitingStamps):
-    """The host waits for the first token and the last one only: both come when they would have come."""
+    """Synchronize only at the first and the last token, without delaying either."""
 
     waits = (0, NEW - 1)
 
 
 def stamps(shape: str, device: str) -> list[Row]:
-    """Time the same compiled calls with each way of stamping, in turn."""
+    """Time the same compiled calls with each kind of time stamps, in turn."""
     engine = engines(shape, device, ["default"])["default"]
     request = request_of(1)
     engine.prepare(request)
@@ -202,7 +202,7 @@ def stamps(shape: str, device: str) -> list[Row]:
 
 
 def scoring(shape: str, device: str) -> list[Row]:
-    """Time scoring 8 x 2,048 tokens: as it is, by the plain formula in chunks of 64 MiB as on a CPU, and compiled."""
+    """Time scoring 8 x 2,048 tokens: as is, by the plain formula in chunks of 64 MiB as on a CPU, and compiled."""
     both = engines(shape, device, ["none", "default"])
     ids = torch.randint(0, 256, (8, 2049), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
@@ -254,7 +254,7 @@ def plain_scoring() -> Iterator[None]:
 
 
 def perplexity(shape: str, device: str, modes: tuple[str, ...]) -> list[Row]:
-    """Time a rolling perplexity of pydoc, tokenizing included, at fixed batch sizes and at the one found by itself."""
+    """Time a rolling perplexity of pydoc, including tokenization, at fixed batch sizes and the automatic one."""
     texts = load_corpus("pydoc").texts
     table = []
     for mode, engine in engines(shape, device, modes).items():

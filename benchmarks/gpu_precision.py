@@ -1,4 +1,4 @@
-"""What does each precision win on a GPU, and how near does it come to what the card can do?
+"""What does each precision gain on a GPU, and how close does it come to the limits of the card?
 
 Each precision is measured in the way of every study (`llmtrack.worker`): one prompt, timed; energy by the card's counter; then
 perplexity of the built-in text and the distance from float32. It needs no MLflow, so that it also runs where there is none:
@@ -68,7 +68,7 @@ def variant_of(model: str, device: str, label: str, compiled: str = "none", tens
 
 
 def row_of(done: Measurement | Failure) -> str:
-    """Return one line of the table."""
+    """Format one line of the table."""
     name = f"| {done.scenario.name} | "
     if isinstance(done, Failure):
         return name + f"{done.kind}: {done.reason} |" + " |" * (len(COLUMNS) - 1)
@@ -77,7 +77,7 @@ def row_of(done: Measurement | Failure) -> str:
 
 
 def trained(folder: str, device: str) -> str:
-    """Train a model of a million weights on the language reference of Python, so that its perplexity means something."""
+    """Train a model of a million weights on Python's language reference, so that its perplexity is meaningful."""
     task = TrainTask(corpus="pydoc", steps=600, eval_every=300, sample_tokens=0, output=folder)
     events: list[Event] = []
     asked = Scenario("train", Variant("synthetic:1m", device=device), task)
@@ -111,7 +111,7 @@ def main(
     quality: bool,
     output: Path,
 ) -> None:
-    """Measure each precision, print the table, and keep all that was measured."""
+    """Measure each precision, print the table, and save all measurements."""
     label: str
     if model == "trained":
         model = trained(str(output.with_suffix(".model")), device)
@@ -153,7 +153,7 @@ def main(
 
 
 def draw(outcomes: list[Measurement | Failure], card: str, path: Path) -> None:
-    """Draw the roofline of what was measured."""
+    """Draw the roofline of the measurements."""
     try:
         from llmtrack.report.drawing import drawing, save
         from llmtrack.report.roofline import roofline_plots

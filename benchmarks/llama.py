@@ -12,14 +12,14 @@ from llmtrack.host.packages import missing_modules
 from llmtrack.models import packaged
 
 BINARY = "LLAMA_BENCH"
-"""Variable that names the program, where it is not on the path."""
+"""Environment variable with the program's path, if it is not on PATH."""
 
 AGREES = Goal(0.98, 1.02)
 PROMPT, NEW, ROUNDS, WIDTH = 256, 32, 6, 0.04
 
 
 def measure(small: bool) -> Found:
-    """Measure the same file by both, in turn, until the intervals are narrow."""
+    """Measure the same file with both, in turn, until the intervals are narrow."""
     named = os.environ.get(BINARY) or shutil.which("llama-bench")
     if not named:
         return Found(

@@ -1,4 +1,4 @@
-"""Are llmtrack's figures of a GGUF file those of llama.cpp's own `llama-bench`?
+"""Do llmtrack's figures of a GGUF file agree with those of llama.cpp's own `llama-bench`?
 
 Its binary is built from the source that llama-cpp-python is made of, so that both run the same code:
 
@@ -59,13 +59,13 @@ class Pairs:
 
 
 def bench_arguments(binary: Path, file: Path, threads: int, prompt: int, new: int) -> list[list[str]]:
-    """Return the commands that measure the prefill of a prompt, and the decoding behind it."""
+    """Return the commands that measure the prefill of a prompt, and the decoding after it."""
     common = [str(binary), "-m", str(file), "-t", str(threads), "-r", "1", "-ngl", "0", "-o", "json"]
     return [[*common, "-p", str(prompt), "-n", "0"], [*common, "-p", "0", "-n", str(new), "-d", str(prompt)]]
 
 
 def speed_of(output: str) -> float:
-    """Return the tokens per second that llama-bench tells of its one test."""
+    """Parse the tokens per second from the output of llama-bench."""
     (test,) = json.loads(output)
     return float(test["avg_ts"])
 
@@ -125,7 +125,7 @@ def main(binary: Path, model: str, threads: str, prompt: int, new_tokens: int, r
     """Compare, and print."""
     file: Any = identify_model(model, as_gguf=True).gguf
     if file is None:
-        raise click.UsageError(f"{model} is no GGUF file")
+        raise click.UsageError(f"{model} is not a GGUF file")
     for count in map(int, threads.split(",")):
         found = compare(binary, file, count, prompt, new_tokens, rounds, width)
         for phase, pairs in found.items():

@@ -21,7 +21,7 @@ CONTEXT, ROUNDS = 1024, 3
 VOCABULARY = 128_000
 PRECISIONS = ("float32", "bfloat16")
 SAME = Goal(1 - 1e-4, 1 + 1e-4)
-"""Of the loss in float32."""
+"""Allowed ratio of the losses in float32."""
 
 GOALS: Mapping[tuple[str, str], Goal] = {
     ("float32", "loss"): SAME,
@@ -29,14 +29,14 @@ GOALS: Mapping[tuple[str, str], Goal] = {
     ("bfloat16", "tokens/s"): Goal(least=1.7),
 }
 MEMORY = Goal(most=0.5)
-"""Above the loaded model, at the large vocabulary."""
+"""Allowed ratio of the memory above the loaded model, with the large vocabulary."""
 
 UNITS = {"tokens/s": "", "loss": "nats", "MiB above the model": "MiB"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is scored: a model, tokens of a text, of a window, and by how many threads; whether memory has a goal."""
+    """A model, the tokens of the text and of a window, the numbers of threads, and an optional memory goal."""
 
     name: str
     folder: Path
@@ -56,12 +56,12 @@ def full_cases() -> list[Case]:
 
 
 def small_cases() -> list[Case]:
-    """Return a tiny model with some more ids than it reads."""
+    """Return a tiny model whose vocabulary exceeds its tokenizer's."""
     return [Case("vocabulary of 2,000", large_vocabulary(tiny(), 2000, 64, 1), 96, 32, (1,), MEMORY)]
 
 
 def measure(small: bool) -> Found:
-    """Score one text by all, in turn."""
+    """Score one text with all, in turn."""
     left_out: list[str] = []
     try:
         environment(PEER).python()
@@ -87,7 +87,7 @@ def measure(small: bool) -> Found:
 
 
 def compared(samples: Samples, where: str, peers: Sequence[str], memory: Goal | None) -> Iterator[Row]:
-    """Yield the rows of one model and number of threads: each figure of ours in each precision against each peer in float32."""
+    """Yield the rows of one model and number of threads: each of our precisions against each peer in float32."""
     for precision in PRECISIONS:
         own = samples[precision]
         for peer in peers:
@@ -124,7 +124,7 @@ def arms(case: Case, file: Path, peers: Sequence[str]) -> Iterator[dict[str, Wor
 
 
 def text_of(folder: Path, tokens: int) -> str:
-    """Return the beginning of the corpus `pydoc` that a tokenizer turns into so many tokens, or a few less."""
+    """Return the beginning of the corpus `pydoc` with at most about so many tokens."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -20,7 +20,7 @@ AT_ONCE = 2
 
 
 def measure(small: bool) -> Found:
-    """Score one text by each."""
+    """Score one text with each."""
     try:
         environment(PEER).python()
     except LlmtrackError as error:

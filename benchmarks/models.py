@@ -1,4 +1,4 @@
-"""Models of the benchmarks, as local folders that every program reads; made once, in the cache."""
+"""Models of the benchmarks, as local folders that every program reads; created once, in the cache."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def large_vocabulary(source: Path, vocabulary: int, width: int, layers: int) -> 
     """Return the folder of a Llama with random weights and a vocabulary of any size.
 
     Args:
-        source: a model with the tokenizer that it reads by; ids beyond those of it are never read, but they are predicted.
+        source: a model whose tokenizer is used; ids beyond its vocabulary are never read, but are predicted.
         vocabulary: number of ids.
-        width: of a token between two layers, a multiple of 64.
+        width: hidden size, a multiple of 64.
         layers: number of layers.
     """
 

@@ -1,4 +1,4 @@
-"""Ray nodes of this machine, and sweeps for them whose scenarios last a known time: a call of theirs sleeps."""
+"""Local Ray nodes, and sweeps with scenarios of known duration, whose calls sleep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmtrack.host.signals import handlers_kept
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
 
-# Without time for more: what the other node, or other work, disturbs would be repeated further.
+# A single repeat: otherwise disturbances by the other node would cause more repeats.
 ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_seconds=0.001, max_repeats=1)
 
 
@@ -25,12 +25,12 @@ class _RealClock(FakeClock):
 
 
 def load(variant: Variant) -> ScriptedEngine:
-    """Return an engine whose call lasts as many milliseconds as the variant's model is called."""
+    """Return an engine whose call lasts the milliseconds in the name of the variant's model."""
     return ScriptedEngine(_RealClock(), Script(int(variant.model.split("-")[1]) / 1000, 0.0))
 
 
 def sweep(scenarios: int, variants: int, seconds: float) -> Experiment:
-    """Return an experiment of scenarios that last so long, divided among variants."""
+    """Return an experiment of scenarios with a known duration, divided among variants."""
     made = []
     for number in range(scenarios):
         # A millisecond makes another model of it.
@@ -41,7 +41,7 @@ def sweep(scenarios: int, variants: int, seconds: float) -> Experiment:
 
 
 def install(folder: Path) -> None:
-    """Let this process, and those that it starts from now on, find the backend of the sweeps."""
+    """Make the backend of the sweeps available to this process and its children."""
     info = folder / "known-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: known\nVersion: 1.0\n")
@@ -60,10 +60,10 @@ def install(folder: Path) -> None:
 
 @contextmanager
 def cluster(nodes: int) -> Iterator[str]:
-    """Start a cluster of this machine alone, with so many nodes of one CPU beside a head that measures nothing; yield its address."""
+    """Start a local cluster with nodes of one CPU each and an idle head; yield its address."""
     from ray.cluster_utils import Cluster
 
-    with handlers_kept():  # A signal ends this process in order, and its nodes with it.
+    with handlers_kept():  # A signal shuts this process and its nodes down in order.
         started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         for _ in range(nodes):
             started.add_node(wait=False, num_cpus=1, object_store_memory=80 * 2**20)

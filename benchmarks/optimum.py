@@ -29,7 +29,7 @@ from llmtrack.tracking.artifacts import raw_samples
 
 PEER, ITS_ONNXRUNTIME = "optimum-benchmark", "import optimum_benchmark.backends.onnxruntime.backend"
 MODEL = "packaged:smollm2"
-"""What is exported: by this name it may have been already."""
+"""The exported model; named so that an existing export is reused."""
 
 ROOT = Path(__file__).parents[1]
 TEXT = "The harbour wakes before the town does: boats come in, and the gulls know it."
@@ -56,10 +56,10 @@ scenario:
   duration: 0
   warmup_runs: 1
 """
-"""What its user writes; threads are given twice, since its pytorch backend exchanges the two."""
+"""Configuration of optimum-benchmark; threads are set twice, since its pytorch backend swaps the two."""
 
 ROUNDS, SECONDS = 4, 200
-"""Rounds of both tools, and the time after which no further one begins."""
+"""Number of rounds of both tools, and the time after which no further one begins."""
 
 UNITS = {
     "total latency": "s",
@@ -72,7 +72,7 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What is generated: tokens of the prompt, new tokens, counted calls."""
+    """Tokens of the prompt, new tokens, counted calls."""
 
     prompt: int
     new: int
@@ -80,12 +80,12 @@ class Shape:
 
 
 def measure(small: bool) -> Found:
-    """Run both tools whole, each as its user does, in turn."""
+    """Run both tools completely, as their users do, in turn."""
     try:
         environment(PEER).python()
     except LlmtrackError as error:
         return Found(left_out=(f"{version(PEER)}: {error}",))
-    # Its launcher takes a core for itself.
+    # Its launcher occupies a core.
     shape, threads = Shape(16, 4, 2) if small else Shape(128, 16, 3), 1
     folder = tiny() if small else smollm2()
     left_out: list[str] = []
@@ -128,7 +128,7 @@ def _compared(samples: Samples, shape: Shape, threads: int) -> Iterator[Row]:
 
 
 def ours(folder: Path, scratch: Path, shape: Shape, threads: int, backend: str) -> dict[str, float]:
-    """Run the experiment `baseline` as a user does, and read what it tracked.
+    """Run the experiment `baseline` as a user does; read the tracked metrics.
 
     Raises:
         PeerError: it failed.
@@ -159,7 +159,7 @@ def ours(folder: Path, scratch: Path, shape: Shape, threads: int, backend: str) 
 
 
 def theirs(folder: Path, shape: Shape, threads: int, backend: str, launcher: str) -> dict[str, float]:
-    """Run optimum-benchmark as a user does, and read its report.
+    """Run optimum-benchmark as a user does; read its report.
 
     Raises:
         PeerError: it failed.
@@ -184,7 +184,7 @@ def theirs(folder: Path, shape: Shape, threads: int, backend: str, launcher: str
 
 
 def configuration(folder: Path, shape: Shape, threads: int, backend: str, launcher: str) -> str:
-    """Return the file that optimum-benchmark is given."""
+    """Return the configuration file of optimum-benchmark."""
     return CONFIG.format(
         folder=folder,
         launcher=launcher,
@@ -198,7 +198,7 @@ def configuration(folder: Path, shape: Shape, threads: int, backend: str, launch
 
 
 def figures_of(total: Sequence[float], first: Sequence[float], gap: Sequence[float], wall: float) -> dict[str, float]:
-    """Return medians over the counted calls, and what the whole tool took: in all, and per second of them."""
+    """Return medians over the counted calls, and the wall time of the whole tool: total, and per second of the calls."""
     return dict(zip(UNITS, (median(total), median(first), median(gap), wall, wall / sum(total)), strict=True))
 
 
@@ -206,7 +206,7 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace")
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        # Where a module lies on this machine says nothing to others.
+        # Drop local paths.
         raise PeerError(re.sub(r" \(/[^)]*\)", "", error_line(said[-1] if said else "")))
 
 
@@ -220,7 +220,7 @@ def _prompt(folder: Path, tokens: int) -> str:
 
 
 def _exported() -> Path:
-    """Return the folder of the graph that llmtrack has exported."""
+    """Return the folder of the graph exported by llmtrack."""
     return onnx_folder(Variant(MODEL, backend="onnx"), identify_model(MODEL))
 
 

@@ -16,7 +16,7 @@ MACHINE = "machine"
 
 
 def results(folder: Path = RESULTS) -> dict[str, list[Result]]:
-    """Return the results that are kept, one of each machine, by name."""
+    """Return the saved results, one of each machine, by name."""
     found: dict[str, list[Result]] = {}
     for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.stem, path.parent.name)):
         found.setdefault(path.stem, []).append(load(path))
@@ -24,9 +24,9 @@ def results(folder: Path = RESULTS) -> dict[str, list[Result]]:
 
 
 def filled(page: str, found: Mapping[str, Sequence[Result]]) -> str:
-    """Return a page with what is between its markers made anew: `machine`, or the name of a result.
+    """Fill the marked parts of a page: `machine`, or the name of a result.
 
-    A result that is not there leaves its part as it is; an empty part says so.
+    Parts without a result stay as they are; an empty part says so.
     """
 
     def part(match: re.Match[str]) -> str:
@@ -43,7 +43,7 @@ def filled(page: str, found: Mapping[str, Sequence[Result]]) -> str:
 
 
 def machines(found: Mapping[str, Sequence[Result]]) -> str:
-    """Return where the results were made: one table, a column for each machine and set of versions."""
+    """Describe the machines and versions of the results in one table."""
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for name, results in found.items():
         for result in results:
@@ -58,7 +58,7 @@ def machines(found: Mapping[str, Sequence[Result]]) -> str:
 
 
 def main() -> None:
-    """Make the page anew."""
+    """Update the page."""
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), results()), encoding="utf-8")
 
 

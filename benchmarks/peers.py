@@ -1,4 +1,4 @@
-"""Programs that llmtrack is compared with, each in an environment of its own: made by uv from pinned requirements, in the cache."""
+"""Peer programs, each in an isolated environment, created by uv from pinned requirements and cached."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ REQUIREMENTS, SCRIPTS = Path(__file__).with_name("requirements"), Path(__file__)
 
 
 class PeerError(LlmtrackError):
-    """A peer that failed; says why in one line."""
+    """A peer failed; the message is one line."""
 
 
 def environment(name: str) -> BuildEnvironment:
-    """Return the environment of a peer, which may not have been made yet; PyTorch is the one that llmtrack uses.
+    """Return the environment of a peer, possibly not created yet; it shares llmtrack's PyTorch.
 
     Args:
         name: of its file in `requirements`.
@@ -30,30 +30,30 @@ def environment(name: str) -> BuildEnvironment:
 
 
 def program(name: str) -> Path:
-    """Return the Python that runs a peer: of its environment where it has one, else our own.
+    """Return the Python that runs a peer: of its environment if it has one, else our own.
 
     Raises:
-        MissingDependencyError: the environment cannot be made.
+        MissingDependencyError: the environment cannot be created.
     """
     return environment(name).python() if (REQUIREMENTS / f"{name}.txt").is_file() else Path(sys.executable)
 
 
 def version(name: str) -> str:
-    """Return a peer and its pinned version, in words."""
+    """Format a peer and its pinned version."""
     (line,) = (each for each in environment(name).requirements if each.startswith(f"{name}=="))
     return line.partition(" ")[0].replace("==", " ")
 
 
 class Worker:
-    """A script that goes on answering: for each line that it is given, a line of JSON.
+    """A long-running script that answers each input line with a line of JSON.
 
     Args:
-        python: runs it.
+        python: interpreter that runs it.
         script: its path.
         arguments: its arguments.
 
     Raises:
-        PeerError: it ended instead of answering.
+        PeerError: it exited instead of answering.
     """
 
     def __init__(self, python: Path, script: Path, arguments: Sequence[str]) -> None:
@@ -68,7 +68,7 @@ class Worker:
         )
 
     def ask(self, line: str) -> dict[str, float]:
-        """Give it a line, and return its answer."""
+        """Send a line, and return the answer."""
         assert self._process.stdin
         assert self._process.stdout
         with suppress(BrokenPipeError):

@@ -27,7 +27,7 @@ TOLERANCE = 1e-6
 @click.option("--stride", default=128, show_default=True, help="rolling: new tokens of each window.")
 @click.option("--max-tokens", default=0, show_default=True, help="rolling: tokens of the stream at most; 0: all.")
 def main(model: str, corpus: str, max_length: int, window: int, stride: int, max_tokens: int) -> None:
-    """Print the loss of each protocol, batch size and side; exit with 1 where they differ by more than 1e-6."""
+    """Print the loss of each protocol, batch size and side; exit with 1 if they differ by more than 1e-6."""
     engine = pytorch.load(Variant(model))
     texts = load_corpus(corpus).texts
     print(f"{engine.info.model_id}, {engine.info.dtype_label} on {engine.info.device}, corpus {corpus}, nats per token")

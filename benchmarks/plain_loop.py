@@ -17,10 +17,10 @@ FIDELITY = Goal(0.99, 1.01, width=0.01)
 UNITS = {"total": "s", "time to first token": "ms", "inter-token latency": "ms"}
 TEXT = "The harbour wakes before the town does: boats come in, and the gulls know it."
 LEAST_ROUNDS, MOST_ROUNDS, SECONDS = 40, 3000, 780
-"""Rounds at least and at most, and the time after which no further one begins: short calls, so that there are many pairs a minute."""
+"""Minimum and maximum rounds, and the time after which no further one begins; calls are short, for many pairs per minute."""
 
 PROMPT, NEW, THREADS = 16, 4, 1
-"""Of a call. Where another program takes a core, two threads wait for one another: one thread is held up least."""
+"""Shape of a call. One thread is disturbed least: with two, both wait if another program occupies a core."""
 
 
 def measure(small: bool) -> Found:
@@ -61,7 +61,7 @@ def measure(small: bool) -> Found:
 
 
 def narrow(samples: Samples) -> bool:
-    """Return whether the intervals of all ratios are as narrow as they should be."""
+    """Return whether the intervals of all ratios are narrow enough."""
     if len(samples["ours"]["total"]) < LEAST_ROUNDS:
         return False
     for what in UNITS:

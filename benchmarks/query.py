@@ -1,6 +1,6 @@
 """How long does it take to read 10,000 runs into a DataFrame, first and once more when 10 are new? Against `mlflow.search_runs`.
 
-Both read the same SQLite database, each in a process of its own, whose peak memory is then its own; imports are not timed.
+Both read the same SQLite database, each in a separate process, which isolates the peak memory; imports are not timed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ print(json.dumps({"first": first, "again": repeated, "memory": grown / 1024, "to
 
 
 def copies(path: Path, count: int) -> None:
-    """Fill a database up to so many runs by copying those that are there, value by value: seconds instead of minutes."""
+    """Fill a database up to so many runs by copying existing ones row by row: seconds instead of minutes."""
     with closing(sqlite3.connect(path)) as database:
         made = [run_id for (run_id,) in database.execute("SELECT run_uuid FROM runs ORDER BY start_time")]
         for number in range(len(made), count):
@@ -72,7 +72,7 @@ def read(reader: str, uri: str) -> dict[str, float]:
 
 
 def measure(small: bool) -> Found:
-    """Fill a database and read it by both, in turn."""
+    """Fill a database and read it with both, in turn."""
     count = 60 if small else 10_000
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "mlflow.db")

@@ -1,7 +1,7 @@
 """How long a sweep takes on one and on two nodes of a Ray cluster, and how much more than in worker processes.
 
-The nodes are two of this machine, with one CPU each. Every call sleeps for a known time, so that what is left is what llmtrack, Ray
-and the start of a worker for each variant take. To connect, and to start the first worker everywhere, is told apart.
+Both nodes run on this machine, with one CPU each. Every call sleeps for a known time; the rest is the overhead of llmtrack, Ray
+and the start of a worker for each variant. Connecting and starting the first workers is reported separately.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VARIANTS = 4
 
 
 def timed(experiment: Experiment, start: Callable[[], Executor], folder: Path) -> tuple[float, float]:
-    """Return the seconds until an executor can measure, and those of a tracked study by it, with its report."""
+    """Return the seconds until an executor is ready, and those of a tracked study on it, including its report."""
     tracker = Tracker.open(f"sqlite:///{folder / 'mlflow.db'}", "ray", folder / "spool")
     console = Console(file=io.StringIO())
     begun = time.perf_counter()
@@ -49,7 +49,7 @@ def timed(experiment: Experiment, start: Callable[[], Executor], folder: Path) -
 
 
 def on_nodes(experiment: Experiment, nodes: int, folder: Path) -> tuple[float, float]:
-    """Return what `timed` does of so many nodes."""
+    """Run `timed` on so many nodes."""
     from llmtrack.run.executors.ray.opening import open_cluster
 
     with cluster(nodes) as address:

@@ -1,6 +1,6 @@
 """How fast are many runs read into a DataFrame, against `mlflow.search_runs` on the same store?
 
-Both read every page of one MLflow experiment, in turn, each in a process of its own, so that the peak memory is its own;
+Both read every page of one MLflow experiment, in turn, each in a separate process, which isolates the peak memory;
 imports are not timed. The order within a pair alternates.
 
     python -m benchmarks.read_runs --fill 10000 --tracking-uri sqlite:////tmp/many.db    # once, minutes
@@ -51,7 +51,7 @@ READERS = ("mlflow", "llmtrack")
 
 
 def read(reader: str, uri: str, experiment: str) -> dict[str, float]:
-    """Read all runs in a fresh process and return what it cost."""
+    """Read all runs in a fresh process; return its cost."""
     done = subprocess.run(
         [sys.executable, "-c", READ, reader, uri, experiment], check=True, stdout=subprocess.PIPE, text=True
     )
@@ -67,7 +67,7 @@ def fill(uri: str, experiment: str, count: int) -> None:
     texts: dict[type, str] = {bool: "True", float: "0.5"}
     generator = random.Random(0)
     for n in range(count):
-        # A thousand runs a week, a minute apart: crowded and empty times, as in life.
+        # A thousand runs a week, a minute apart: busy and idle periods, as in practice.
         begun = 1_790_000_000_000 + 60_000 * n + 7 * 86_400_000 * (n // 1000)
         tags = {"llmtrack.kind": "scenario", "llmtrack.study_id": f"precision-{n // 12:05d}"}
         tags |= {"llmtrack.experiment": "precision", "llmtrack.scenario_id": f"{n % 12:016x}"}
@@ -90,7 +90,7 @@ def fill(uri: str, experiment: str, count: int) -> None:
 @click.option("--fill", "count", type=click.IntRange(min=1), help="Write so many runs first, and end.")
 @click.option("--pairs", type=click.IntRange(min=1), default=5, show_default=True)
 def main(tracking_uri: str, experiment: str, count: int | None, pairs: int) -> None:
-    """Fill the store, or read it by both."""
+    """Fill the store, or read it with both."""
     uri = store.resolve_tracking_uri(tracking_uri)
     if count is not None:
         begun = time.perf_counter()

@@ -27,7 +27,7 @@ BUNCH = 10
 
 @dataclass(frozen=True)
 class Reading:
-    """What one reading gave: rows, seconds, runs that were there before and are missing, rows that are there twice."""
+    """Result of one reading: rows, seconds, missing runs of those that existed before, and duplicate rows."""
 
     rows: int
     seconds: float
@@ -36,7 +36,7 @@ class Reading:
 
 
 def read(uri: str, before: set[str]) -> tuple[Reading, set[str]]:
-    """Read all runs; return what it gave against those known before, and the runs that are known now."""
+    """Read all runs; compare them with those known before, and return the runs known now."""
     began = time.monotonic()
     found = list(runs(EXPERIMENT, kind=None, tracking_uri=uri)["run_id"])
     known = set(found)
@@ -53,7 +53,7 @@ def write_until(uri: str, stop: Event) -> None:
 def read_while_writing(
     uri: str, writers: int, readings: int, context: SpawnContext | ForkServerContext | None = None
 ) -> list[Reading]:
-    """Read so many times while so many processes, of a context, write; the last reading is of what they have left."""
+    """Read repeatedly while processes of a context write; the last reading is after they have finished."""
     context = context or multiprocessing.get_context("spawn")
     stop = context.Event()
     processes = [context.Process(target=write_until, args=(uri, stop), daemon=True) for _ in range(writers)]

@@ -1,4 +1,4 @@
-"""What a benchmark found, as JSON and as a table: rounds in turn, medians, intervals, ratios, and goals met or missed.
+"""Results of a benchmark, as JSON and as a table: rounds in turn, medians, intervals, ratios, and goals met or missed.
 
 A benchmark is a module with `main = benchmark(title)(measure)`, where `measure(small)` returns what it `Found`:
 
@@ -30,27 +30,27 @@ from llmtrack.tracking.environment import environment
 from llmtrack.worker.machine import describe
 
 RESULTS = Path(__file__).with_name("results")
-"""Where the JSON files are that docs/benchmarks.md is made of: a folder for each machine."""
+"""JSON files behind docs/benchmarks.md: a folder for each machine."""
 
 HARDWARE = ("cpu", "cpu_cores", "cpu_threads", "cpu_instruction_sets", "gpu")
-"""Facts that make another machine; versions and memory do not."""
+"""Facts that identify a machine; versions and memory do not."""
 
 SETTLE_S = 0.3
-"""Seconds between two arms that compute by several threads in this process: the threads of a runtime, and of PyTorch, go on looking for work after a call, and take a core from
-the arm that comes next: ONNX Runtime's some 60 ms of CPU time."""
+"""Seconds between two multi-threaded arms in this process: threads of a runtime and of PyTorch keep spinning after a call and
+take a core from the next arm: ONNX Runtime's some 60 ms of CPU time."""
 
 Samples = dict[str, dict[str, list[float]]]
-"""Of each arm, the samples of each figure: one a round."""
+"""Samples by arm and figure, one per round."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a ratio, or where there is no peer our own figure, should be.
+    """Bounds of a ratio, or of our own figure if there is no peer.
 
     Attributes:
-        least: the median is no lower.
-        most: the median is no higher.
-        width: the interval is no wider than this part of the median.
+        least: minimum of the median.
+        most: maximum of the median.
+        width: maximum width of the interval, as a share of the median.
     """
 
     least: float = -math.inf
@@ -58,7 +58,7 @@ class Goal:
     width: float = math.inf
 
     def verdict(self, found: Summary) -> str:
-        """Return `met` or `missed`; `within doubt` where a part of the interval says otherwise."""
+        """Return `met` or `missed`; `within doubt` if a part of the interval contradicts it."""
         met = self.least <= found.median <= self.most
         if met and found.ci_high - found.ci_low > self.width * abs(found.median):
             return "missed: the interval is too wide"
@@ -80,15 +80,15 @@ class Row:
 
     Attributes:
         what: the figure.
-        unit: its unit; empty for a number without.
-        where: under which conditions: tokens, threads, precision.
-        peer: what it is compared with; empty where there is nothing.
+        unit: its unit; empty for a plain number.
+        where: the conditions: tokens, threads, precision.
+        peer: the program compared with; empty if none.
         ours: of llmtrack.
         theirs: of the peer.
         ratio: ours over theirs, of each round.
-        goal: what the ratio, or else our own figure, should be, in words.
-        verdict: whether it is.
-        why: the reason, where it is not.
+        goal: bounds of the ratio, or else of our own figure, in words.
+        verdict: whether they hold.
+        why: the reason, if they do not.
     """
 
     what: str
@@ -114,7 +114,7 @@ def row(
     goal: Goal | None = None,
     why: str = "",
 ) -> Row:
-    """Return the row of samples: ours and, taken in the same rounds, theirs; see `Row`."""
+    """Build a row from samples: ours and, taken in the same rounds, theirs; see `Row`."""
     ratio = summarize([own / other for own, other in zip(ours, theirs, strict=True)]) if theirs else None
     own = summarize(ours)
     verdict = goal.verdict(ratio or own) if goal else ""
@@ -141,7 +141,7 @@ def estimate(
     where: str = "",
     goal: Goal | None = None,
 ) -> Row:
-    """Return the row of one figure of ours whose 95 % interval is known without rounds; see `Row`."""
+    """Build a row from one figure of ours with a known 95 % interval; see `Row`."""
     low, high = interval or (value, value)
     own = Summary(2 if interval else 1, value, low, high, value)
     return Row(
@@ -157,12 +157,12 @@ def estimate(
 
 @dataclass(frozen=True)
 class Found:
-    """What a benchmark measured.
+    """The results of a benchmark.
 
     Attributes:
         rows: its table.
         left_out: what could not be measured, and why.
-        notes: what else is to be said, a sentence each.
+        notes: further remarks, a sentence each.
     """
 
     rows: tuple[Row, ...] = ()
@@ -173,17 +173,17 @@ class Found:
 @kept()
 @dataclass(frozen=True)
 class Result:
-    """What was found, and all that one must know to find it again.
+    """The results, and everything needed to reproduce them.
 
     Attributes:
         title: what is compared, in words.
-        command: what made it.
-        small: whether it is but a trial of seconds, which says nothing.
-        begun: when, in UTC.
-        wall_s: how long it took.
-        load: the system's load when it began: processes that wanted a CPU.
+        command: the command that made it.
+        small: whether it is a trial of seconds without significance.
+        begun: start time, in UTC.
+        wall_s: duration in seconds.
+        load: the system's load at the start: processes that wanted a CPU.
         machine: processor, memory, versions.
-        found: the figures.
+        found: the results.
     """
 
     title: str
@@ -203,14 +203,14 @@ def rounds(
     seconds: float = math.inf,
     settle: float = 0.0,
 ) -> Samples:
-    """Run all arms in each round, in an order that turns, so that what else the machine does falls on all alike.
+    """Run all arms in each round, in rotating order, so that other load affects all equally.
 
     Args:
         arms: each returns its figures of one call, by name.
-        count: rounds at most.
-        enough: asked after each round whether what there is suffices.
+        count: maximum number of rounds.
+        enough: called after each round; whether the samples suffice.
         seconds: no round begins that would end later, if it took as long as the longest so far.
-        settle: seconds to wait before each arm, until the threads of the one before rest.
+        settle: seconds to wait before each arm, until the threads of the previous one are idle.
     """
     names, samples = list(arms), {name: dict[str, list[float]]() for name in arms}
     begun, longest = time.monotonic(), 0.0
@@ -230,19 +230,19 @@ def rounds(
 
 
 def machine_title(facts: Mapping[str, str]) -> str:
-    """Return what to call a machine: its processor, cores and GPU."""
+    """Describe a machine: its processor, cores and GPU."""
     parts = [facts.get("cpu", "unknown CPU"), f"{facts.get('cpu_cores', '?')} cores", facts.get("gpu", "")]
     return ", ".join(filter(None, parts))
 
 
 def machine_id(facts: Mapping[str, str]) -> str:
-    """Return a machine's name as a folder's: its title, and a digest that tells two of one title apart."""
+    """Return a folder name for a machine: its title, and a digest that distinguishes equal titles."""
     words = re.findall(r"[a-z0-9]+", machine_title(facts).lower())
     return "-".join([*words, digest([facts.get(key, "") for key in HARDWARE])[:4]])
 
 
 def kept_path(folder: Path, name: str, facts: Mapping[str, str]) -> Path:
-    """Return where a machine's result is kept: it replaces the one before of the same machine, and no other."""
+    """Return the path of a machine's result, which replaces only the previous one of the same machine."""
     return folder / machine_id(facts) / f"{name}.json"
 
 
@@ -250,14 +250,14 @@ def load(path: Path) -> Result:
     """Read a result.
 
     Raises:
-        ValueError: it is none.
+        ValueError: invalid.
     """
     result: Result = from_json(json.loads(path.read_text(encoding="utf-8")), Result)
     return result
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return rows as a Markdown table."""
+    """Format rows as a Markdown table."""
     lines = [
         "| figure | under | llmtrack | peer | ratio | goal | |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -281,11 +281,11 @@ def table(rows: Sequence[Row]) -> str:
 def benchmark(
     title: str, *options: Callable[[click.Command], click.Command]
 ) -> Callable[[Callable[..., Found]], click.Command]:
-    """Turn what measures, given whether it is to be small, into a command that prints its table.
+    """Turn a measuring function, which receives `small`, into a command that prints its table.
 
     Args:
         title: what is compared, in words.
-        options: click's, which what measures is given besides, by name; a file is kept by its name alone.
+        options: further click options, passed to the function by name; a file is saved under its name only.
     """
 
     def wrap(measure: Callable[..., Found]) -> click.Command:
@@ -328,14 +328,14 @@ def benchmark(
 
 
 def section(result: Result) -> str:
-    """Return a result as Markdown: what it was, its table, what was left out."""
+    """Format a result as Markdown: its conditions, its table, and what was not measured."""
     return sections([result])
 
 
 def sections(results: Sequence[Result]) -> str:
-    """Return the results of one benchmark, one of each machine, as Markdown; those of several in a column each."""
+    """Format the results of one benchmark, one of each machine, as Markdown; several machines get a column each."""
     titles = [machine_title(result.machine) for result in results]
-    # Two machines of one title: the digest tells them apart.
+    # The digest distinguishes two machines with the same title.
     titles = [
         title if titles.count(title) == 1 else f"{title} ({machine_id(result.machine)[-4:]})"
         for title, result in zip(titles, results, strict=True)
@@ -364,7 +364,7 @@ def _taken(title: str, result: Result) -> str:
 
 
 def columns(of: Mapping[str, Sequence[Row]]) -> str:
-    """Return the rows of several machines as a Markdown table with a column for each machine.
+    """Format the rows of several machines as a Markdown table with a column for each machine.
 
     Args:
         of: each machine's rows, by its title.
@@ -382,13 +382,13 @@ def columns(of: Mapping[str, Sequence[Row]]) -> str:
 
 
 def _in_short(found: Row) -> str:
-    """Return a row in one cell: our figure, the peer's, the ratio, and whether the goal is met."""
+    """Format a row in one cell: our figure, the peer's, the ratio, and whether the goal is met."""
     theirs = f" against {_text(found.theirs, found.unit)}, ratio {_text(found.ratio)}" if found.theirs else ""
     return _text(found.ours, found.unit) + theirs + (f": {found.verdict}" if found.verdict else "")
 
 
 def machine() -> dict[str, str]:
-    """Return what affects speed here: processor, memory, versions, commit."""
+    """Return the facts that affect speed: processor, memory, versions, commit."""
     wanted = (
         "cpu",
         "cpu_cores",
@@ -408,7 +408,7 @@ def machine() -> dict[str, str]:
 
 
 def _text(found: Summary | None, unit: str = "") -> str:
-    """Return a median and its interval."""
+    """Format a median and its interval."""
     if found is None:
         return ""
     digits = max(0, 3 - math.floor(math.log10(abs(found.median)))) if found.median else 0

@@ -1,7 +1,7 @@
-"""Are our ONNX graphs as fast as ONNX Runtime GenAI's, and as many times PyTorch's speed as we want? And is GenAI timed rightly?
+"""Are our ONNX graphs as fast as ONNX Runtime GenAI's, and faster than PyTorch by the goals? And is GenAI timed correctly?
 
 Every engine is loaded anew in each round: one load of a graph decodes faster than another load of the same by a tenth (docs/backends.md).
-Rounds on one load would repeat that luck, and an interval hide it.
+Rounds on one load would repeat that bias, and the interval would hide it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ROUNDS = 5
 FLOAT, INT8, INT4 = "torch", "onnx/int8-weight-only", "onnx/int4-weight-only"
 INT4_HEAD = f"{INT4} head_bits=4"
 FASTER_PREFILL = ("onnx/int8-dynamic", "onnx/int8-mixed", "onnx/int8-per-token")
-# GenAI stores the head in as many bits as everything else, too.
+# GenAI also stores the head in as many bits as everything else.
 PEERS = {INT8: "genai/int8", INT4: "genai/int4", INT4_HEAD: "genai/int4"}
 OWN = "its own definition"
 LEVEL, FIDELITY = Goal(least=1.0), Goal(0.95, 1.05)
-# Times PyTorch in float32 at two threads; what each costs in perplexity says docs/backends.md.
+# Speed over PyTorch in float32 at two threads; docs/backends.md has the cost in perplexity.
 DECODE = {INT8: Goal(least=6.5), INT4: Goal(least=8.6)}
 PREFILL = {
     INT8: Goal(least=2.0),
@@ -108,7 +108,7 @@ def _ours(engine: Engine, ids: tuple[int, ...], new: int) -> dict[str, float]:
 
 
 def _theirs(engine: Any, ids: tuple[int, ...], new: int) -> dict[str, float]:
-    """Return the same as GenAI's benchmark script times it: the prompt and the first token, then each token by itself."""
+    """Time as GenAI's benchmark script does: the prompt and the first token, then each token separately."""
     import numpy as np
 
     genai = import_module("onnxruntime_genai")

@@ -1,7 +1,7 @@
-"""A scripted machine for searches: known speeds and qualities, noise, drift and load, and the fixed costs of real candidates.
+"""A simulated machine for searches: known speeds and qualities, noise, drift and load, and the fixed costs of real candidates.
 
-Starting a worker, loading, converting and scoring take seconds of a clock of its own; some candidates fail to start and some
-hang until their time is used up. What is predicted of a candidate beforehand is wrong by chance, as on a real machine.
+Starting a worker, loading, converting and scoring take simulated seconds; some candidates fail to start and some
+hang until their time is used up. Predictions have random errors, as on a real machine.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ NEW_TOKENS, PARTS, BOUND = 32, 12, 1.01
 BASE_SPEED = 20.0
 START_S, LOAD_S, PART_S = 5.0, 3.0, 1.0
 KINDS = ("torch", "onnx", "genai", "openvino")
-# By bits of a weight: the loss of quality that is usual.
+# Typical loss of quality by bits of a weight.
 PRICES = {32: 0.0, 16: 0.0005, 8: 0.004, 4: 0.05}
 
 
 @dataclass
 class World:
-    """Answers a search from known speeds.
+    """Answer a search from known speeds.
 
     Args:
-        seed: of all that is drawn.
-        candidates: how many, the baseline among them.
+        seed: of all random draws.
+        candidates: their number, including the baseline.
         noise: standard deviation of a sample's logarithm.
-        drift: by how much the clock speed comes and goes within minutes.
-        heat: by how much the machine slows down in the first ten minutes.
-        load: everything takes so many times as long: other programs run.
-        fixed: least and most seconds that a candidate's first start takes beyond the worker's.
+        drift: amplitude of clock speed changes within minutes.
+        heat: slowdown of the machine in the first ten minutes.
+        load: factor on all times, as by other programs.
+        fixed: minimum and maximum seconds of a candidate's first start beyond the worker's.
         failing: share of the candidates that fail to start.
         stalling: share that hang.
     """
@@ -80,19 +80,19 @@ class World:
 
     @property
     def able(self) -> dict[str, float]:
-        """Speeds of those that run and keep to the bound."""
+        """Speeds of the candidates that run and keep to the bound."""
         out = self.failures | self.stalls
         return {
             name: speed for name, speed in self.speeds.items() if self.perplexity[name] <= BOUND and name not in out
         }
 
     def goal(self, seconds: float) -> Goal:
-        """Return what is asked."""
+        """Return the goal of the search."""
         names = tuple(self.speeds)
         return Goal(names, "decode_tokens_per_sec", "higher", seconds, BOUND, PARTS, new_tokens=NEW_TOKENS)
 
     def ways(self, measured: Mapping[str, float]) -> Mapping[str, Way]:
-        """Return what is known beforehand."""
+        """Return the predictions."""
         return self.known
 
     def measure(self, name: str, seconds: float) -> Seen:
@@ -112,7 +112,7 @@ class World:
         return seen
 
     def measure_afresh(self, name: str, seconds: float) -> Seen:
-        """Measure a candidate once, loaded anew."""
+        """Measure a candidate once, freshly loaded."""
         fresh = f"{name} afresh"
         begins = 0.0 if fresh in self._loaded else LOAD_S * self.load
         self._loaded.add(fresh)
@@ -135,7 +135,7 @@ class World:
         return Seen({}, seconds, "not in time", late="loading")
 
     def score(self, name: str, part: int, seconds: float) -> PartScore:
-        """Score a part of the text: parts differ, and a model's loss on each by a little more."""
+        """Score a part of the text; parts differ, and so do a model's losses on each."""
         took = min(PART_S * self.load, max(seconds, 0.0))
         self.now += took
         if took < PART_S * self.load:
@@ -144,22 +144,22 @@ class World:
         return PartScore(400 * (2.9 + math.log(self.perplexity[name]) + 0.002 * of_part.standard_normal()), 400, took)
 
     def dropped(self, name: str) -> None:
-        """Need not know."""
+        """Ignored."""
 
     def show(self, state: SearchState) -> None:
-        """Need not know."""
+        """Ignored."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """How a search ended, held against what is true.
+    """The end of a search, compared with the truth.
 
     Attributes:
         ending: `proven`, `unproven` or `none`.
         reached: whether the true best was sampled, so that the budget allowed it.
-        right: whether the named way is the best or within 5 % of it, and keeps to the bound.
+        right: whether the named candidate is the best or within 5 % of it, and keeps to the bound.
         false: whether a proven claim is false: not better than the baseline, or over the bound.
-        seconds: that it took.
+        seconds: its duration.
     """
 
     ending: str
@@ -170,7 +170,7 @@ class Found:
 
 
 def search(world: World, seconds: float) -> Found:
-    """Search in a world, and hold the ending against what is true."""
+    """Search in a world, and compare the end with the truth."""
     tuning = Tuning(world.goal(seconds), world)
     tuning.run()
     able = world.able

@@ -3,7 +3,7 @@
     python -m benchmarks.shards                                     # two to three minutes, on a machine with two idle cores
     python -m benchmarks.shards --rounds 1 --tokens 512             # whether it works
 
-One worker and two take turns, and keep their models from round to round: of the time to score, loading is no part, and it shows in
+One worker and two take turns, and keep their models from round to round: the time to score excludes loading, which shows in
 the first round's seconds. The result must be the same to 1e-9.
 """
 
@@ -26,7 +26,7 @@ ALIKE = 1e-9
 
 
 def scored(executor: ProcessExecutor, scenario: Scenario) -> tuple[Measurement, float]:
-    """Return what scoring a text gave, and the seconds of all that it took."""
+    """Score a text; return the measurement and the total seconds."""
     found: list[Measurement] = []
 
     def take(event: Event) -> None:
@@ -47,7 +47,7 @@ def scored(executor: ProcessExecutor, scenario: Scenario) -> tuple[Measurement, 
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--workers", type=click.IntRange(min=2), default=2, show_default=True)
 def main(model: str, tokens: int, length: int, rounds: int, workers: int) -> None:
-    """Score by one worker and by several in turn, and print what each took."""
+    """Score with one worker and with several in turn, and print the times."""
     variant = Variant(model, device="cpu", options=(("threads", 1),))
     speeds: dict[int, list[float]] = {1: [], workers: []}
     losses = []

@@ -1,9 +1,9 @@
-"""Track a study of many scripted scenarios and say what of this process grows: memory, open files, seconds a scenario.
+"""Track a study of many scripted scenarios and report what grows in this process: memory, open files, seconds per scenario.
 
     python -m benchmarks.soak --scenarios 1000
     python -m benchmarks.soak --scenarios 1000 --untracked    # of measuring alone, in seconds
 
-No model is loaded and nothing is timed for real: what is left is what llmtrack itself keeps.
+No model is loaded and nothing is really timed: what remains is llmtrack's own resource use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from llmtrack.tracking.tracker import Study, Tracker
 
 @dataclass(frozen=True)
 class Reading:
-    """What the process holds after a number of scenarios: MiB of resident memory, descriptors, seconds since the beginning."""
+    """Resources of the process after a number of scenarios: MiB of resident memory, descriptors, seconds since the
+    start.
+    """
 
     scenarios: int
     rss_mib: float
@@ -45,11 +47,11 @@ class Reading:
 
 
 class Untracked:
-    """Takes what a study tells, as a tracker whose store is away, and keeps nothing."""
+    """A tracker that discards everything, as if its store were away."""
 
     offline = True
     tracking_uri = "sqlite://"
-    # Only studies that measure several models in turn keep what they measured beside the spool.
+    # Only studies that alternate between models store measurements beside the spool.
     spool = SimpleNamespace(folder=Path(os.devnull) / "spool")
 
     def start_study(self, *arguments: object, **settings: object) -> Study:
@@ -57,10 +59,10 @@ class Untracked:
         return cast("Study", SimpleNamespace(study_id="soak", run_id=None, experiment_id=None))
 
     def log(self, study: Study, outcome: Outcome) -> None:
-        """Take the outcome of a scenario."""
+        """Discard the outcome of a scenario."""
 
     def has_finished(self, study: Study) -> bool:
-        """Nothing is left to be ended."""
+        """Return True: there is nothing to finish."""
         return True
 
     def finish_study(self, study: Study, outcome: str, **settings: object) -> None:
@@ -68,7 +70,7 @@ class Untracked:
 
 
 def soak(tracker: Tracker | Untracked, scenarios: int, every: int) -> tuple[StudyResult, list[Reading]]:
-    """Run a study of scripted scenarios; return how it ended and what was read every so many of them."""
+    """Run a study of scripted scenarios; return its result and periodic readings."""
     process, began, readings, ended = psutil.Process(), time.monotonic(), list[Reading](), 0
     bandwidth.copy_bandwidth = lambda device: 1e6  # type: ignore[assignment]  # 512 MiB that are not llmtrack's own
 

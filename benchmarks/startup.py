@@ -25,7 +25,7 @@ ARMS = {
 
 
 def timed(arguments: Sequence[str], uri: str) -> Callable[[], dict[str, float]]:
-    """Return what runs Python with arguments, and says how long it took."""
+    """Return a function that runs Python with arguments and times it."""
 
     def run() -> dict[str, float]:
         environment = os.environ | {"MLFLOW_TRACKING_URI": uri}

@@ -1,4 +1,4 @@
-"""Do a tracking server and its artifact store bear a team? Many processes track at once; every run and value is looked for afterwards.
+"""Can a tracking server and its artifact store serve a team? Many processes track at once; every run and value is verified afterwards.
 
     python -m benchmarks.team --experiment load             # to MLFLOW_TRACKING_URI, as the user of MLFLOW_TRACKING_USERNAME
 
@@ -36,12 +36,12 @@ STUDY_FILE = "table.md"
 
 
 def value(writer: int, number: int) -> float:
-    """Return the seconds that are tracked of a scenario, another for each."""
+    """Return the tracked seconds of a scenario, unique to it."""
     return 1 + writer + number / 1024
 
 
 def measurement(writer: int, number: int) -> Measurement:
-    """Return a made-up result, known by its number."""
+    """Return an artificial result, identified by its number."""
     task = GenerateTask((f"prompt {number}",), max_new_tokens=2)
     return Measurement(
         scenario=Scenario(f"w{writer}-s{number}", Variant("made-up"), task),
@@ -56,7 +56,7 @@ def measurement(writer: int, number: int) -> Measurement:
 
 
 def write(writer: int, scenarios: int, experiment: str, folder: Path) -> None:
-    """Track one study; what the tracker has to say is printed."""
+    """Track one study; print the tracker's messages."""
     tracker = Tracker.open(None, experiment, folder / "spool", say)
     study = tracker.start_study("team", "Does all arrive?", {"writer": writer}, {})
     for number in range(scenarios):
@@ -67,8 +67,8 @@ def write(writer: int, scenarios: int, experiment: str, folder: Path) -> None:
 
 
 def write_at_once(writers: int, scenarios: int, experiment: str) -> list[str]:
-    """Track from so many processes at once; return what went wrong in them, one line each."""
-    # Forked from here, where all is imported, so that they really write at once.
+    """Track from so many processes at once; return their errors, one line each."""
+    # Forked after the imports, so that they start writing at the same time.
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as name:
         arguments = [(writer, scenarios, experiment, Path(name)) for writer in range(writers)]
@@ -80,13 +80,13 @@ def write_at_once(writers: int, scenarios: int, experiment: str) -> list[str]:
         wrong = [f"writer {n}: exit code {p.exitcode}" for n, p in enumerate(processes) if p.exitcode]
         tracker = Tracker.open(None, experiment, Path(name) / "spool")
         if tracker.spool.names():
-            tracker.sync()  # What was kept while the server was too busy to answer.
+            tracker.sync()  # Records spooled while the server was too busy to answer.
         left = len(tracker.spool.names())
     return wrong + ([f"{left} records were not sent"] if left else [])
 
 
 def missing(writers: int, scenarios: int, experiment: str) -> list[str]:
-    """Return what did not arrive, or not once, one line each."""
+    """Return missing or duplicate records, one line each."""
     found = runs(experiment, kind=None)
     client = store.connect(store.resolve_tracking_uri())
     wrong = []
@@ -108,7 +108,7 @@ def missing(writers: int, scenarios: int, experiment: str) -> list[str]:
 
 
 def sweep_on(nodes: int, scenarios: int, experiment: str) -> list[str]:
-    """Track a sweep that so many Ray nodes measure; return what went wrong."""
+    """Track a sweep on so many Ray nodes; return the errors."""
     from llmtrack.run.executors.ray.opening import open_cluster
 
     with tempfile.TemporaryDirectory() as name:
@@ -127,7 +127,7 @@ def sweep_on(nodes: int, scenarios: int, experiment: str) -> list[str]:
 
 
 def missing_of_sweep(nodes: int, scenarios: int, experiment: str) -> list[str]:
-    """Return what of a sweep did not arrive, or not once, one line each."""
+    """Return missing or duplicate records of a sweep, one line each."""
     found = runs(experiment)
     client = store.connect(store.resolve_tracking_uri())
     wrong = []
@@ -148,7 +148,7 @@ def missing_of_sweep(nodes: int, scenarios: int, experiment: str) -> list[str]:
 
 
 def say(line: str) -> None:
-    """Print what the tracker or a cluster has to say."""
+    """Print a message of the tracker or a cluster."""
     print(line, file=sys.stderr)
 
 
@@ -164,7 +164,7 @@ def say(line: str) -> None:
 )
 @click.option("--experiment", required=True, help="A new one.")
 def main(writers: int, nodes: int, scenarios: int, experiment: str) -> None:
-    """Write, look for it, and say how long it took."""
+    """Write, verify, and print the duration."""
     start = time.perf_counter()
     if nodes:
         who, count = f"a sweep on {nodes} Ray nodes", scenarios + 1

@@ -1,6 +1,6 @@
-"""How far is llmtrack's training from the same loop written plainly, on the same model and windows?
+"""What is the overhead of llmtrack's training over a plain loop, on the same model and windows?
 
-Both train in one process, in turn, from the same fresh weights, so that drift falls on both alike:
+Both train in one process, in turn, from the same fresh weights, so that drift affects both equally:
 
     python -m benchmarks.training_overhead --steps 20 --rounds 15
 
@@ -35,7 +35,7 @@ from llmtrack.worker.train import measure_training
 
 
 def plain_training(variant: Variant, task: TrainTask) -> float:
-    """Return the seconds from the first step's end to the last one's, in a loop as anyone would write it."""
+    """Return the seconds from the end of the first step to that of the last, in a plain loop."""
     session = open_session(variant, task)
     model = session.engine.model.train()
     device = next(model.parameters()).device
@@ -62,7 +62,7 @@ def plain_training(variant: Variant, task: TrainTask) -> float:
 
 
 def our_training(variant: Variant, task: TrainTask) -> float:
-    """Return the seconds from the first step's end to the last one's, as an experiment trains."""
+    """Return the seconds from the end of the first step to that of the last, in llmtrack's training."""
     stamps: list[float] = []
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w", encoding="utf-8") as pipe:
 
@@ -99,14 +99,14 @@ def main(model: str, device: str, dtype: str, steps: int, rounds: int, batch_siz
         sample_tokens=0,
         log_checkpoint="none",
     )
-    # The plain loop stands twice: how far it is from itself is what the machine adds to any ratio.
+    # The plain loop runs twice: the difference between its runs is the noise of any ratio.
     sides = {"plain loop": plain_training, "plain loop again": plain_training, "llmtrack": our_training}
     for side in sides.values():
         side(variant, task)
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     order = random.Random(0)
     for _ in range(rounds):
-        # In a new order each time: whatever one leaves in the caches is shared out.
+        # In a new order each time, to balance cache effects.
         for name in order.sample(list(sides), len(sides)):
             seconds[name].append(sides[name](variant, task))
     tokens = (steps - 1) * batch_size * sequence_length

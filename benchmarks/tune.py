@@ -47,7 +47,7 @@ BUDGETS = (60.0, 180.0, 300.0, 900.0)
 
 @contextmanager
 def trials_for(config: Config) -> Iterator[Trials]:
-    """Yield what measures and scores the ways to run a model on this machine, with no model loaded yet."""
+    """Yield the trials of a model on this machine, with no model loaded yet."""
     began = time.monotonic()
     with (
         prepared(config, ProcessExecutor) as (pool, space, asked),
@@ -60,10 +60,10 @@ def trials_for(config: Config) -> Iterator[Trials]:
 
 
 def full_grid(trials: Trials) -> tuple[dict[str, float], dict[str, float]]:
-    """Measure every candidate as often as a grid does, one after the other, and score all of the text by each model.
+    """Measure every candidate as often as a grid does, sequentially, and score the whole text with each model.
 
     Returns:
-        The median of the objective, and perplexity over the baseline's, of those that could be measured, and scored.
+        The median of the objective, and the perplexity ratio to the baseline, of the candidates that succeeded.
     """
     task = trials.task()
     models = trials.ways({})
@@ -89,7 +89,7 @@ def full_grid(trials: Trials) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def on_this_machine(config: Config) -> None:
-    """Tune a model, measure the full grid of the same ways, and print the answer and the time of both."""
+    """Tune a model, measure the full grid of the same candidates, and print the answer and the time of both."""
     began = time.monotonic()
     with trials_for(config) as trials:
         tuning = Tuning(trials.task(), trials)

@@ -24,7 +24,7 @@ COMMON = """### Common options
 
 Each experiment below takes these, too, but for those that stand behind its own.
 """
-# An option that so large a share of the experiments has with the same help is told once.
+# An option with the same help in this share of the experiments is listed once.
 SHARE = 0.6
 
 
@@ -54,12 +54,12 @@ def _experiments() -> Iterator[tuple[str, click.Command]]:
 
 
 def _told(option: click.Parameter) -> tuple[str, str]:
-    """Return what the help says of an option."""
+    """Return the help record of an option."""
     return option.get_help_record(click.Context(click.Command(""))) or ("", "")
 
 
 def _common(commands: Sequence[click.Command]) -> dict[tuple[str, str], click.Parameter]:
-    """Return the options that most commands have, by what their help says."""
+    """Return the options that most commands share, by their help records."""
     every = {_told(each): each for command in commands for each in command.params}
     times = Counter(told for command in commands for told in {_told(each) for each in command.params})
     return {told: each for told, each in every.items() if times[told] >= SHARE * len(commands)}

@@ -14,20 +14,20 @@ MOST = 3
 
 
 def found_in(log: str) -> str:
-    """Return the first lines that a demo ends with.
+    """Return the first lines of a demo's findings.
 
     Raises:
-        ValueError: it did not come to its end.
+        ValueError: it did not finish.
     """
     _, heading, end = log.replace("\r\n", "\n").rpartition(f"{FOUND}\n")
     lines = [line for line in end.partition("\n\n")[0].splitlines() if line.startswith("- ")]
     if not heading or not lines:
-        raise ValueError("this is no log of a demo that came to its end")
+        raise ValueError("not a log of a finished demo")
     return "".join(f"{line}\n" for line in lines[:MOST])
 
 
 def with_found(readme: str, found: str) -> str:
-    """Return README's text with these lines."""
+    """Insert these lines into README's text."""
     head, _, rest = readme.partition(BEFORE)
     return head + BEFORE + found + AFTER + rest.partition(AFTER)[2]
 
@@ -35,7 +35,7 @@ def with_found(readme: str, found: str) -> str:
 @click.command()
 @click.argument("log", type=click.Path(exists=True, path_type=Path))
 def main(log: Path) -> None:
-    """Write README.md from the log of a demo, which was written to a file or pipe: a terminal wraps its lines."""
+    """Update README.md from the log of a demo, which was written to a file or pipe: a terminal wraps its lines."""
     text = README.read_text(encoding="utf-8")
     README.write_text(with_found(text, found_in(log.read_text(encoding="utf-8"))), encoding="utf-8")
 

@@ -24,9 +24,9 @@ conda_env: conda.yaml
 
 entry_points:
 """
-# `mlflow run` itself decides where runs go.
+# Set by `mlflow run` itself.
 NOT_PARAMETERS = ("tracking_uri", "experiment_name")
-# What `llmtrack compare` takes as an entry point.
+# Parameters of `llmtrack compare` as an entry point.
 COMPARE = ("experiment", "study", "model", "search", "output")
 
 
@@ -40,12 +40,12 @@ def mlproject() -> str:
 
 
 def readme(text: str) -> str:
-    """Return README's text with its table of experiments made anew."""
+    """Update the table of experiments in README's text."""
     return _filled(text, "experiments", _experiments())
 
 
 def quantization(text: str) -> str:
-    """Return the text of docs/quantization.md with its table of recipes made anew."""
+    """Update the table of recipes in the text of docs/quantization.md."""
     return _filled(text, "recipes", _recipes())
 
 

@@ -20,5 +20,5 @@ def test_the_first_lines_of_the_end_go_into_readme_and_nothing_else_changes():
 
 
 def test_a_demo_that_was_interrupted_has_nothing_to_show():
-    with pytest.raises(ValueError, match="no log of a demo"):
+    with pytest.raises(ValueError, match="not a log of a finished demo"):
         found_in("Plan: 8 experiments\n")
