@@ -70,7 +70,8 @@ def test_recipes_keep_the_quality_of_the_real_model(run_here, tracked, smollm2_s
     )
     table = tracked.text(study["run_id"], "table.md")
     assert "file MiB" in table
-    assert re.search(r"\dx \([\d.]+ to [\d.]+\) decode", table)
+    # On a slow or busy machine the time is up after one repeat, of which there is no interval.
+    assert re.search(r"\dx (\([\d.]+ to [\d.]+\) )?decode", table)
 
 
 @pytest.mark.slow(20)
