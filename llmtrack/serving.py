@@ -40,12 +40,17 @@ class GeneratingModel:
 
 
 def _load_pyfunc(path: str) -> GeneratingModel:
-    """Load a logged folder; called by MLflow under this name."""
+    """Load a logged folder, or the model that it points at; called by MLflow under this name."""
+    from llmtrack.engines.registry import load_engine, load_variant
+    from llmtrack.spec.pointer import read_pointer
+
     folder = Path(path)
+    if (pointer := read_pointer(folder)) is not None:
+        engine = load_variant(pointer.variant)
+        pointer.check(engine.info.tags)
+        return GeneratingModel(engine)
     if any(folder.glob("*.onnx")):
         from llmtrack.engines.onnx import open_folder
 
         return GeneratingModel(open_folder(folder))
-    from llmtrack.engines.registry import load_engine
-
     return GeneratingModel(load_engine(str(folder)))

@@ -145,6 +145,24 @@ def alias(name: str, selector: str, tracking_uri: str | None) -> None:
     print_text(f"alias:{name} is {run_id}{moved}")
 
 
+@main.command()
+@click.argument("selector")
+@click.option("--as", "target", required=True, metavar="NAME@ALIAS", help="Registered model, and alias of its version.")
+@tracking_uri_option
+def promote(selector: str, target: str, tracking_uri: str | None) -> None:
+    """Register how a run ran the model in MLflow's registry, for `mlflow models serve -m models:/NAME@ALIAS`.
+
+    SELECTOR names the run of a scenario: its id (or the first 8 characters), or latest, latest:EXPERIMENT, study:ID with
+    #SCENARIO. No weights are copied: the version points at the model, and loading it checks the digests of its files.
+    """
+    from llmtrack.decide.selectors import run_named
+    from llmtrack.run.promote import promote as register
+
+    made = register(run_named(selector, tracking_uri), target, tracking_uri)
+    before = f" (before: version {made.before})" if made.before else ""
+    print_text(f"{made.uri} is version {made.version}{before}")
+
+
 @main.command(context_settings={"allow_extra_args": True})
 @click.argument("experiment")
 @click.option(

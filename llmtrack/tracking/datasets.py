@@ -53,7 +53,7 @@ class DataSet:
         return self.name, self.digest
 
 
-def inputs_of(scenario: Scenario, params: Mapping[str, Any]) -> tuple[DataSet, ...]:
+def data_sets_of(scenario: Scenario, params: Mapping[str, Any]) -> tuple[DataSet, ...]:
     """Return what a scenario read: its prompts, and the texts whose digests are known.
 
     Args:

@@ -7,8 +7,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmtrack.host.packages import installed_version
+from llmtrack.spec.pointer import Pointer
+
+if TYPE_CHECKING:
+    from mlflow.models import ModelSignature
 
 ARTIFACT = "model"
 LOADER = "llmtrack.serving"
@@ -31,14 +36,7 @@ def mlflow_model(folder: Path) -> Iterator[Mapping[str, Path]]:
         folder: model and tokenizer; weights as ONNX or safetensors.
     """
     import mlflow.pyfunc
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 
-    signature = ModelSignature(
-        inputs=Schema([ColSpec(DataType.string)]),
-        outputs=Schema([ColSpec(DataType.string)]),
-        params=ParamSchema([ParamSpec("max_new_tokens", DataType.long, 64)]),
-    )
     kind = "onnx" if any(folder.glob("*.onnx")) else "torch"
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch, ARTIFACT)
@@ -47,7 +45,7 @@ def mlflow_model(folder: Path) -> Iterator[Mapping[str, Path]]:
             str(target),
             loader_module=LOADER,
             data_path=str(folder),
-            signature=signature,
+            signature=_signature(),
             pip_requirements=_pinned(_REQUIREMENTS[kind]),
         )
         yield {
@@ -55,6 +53,35 @@ def mlflow_model(folder: Path) -> Iterator[Mapping[str, Path]]:
             for path in sorted(target.rglob("*"))
             if path.is_file() and not os.path.islink(path)
         }
+
+
+def save_pointer(target: Path, pointer: Pointer) -> None:
+    """Write an MLflow model that points at a model, with an example of its input."""
+    import mlflow.pyfunc
+
+    with tempfile.TemporaryDirectory() as scratch:
+        data = Path(scratch, "pointer")
+        data.mkdir()
+        pointer.write(data)
+        mlflow.pyfunc.save_model(
+            str(target),
+            loader_module=LOADER,
+            data_path=str(data),
+            signature=_signature(),
+            input_example=["Once upon a time"],
+            pip_requirements=_pinned(_REQUIREMENTS.get(pointer.variant.backend, _REQUIREMENTS["torch"])),
+        )
+
+
+def _signature() -> ModelSignature:
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+
+    return ModelSignature(
+        inputs=Schema([ColSpec(DataType.string)]),
+        outputs=Schema([ColSpec(DataType.string)]),
+        params=ParamSchema([ParamSpec("max_new_tokens", DataType.long, 64)]),
+    )
 
 
 def _pinned(packages: tuple[str, ...]) -> list[str]:

@@ -16,7 +16,7 @@ from llmtrack.spec.serialization import digest, kept, to_json
 from llmtrack.spec.task import GenerateTask, not_asked
 from llmtrack.tracked.run import FAILED, FINISHED, KILLED, RUNNING
 from llmtrack.tracking import spreads
-from llmtrack.tracking.datasets import DataSet, inputs_of
+from llmtrack.tracking.datasets import DataSet, data_sets_of
 
 # Prompts are in the workload's digest, printing does not affect measurements, and the actual number of workers is
 # recorded by the measurement.
@@ -114,7 +114,7 @@ def scenario_record(outcome: Outcome, study: StudyContext, remark: str = "") -> 
     """Return the record of a measured or failed scenario; a remark is appended to its listed name."""
     record = _failure_record(outcome, study) if isinstance(outcome, Failure) else _measurement_record(outcome, study)
     # The digests of what was read are part of the identity already.
-    record = dataclasses.replace(record, inputs=inputs_of(outcome.scenario, record.params))
+    record = dataclasses.replace(record, inputs=data_sets_of(outcome.scenario, record.params))
     return _in_list(record, study, remark)
 
 

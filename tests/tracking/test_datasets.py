@@ -14,7 +14,7 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask, TrainTask
 from llmtrack.tracking import datasets, sync
-from llmtrack.tracking.datasets import corpus_of, inputs_of, prompt_set
+from llmtrack.tracking.datasets import corpus_of, data_sets_of, prompt_set
 from llmtrack.tracking.push import redacted
 from llmtrack.tracking.records import StudyContext, scenario_record
 from llmtrack.tracking.tracker import Tracker
@@ -60,7 +60,7 @@ def test_a_digest_may_be_a_tag_as_in_what_is_kept_in_the_spool():
 
 
 def names(task, params) -> list[tuple[str, str]]:
-    return [(each.name, each.context) for each in inputs_of(Scenario("s", Variant("m"), task), params)]
+    return [(each.name, each.context) for each in data_sets_of(Scenario("s", Variant("m"), task), params)]
 
 
 def test_a_scenario_reads_its_prompts_its_corpus_and_what_it_was_calibrated_on():

@@ -1,0 +1,39 @@
+"""Promote a tracked run: register how it ran the model, so that MLflow serves it by a name and an alias."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from llmtrack.errors import UsageError
+from llmtrack.run.reproduce import variant_of
+from llmtrack.spec.pointer import Pointer
+from llmtrack.tracked.run import MODEL_DIGESTS
+from llmtrack.tracking.query import runs_of_id
+from llmtrack.tracking.registry import Version, name_and_alias, register
+
+
+def promote(run_id: str, target: str, tracking_uri: str | None = None) -> Version:
+    """Register the way that a run measured.
+
+    Args:
+        run_id: the run of one scenario; its first 8 characters do.
+        target: `NAME@alias`.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+
+    Raises:
+        UsageError: there is no such run, or no such name or alias; or the run measured no way to run a model.
+        LlmtrackError: its backend or recipe no longer exists.
+        TrackingError: the store cannot be used.
+    """
+    name, alias = name_and_alias(target)
+    found = runs_of_id(run_id, tracking_uri)
+    if len(found) != 1:
+        several = f"names {len(found)} runs: name one by its id" if found else "is not the run of a scenario"
+        raise UsageError(f"{run_id!r} {several} (`llmtrack runs` lists them)")
+    (run,) = found
+    variant = variant_of(run)
+    if os.path.isdir(variant.model):
+        variant = dataclasses.replace(variant, model=os.path.abspath(variant.model))
+    digests = {key: text for key in MODEL_DIGESTS if (text := run.text(f"env.{key}"))}
+    return register(run, Pointer(variant, digests), name, alias, tracking_uri)

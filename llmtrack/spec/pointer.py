@@ -1,0 +1,61 @@
+"""A pointer to a model that stays where it is, on disk or in the hub: how it is loaded, and the digests of its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmtrack.errors import ModelLoadError
+from llmtrack.spec.scenario import Variant
+from llmtrack.spec.serialization import from_json, kept, to_json
+
+_FILE = "llmtrack.json"
+
+
+@kept()
+@dataclass(frozen=True)
+class Pointer:
+    """What a registered model holds in place of weights.
+
+    Attributes:
+        variant: what is loaded, resolved.
+        digests: of the files that were measured, by the names that engines tell theirs under.
+    """
+
+    variant: Variant
+    digests: Mapping[str, str]
+
+    def write(self, folder: Path) -> None:
+        """Write it to a folder."""
+        (folder / _FILE).write_text(json.dumps(to_json(self), indent=1) + "\n", encoding="utf-8")
+
+    def check(self, found: Mapping[str, str]) -> None:
+        """Refuse other files than those that were measured.
+
+        Args:
+            found: what the loaded engine tells.
+
+        Raises:
+            ModelLoadError: a digest differs.
+        """
+        for name, digest in self.digests.items():
+            if found.get(name) != digest:
+                raise ModelLoadError(
+                    f"{self.variant.model} is not the model that was registered ({name} is {found.get(name)}, was {digest}): "
+                    "restore its files, or measure it again and promote that run"
+                )
+
+
+def read_pointer(folder: Path) -> Pointer | None:
+    """Return the pointer in a folder, or None.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    path = folder / _FILE
+    if not path.is_file():
+        return None
+    pointer: Pointer = from_json(json.loads(path.read_text(encoding="utf-8")), Pointer)
+    return pointer

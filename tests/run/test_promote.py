@@ -1,0 +1,182 @@
+"""A run is promoted to MLflow's registry, served by MLflow, and answers as `llmtrack generate` does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from mlflow import MlflowClient
+
+from experiments import quantization
+from llmtrack.cli import main
+from llmtrack.errors import ModelLoadError, UsageError
+from llmtrack.host.packages import available
+from llmtrack.report.terminal import make_console
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.promote import promote
+from llmtrack.run.reproduce import PROMPT, command_line, variant_of
+from llmtrack.run.study.study import run_study
+from llmtrack.spec.pointer import Pointer, read_pointer
+from llmtrack.spec.scenario import Variant
+from llmtrack.tracking.query import runs_of_id
+from llmtrack.tracking.registry import name_and_alias
+from tests.conftest import HANG_S, make_here
+from tests.search_path import with_folders
+from tests.tracking.conftest import (  # noqa: F401 - fixtures
+    _clean_environment,
+    free_port,
+    said,
+    tracker,
+    uri,
+)
+from tests.tracking.samples import ENVIRONMENT, failure, measurement
+
+ROOT = Path(__file__).resolve().parents[2]
+ASKED, NEW_TOKENS = "The harbour wakes", 5
+RECIPES = ("onnx/int8-weight-only",) if available("onnx", "any") else ("torch/float32",)
+
+
+@pytest.mark.parametrize("text", ["smollm2", "@champion", "a/b@c", "smollm2@", "smollm2@v3", "smollm2@latest", "a@b c"])
+def test_what_names_no_version_is_refused(text):
+    with pytest.raises(UsageError, match=r"names no version: write NAME@alias"):
+        name_and_alias(text)
+
+
+def test_a_name_and_an_alias():
+    assert name_and_alias("smollm2 on my laptop@champion") == ("smollm2 on my laptop", "champion")
+
+
+def test_a_pointer_is_read_back_and_refuses_other_files(tmp_path):
+    pointer = Pointer(Variant("packaged:tiny", options=(("threads", 2),)), {"weights_digest": "abc"})
+    assert read_pointer(tmp_path) is None
+    pointer.write(tmp_path)
+    assert read_pointer(tmp_path) == pointer
+    pointer.check({"weights_digest": "abc", "tokenizer_digest": "more"})
+    with pytest.raises(
+        ModelLoadError, match=r"packaged:tiny is not the model that was registered \(weights_digest is xyz, was abc\)"
+    ):
+        pointer.check({"weights_digest": "xyz"})
+
+
+@pytest.mark.slow(1)
+def test_what_cannot_be_promoted_is_one_line(tracker, uri):  # noqa: F811
+    study = tracker.start_study("precision", "q", {}, ENVIRONMENT)
+    failed = tracker.log(study, failure())
+    several = [tracker.log(study, measurement(name)) for name in ("a", "b")]
+    tracker.finish_study(study, "finished")
+    assert None not in several
+    refused = {
+        failed: "has no logged model in MLflow",
+        study.run_id: "names 3 runs",
+        "0" * 32: "is not the run of a scenario",
+    }
+    for run_id, why in refused.items():
+        done = CliRunner().invoke(main, ["promote", run_id, "--as", "a@b", "--tracking-uri", uri])
+        assert (done.exit_code, done.output.count("\n")) == (2, 1), done.output
+        assert why in done.output
+    assert MlflowClient(uri).search_registered_models() == []
+
+
+@contextmanager
+def _served(model: str, uri: str, folder: Path):  # noqa: F811
+    """Yield the port at which `mlflow models serve` answers."""
+    port = free_port()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # MLflow starts uvicorn by its name
+    environment = {**os.environ, "PATH": path, "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": with_folders(ROOT)}
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "models",
+        "serve",
+        "-m",
+        model,
+        "-p",
+        str(port),
+        "--env-manager",
+        "local",
+    ]
+    with open(folder / "serve.log", "wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + HANG_S
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.3)
+        assert process.poll() is None, (folder / "serve.log").read_text()[-3000:]
+        yield port
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow(60)
+def test_a_promoted_run_is_served_and_says_what_generate_says(tracker, uri, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    make_here(monkeypatch)
+    experiment = quantization.build(
+        quantization.Config(
+            model="synthetic:tiny",
+            max_new_tokens=4,
+            min_repeats=1,
+            min_seconds=0,
+            max_seconds=1,
+            recipes=RECIPES,
+            max_length=16,
+            prompt_tokens=8,
+            reference_tokens=16,
+        )
+    )
+    result = run_study(experiment, tracker=tracker, executor=InlineExecutor(), console=make_console())
+    assert result.exit_code == 0
+    client = MlflowClient(uri)
+    for number, run in enumerate(each for each in result.tracked if each.text("model_uri")):
+        done = CliRunner().invoke(main, ["promote", run.run_id[:8], "--as", "tiny@champion", "--tracking-uri", uri])
+        assert done.exit_code == 0, done.output
+        before = f" (before: version {number})" if number else ""
+        assert done.stdout == f"models:/tiny@champion is version {number + 1}{before}\n"
+        version = client.get_model_version_by_alias("tiny", "champion")
+        assert (version.run_id, version.tags["llmtrack.model_uri"]) == (run.run_id, run.model_uri)
+        logged = client.get_logged_model(run.text("model_uri").removeprefix("models:/"))
+        assert json.loads(logged.tags["mlflow.modelVersions"]) == [{"name": "tiny", "version": str(number + 1)}]
+        assert version.tags["weights_digest"] == run.text("env.weights_digest")
+
+        (again,) = runs_of_id(run.run_id, uri)
+        words = shlex.split(command_line(variant_of(again)))
+        words[words.index("--max-new-tokens") + 1] = str(NEW_TOKENS)
+        said_by_command = CliRunner().invoke(main, [ASKED if each == PROMPT else each for each in words[1:]])
+        assert said_by_command.exit_code == 0, said_by_command.output
+
+        folder = tmp_path / f"served-{number}"
+        folder.mkdir()
+        with _served("models:/tiny@champion", uri, folder) as port:
+            body = json.dumps({"inputs": [ASKED], "params": {"max_new_tokens": NEW_TOKENS}}).encode()
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/invocations", body, {"Content-Type": "application/json"}
+            )
+            (answer,) = json.loads(urllib.request.urlopen(request, timeout=HANG_S).read())["predictions"]
+        assert answer == said_by_command.stdout.removesuffix("\n")
+        assert answer
+
+    # Once more: the same version, and none further.
+    assert promote(run.run_id, "tiny@challenger", uri).version == str(number + 1)
+    assert len(client.search_model_versions("name = 'tiny'")) == number + 1
+    files = Path(logged.artifact_location)
+    held = [path for path in files.rglob("*") if path.is_file()]
+    assert {"MLmodel", "requirements.txt", "input_example.json", "llmtrack.json"} <= {path.name for path in held}
+    assert all("==" in line for line in (files / "requirements.txt").read_text().split())
+    assert sum(path.stat().st_size for path in held) < 20_000, "no weights"
