@@ -17,7 +17,7 @@ from llmtrack.errors import UsageError
 from llmtrack.report.columns import cell, column_of_runs, further, shared_conditions
 from llmtrack.report.drawing import BEATEN, COLOR, drawing, save
 from llmtrack.report.labels import label_points
-from llmtrack.report.plots import add_note, axis_label, canvas, widen
+from llmtrack.report.plots import add_note, axis_label, canvas, separate_thousands, widen
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.table import Table
 from llmtrack.report.terminal import make_console, say
@@ -137,6 +137,7 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
     axes.scatter(xs, ys, s=_sizes(runs), c=inside, zorder=3, edgecolors=edges, linewidths=0.8)
     axes.margins(x=0.22, y=0.18)
     widen(axes, ys)
+    separate_thousands(axes)
     label_points(figure, axes, xs, ys, _short(runs.scenarios))
     return figure
 

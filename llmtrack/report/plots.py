@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -25,6 +26,8 @@ _INTERVALS = "Points and bars are medians over repeats; whiskers are 95 % interv
 _BASELINE = "Amber: the baseline."
 # Minimum relative range of an axis, so that noise does not look like a difference.
 LEAST_SPAN = 0.05
+# Figures from which on ticks have separators.
+_LARGE = 10_000
 
 
 def line_plot(
@@ -66,6 +69,7 @@ def line_plot(
     axes.set_xticks(xs, [f"{value:g}" for value in xs])
     axes.minorticks_off()
     _from_zero(axes)
+    separate_thousands(axes)
     return figure
 
 
@@ -84,6 +88,7 @@ def bar_plot(runs: Runs, label: str, y: str, *, title: str, y_label: str = "") -
     axes.set_xticks(range(len(bars)), names)
     axes.bar_label(drawn, labels=[significant(value, 3) for value in values], padding=3, fontsize=9)
     axes.margins(y=0.15)
+    separate_thousands(axes)
     if max((len(name) for name in names), default=0) > 12:
         axes.tick_params(axis="x", labelrotation=20)
     add_note(figure, *([_INTERVALS] if _has_intervals(bars, y) else []), *_told_baseline(bars))
@@ -99,6 +104,7 @@ def scatter_plot(runs: Runs, x: str, y: str, *, title: str, x_label: str, y_labe
     axes.scatter(xs, ys, color=colors, zorder=3)
     axes.margins(x=0.12, y=0.12)
     widen(axes, ys)
+    separate_thousands(axes)
     add_note(figure, *_told_baseline(points))
     label_points(figure, axes, xs, ys, points.scenarios)
     return figure
@@ -161,6 +167,13 @@ def widen(axes: Axes, values: Sequence[float]) -> None:
     if high / low - 1 < LEAST_SPAN:
         middle = (low + high) / 2
         axes.set_ylim(middle * (1 - LEAST_SPAN / 2), middle * (1 + LEAST_SPAN / 2))
+
+
+def separate_thousands(axes: Axes) -> None:
+    """Write the ticks of an axis of large figures as `40,000`."""
+    for axis, most in ((axes.xaxis, axes.dataLim.x1), (axes.yaxis, axes.dataLim.y1)):
+        if _LARGE <= most < math.inf:
+            axis.set_major_formatter(lambda value, place: f"{value:,.0f}")
 
 
 def _from_zero(axes: Axes) -> None:

@@ -164,3 +164,12 @@ def test_an_axis_from_zero_has_room_above_the_highest_mark():
     (steps,) = step_plot([5.9, 3.6], title="T", x_label="X", y_label="Y", from_zero=True).axes
     assert lines.get_ylim() == pytest.approx((0, 1.06 * 109))
     assert steps.get_ylim() == pytest.approx((0, 1.06 * 5.9))
+
+
+def test_ticks_of_large_figures_have_separators():
+    runs = made(*(run(f"s{n}", tokens_per_sec=40_000.0 + 3000 * n, perplexity=20.0 + n) for n in range(3)))
+    figure = scatter_plot(runs, "tokens_per_sec", "perplexity", title="T", x_label="X", y_label="Y")
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert "42,000" in [tick.get_text() for tick in axes.get_xticklabels()]
+    assert not any("," in tick.get_text() for tick in axes.get_yticklabels())

@@ -304,7 +304,9 @@ def test_each_kind_of_hardware_is_measured_and_told_apart(two_kinds, uri, tracke
     from llmtrack.decide.comparing import compare
     from llmtrack.run.executors.ray.opening import open_cluster
 
-    executors = open_cluster(two_kinds.address, "each", "node", Patience(starting=HANG_S, step=HANG_S), lambda line: None)
+    executors = open_cluster(
+        two_kinds.address, "each", "node", Patience(starting=HANG_S, step=HANG_S), lambda line: None
+    )
     try:
         results = [
             run_study(experiment(paced("one"), paced("two", new=3)), tracker=tracker, executor=each, console=console)
