@@ -28,6 +28,7 @@ _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 _LONGEST_LINE = 2000
+_ENDS = 400
 _REPLACE = "llmtrack.replace"
 # ASCII replacements of the symbols that llmtrack prints.
 _ASCII = {"–": "-", "—": "-", "·": "|", "±": "+/-", "…": "...", "×": "x", "→": "->", "µ": "u", "•": "-"}
@@ -73,7 +74,8 @@ def print_text(text: str, err: bool = False, nl: bool = True) -> None:
 
     if err:
         lines = redact(text, secrets_of(os.environ)).split("\n")
-        text = "\n".join(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines)
+        # The middle of a long line is the value that was given; cause and remedy stand around it.
+        text = "\n".join(line if len(line) <= _LONGEST_LINE else f"{line[:_ENDS]}…{line[-_ENDS:]}" for line in lines)
     click.echo(shown(text), err=err, nl=nl)
 
 

@@ -132,3 +132,12 @@ def test_no_module_has_a_way_of_its_own(path):
 def test_the_rule_sees_each_way():
     for way in ("print(name)", "click.echo(x)", "console.file.write(x)", "sys.stderr.write(x)", "Console()"):
         assert direct(ast.parse(way)) == [1]
+
+
+@pytest.mark.parametrize("given", ["a" * 100_000, "word " * 20_000])
+def test_a_long_value_hides_neither_cause_nor_remedy(given, capsys):
+    print_text(f"error: {given!r} is no model: give a folder", err=True)
+    said = capsys.readouterr().err
+    assert said.startswith("error: '")
+    assert said.endswith("is no model: give a folder\n")
+    assert len(said) < 1000
