@@ -101,15 +101,16 @@ def by_value(uri: str) -> dict[str, float]:
     return {"s": time.perf_counter() - start}
 
 
-def by_tracker(tracker: Tracker) -> dict[str, float]:
+def by_tracker(tracker: Tracker, way: str = "synthetic:tiny") -> dict[str, float]:
     """Track a run with llmtrack: through the spool, and directly."""
     from llmtrack.spec.outcome import Measurement
-    from llmtrack.spec.scenario import Scenario, Variant
+    from llmtrack.spec.scenario import Scalar, Scenario, Variant
     from llmtrack.spec.task import GenerateTask, RepeatPolicy
 
     study = tracker.start_study("cost", "?", {}, {f"tag_{number}": f"text {number}" for number in range(TAGS)})
     scenario = Scenario(f"s{time.time_ns()}", Variant("synthetic:tiny"), GenerateTask(("hello",)), RepeatPolicy())
-    facts = {f"param_{number}": number for number in range(PARAMS)}
+    # By it the run has a logged model, too.
+    facts: dict[str, Scalar] = {**{f"param_{number}": number for number in range(PARAMS)}, "model_id": way}
     outcome = Measurement(scenario, "w", facts, {f"metric_{number}": float(number) for number in range(METRICS)})
     start = time.perf_counter()
     tracker.log(study, outcome)
