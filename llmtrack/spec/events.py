@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from llmtrack.spec.outcome import Failure, Measurement, StepValues
+from llmtrack.spec.outcome import Failure, Measurement, Outcome, StepValues
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.serialization import Scalar, from_json, to_json
 
@@ -78,6 +78,26 @@ class SoFar:
 
 Event = Union[Log, Warn, Progress, Begun, Steps, SoFar, Measurement, Failure]  # noqa: UP007 - evaluated on Python 3.10
 Emit = Callable[[Event], None]
+
+
+class Collected:
+    """Collects the outcomes among events, and forwards all others.
+
+    Attributes:
+        outcomes: in the order of their arrival.
+    """
+
+    def __init__(self, forward: Emit) -> None:
+        self.outcomes: list[Outcome] = []
+        self._forward = forward
+
+    def __call__(self, event: Event) -> None:
+        """Handle an event."""
+        if isinstance(event, (Measurement, Failure)):
+            self.outcomes.append(event)
+        else:
+            self._forward(event)
+
 
 _KINDS = {kind.__name__: kind for kind in (Log, Warn, Progress, Begun, Steps, SoFar, Measurement, Failure)}
 

@@ -14,8 +14,8 @@ from llmtrack.measure.statistics import NOISY_CV, bootstrap_median_ci
 from llmtrack.run.executors.inline import Executor
 from llmtrack.run.study.merged import merged
 from llmtrack.run.study.scoring import run_scenarios
-from llmtrack.spec.events import Event
-from llmtrack.spec.outcome import REPLACED, Failure, Measurement
+from llmtrack.spec.events import Collected, Event
+from llmtrack.spec.outcome import REPLACED, Measurement
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import RepeatPolicy
 
@@ -125,16 +125,9 @@ def _half_width(durations: Sequence[float]) -> float:
 
 def _again(executor: Executor, scenario: Scenario, on_event: Callable[[Event], None]) -> Measurement | None:
     """Remeasure a scenario without its quality, which is already known; None if it failed."""
-    found: list[Measurement] = []
-
-    def take(event: Event) -> None:
-        if isinstance(event, Measurement):
-            found.append(event)
-        elif not isinstance(event, Failure):
-            on_event(event)
-
-    executor.run((replace(scenario, quality=None),), take)
-    return found[0] if found else None
+    collected = Collected(on_event)
+    executor.run((replace(scenario, quality=None),), collected)
+    return next((each for each in collected.outcomes if isinstance(each, Measurement)), None)
 
 
 def _merged(first: Measurement, newer: Measurement) -> Measurement:

@@ -23,7 +23,7 @@ from llmtrack.run.study.merged import merged, were_disturbed
 from llmtrack.run.study.plan import device_of
 from llmtrack.run.study.remeasure import MOST_ROUNDS, calmed, still_disturbed
 from llmtrack.run.study.scoring import run_scenarios, score_beside
-from llmtrack.spec.events import Event, Log, Progress
+from llmtrack.spec.events import Collected, Event, Log, Progress
 from llmtrack.spec.outcome import Failure, Measurement, Outcome
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.serialization import from_json, to_json
@@ -272,46 +272,43 @@ class _Turns:
         if not wanted:
             return
         self._last = variant
-        found: list[Outcome] = []
+        collected = Collected(self._hear)
+        found = collected.outcomes
         try:
             key = [self._round, [each.scenario_id for each in wanted]]
-            found = self._journal.act(key, partial(self._measured, wanted, found), _read)
+            found = self._journal.act(key, partial(self._measured, wanted, collected), _read)
         finally:
             # Also when interrupted: keep what is measured.
             for outcome in found:
                 self._take(outcome)
 
-    def _measured(self, scenarios: Sequence[Scenario], found: list[Outcome]) -> list[Any]:
+    def _measured(self, scenarios: Sequence[Scenario], collected: Collected) -> list[Any]:
         """Measure a visit; retry failures for lack of memory without other loaded models.
 
         Args:
             scenarios: of one variant.
-            found: collects the outcomes.
+            collected: receives the events.
 
         Returns:
             The outcomes, JSON-ready.
         """
-        self._run(scenarios, found)
+        found = collected.outcomes
+        self._executor.run(tuple(scenarios), collected)
         lost = [each for each in found if isinstance(each, Failure) and each.kind in _OF_MEMORY]
         if lost:
             self._last = None
         if lost and isinstance(self._executor, Pool) and self._executor.hold_only(scenarios[0].variant):
             names = {each.scenario.name for each in lost}
             found[:] = [each for each in found if each.scenario.name not in names]
-            self._run([each for each in scenarios if each.name in names], found)
+            self._executor.run(tuple(each for each in scenarios if each.name in names), collected)
         return [to_json(each, Outcome) for each in found]
 
-    def _run(self, scenarios: Sequence[Scenario], found: list[Outcome]) -> None:
-        def take(event: Event) -> None:
-            if isinstance(event, (Measurement, Failure)):
-                found.append(event)
-            elif isinstance(event, Progress):
-                share = min(0.95, (self._round - 1 + (event.done or 0.0)) / VISITS)
-                self._on_event(replace(event, step=f"round {self._round}, {event.step}", done=share))
-            else:
-                self._on_event(event)
-
-        self._executor.run(tuple(scenarios), take)
+    def _hear(self, event: Event) -> None:
+        """Forward what a visit does, with the number of its round."""
+        if isinstance(event, Progress):
+            share = min(0.95, (self._round - 1 + (event.done or 0.0)) / VISITS)
+            event = replace(event, step=f"round {self._round}, {event.step}", done=share)
+        self._on_event(event)
 
     def _take(self, outcome: Measurement | Failure) -> None:
         arm = self._untold[outcome.scenario.name]

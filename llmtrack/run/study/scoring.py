@@ -13,7 +13,7 @@ from llmtrack.run.executors.inline import INTERRUPTED, Executor
 from llmtrack.run.executors.parallel_workers import ParallelWorkers, SideBySide
 from llmtrack.run.executors.partial_results import PartialResults
 from llmtrack.run.study.shards import SHARDS_EACH, drift_together, figures_together, put_together, shards_of, work_off
-from llmtrack.spec.events import Emit, Event, Log, SoFar, Warn
+from llmtrack.spec.events import Collected, Emit, Event, Log, SoFar, Warn
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import QualityCheck, Scenario
 from llmtrack.spec.task import PerplexityTask
@@ -81,21 +81,14 @@ def score_beside(executor: Executor, timed: Measurement, emit: Emit) -> Measurem
             return _with_quality(timed, check, parallel, emit)
     if _workers(scenario) != 1:
         emit(Warn(_ONE_WORKER))
-    found: list[Measurement | Failure] = []
-
-    def take(event: Event) -> None:
-        if isinstance(event, (Measurement, Failure)):
-            found.append(event)
-        else:
-            emit(event)
-
+    collected = Collected(emit)
     try:
-        executor.run((replace(scenario, task=check.perplexity),), take)
+        executor.run((replace(scenario, task=check.perplexity),), collected)
     except BaseException:
-        if found:
-            emit(_beside(timed, found[0]))
+        for scored in collected.outcomes:
+            emit(_beside(timed, scored))
         raise
-    return _beside(timed, found[0])
+    return _beside(timed, collected.outcomes[0])
 
 
 def _beside(timed: Measurement, scored: Measurement | Failure) -> Measurement | Failure:

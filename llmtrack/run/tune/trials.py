@@ -23,7 +23,7 @@ from llmtrack.run.study.journal import Journal
 from llmtrack.run.tune.priors import uncompiled, way_of
 from llmtrack.run.tune.progress import SearchProgress
 from llmtrack.run.tune.search_space import Candidate
-from llmtrack.spec.events import Event, Log, Progress
+from llmtrack.spec.events import Collected, Event, Log, Progress
 from llmtrack.spec.outcome import Failure, Measurement, Outcome
 from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.spec.serialization import from_json, to_json
@@ -266,12 +266,7 @@ class Trials:
         return buffer.getvalue()
 
     def _outcome(self, scenario: Scenario, seconds: float, quiet: bool) -> Outcome:
-        found: list[Outcome] = []
-
-        def take(event: Event) -> None:
-            if isinstance(event, (Measurement, Failure)):
-                found.append(event)
-                return
+        def hear(event: Event) -> None:
             if isinstance(event, Progress):
                 self._at = event
             if not (quiet and isinstance(event, Log)):
@@ -280,8 +275,9 @@ class Trials:
         # Initial phase: it may have to be loaded, or even built.
         self._at = Progress(scenario.name, "loading")
         self._progress.step(self._at)
-        self._pool.run((scenario,), take, seconds)
-        return found[0]
+        collected = Collected(hear)
+        self._pool.run((scenario,), collected, seconds)
+        return collected.outcomes[0]
 
 
 def _read(gave: Any) -> tuple[Outcome, float]:
