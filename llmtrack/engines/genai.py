@@ -13,18 +13,15 @@ import numpy as np
 
 from llmtrack.convert.conversion import Conversion, convert
 from llmtrack.convert.genai import CONVERTER
-from llmtrack.engine import EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.host import NO_PEAK, HostEngine, cannot_run, require_cpu, told_by
+from llmtrack.engine import Generated, GenerateRequest
+from llmtrack.engines.host import HostEngine, cannot_run, require_cpu, told_by
 from llmtrack.engines.onnx import weight_sizes
 from llmtrack.engines.options import GenaiOptions
 from llmtrack.engines.rows import Sharing
-from llmtrack.host.packages import installed_version
-from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.context import context_length
 from llmtrack.onnx.lengths import windows
 from llmtrack.spec.options import chosen
 from llmtrack.spec.scenario import Variant
-from llmtrack.tensors import tokens
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +44,6 @@ def load(variant: Variant) -> GenaiEngine:
         ModelLoadError: no candidate could be loaded.
         ScenarioError: the model cannot be converted or run, or the dtype is not supported.
     """
-
     require_cpu(variant)
     threads = chosen(GenaiOptions, variant.options).used_threads
     return GenaiEngine(convert(CONVERTER, variant, open_folder), threads)
@@ -74,7 +70,7 @@ class GenaiEngine(HostEngine):
     """
 
     def __init__(self, made: Conversion, threads: int) -> None:
-        folder, warnings = made.folder, made.warnings
+        folder = made.folder
         super().__init__(folder)
         self._sharing = _PADS
         self._genai: Any = import_module("onnxruntime_genai")
@@ -86,36 +82,21 @@ class GenaiEngine(HostEngine):
         except Exception as error:
             raise cannot_run(RUNTIME, error) from error
         seconds = time.perf_counter() - start
-        if not reset_peak_rss():
-            warnings += (NO_PEAK,)
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["model"]
         decoder = settings["decoder"]
         # The builder counts no rotary scaling beyond the length that the config names.
         reach = int(settings["context_length"])
         graph = folder / decoder["filename"]
-        stored, read = weight_sizes(graph)
-        self._info = EngineInfo(
-            model_id=made.model_id,
-            device="cpu",
-            dtype_label=made.dtype_label,
-            model_size_bytes=stored,
-            step_weight_bytes=read,
+        self._info = self._describe(
+            made,
+            folder.glob(f"{graph.name}*"),
+            weight_sizes(graph),
+            seconds,
+            {"threads": threads, "weights_format": "onnx (genai)"},
+            PACKAGES,
             kv_bytes_per_token=8
             * int(decoder["num_hidden_layers"] * decoder["num_key_value_heads"] * decoder["head_size"]),
             context_length=min(context_length(self._config) or reach, reach),
-            vocab_size=self._vocab_size,
-            load_time_s=seconds,
-            file_size_bytes=sum(path.stat().st_size for path in folder.glob(f"{graph.name}*")),
-            facts={
-                **made.facts,
-                "threads": threads,
-                "weights_format": "onnx (genai)",
-                "architecture": self.architecture,
-            },
-            tags={**made.tags, **{name: installed_version(name) for name in PACKAGES}},
-            warnings=warnings + self._sharing.warnings,
-            special_tokens=tokens.special_tokens(self.tokenizer),
-            folder=str(folder),
         )
 
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmtrack.engine import Generated, GenerateRequest
+from llmtrack.engine import EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.rows import begins_anew_at, sharing_by_rope
 from llmtrack.engines.tokenizing import WithTokenizer
 from llmtrack.errors import FailureKind, LlmtrackError, ScenarioError, UsageError, is_out_of_memory
+from llmtrack.host.packages import installed_version
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.reasons import reason_of
 from llmtrack.models.view import LOCAL
-from llmtrack.spec.scenario import Variant
+from llmtrack.spec.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
 from llmtrack.tensors.likelihood import predicted, sum_nll
 from llmtrack.tensors.padding import pad_rows
@@ -26,6 +27,8 @@ from llmtrack.tensors.padding import pad_rows
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
+
+    from llmtrack.convert.conversion import Conversion
 
     Step = Callable[[NDArray[np.int64], NDArray[np.int64], bool], NDArray[np.int64]]
 
@@ -92,6 +95,50 @@ class HostEngine(WithTokenizer, ABC):
     def architecture(self) -> str:
         """Class name of the model."""
         return str((self._config.get("architectures") or ["unknown"])[0])
+
+    def _describe(
+        self,
+        made: Conversion,
+        files: Iterable[Path],
+        weights: tuple[int, int],
+        seconds: float,
+        facts: dict[str, Scalar],
+        packages: Sequence[str],
+        *,
+        kv_bytes_per_token: int,
+        context_length: int | None,
+    ) -> EngineInfo:
+        """Describe the engine of a converted model, and start measuring its peak memory.
+
+        Args:
+            made: the converted model.
+            files: its graph and weights.
+            weights: bytes of all weights, and of those that a decode step reads.
+            seconds: load time.
+            facts: params of the engine.
+            packages: names of the runtime's packages.
+            kv_bytes_per_token: bytes of KV cache per token of a row.
+            context_length: maximum number of tokens; None: unlimited.
+        """
+        stored, read = weights
+        warnings = made.warnings if reset_peak_rss() else (*made.warnings, NO_PEAK)
+        return EngineInfo(
+            model_id=made.model_id,
+            device="cpu",
+            dtype_label=made.dtype_label,
+            model_size_bytes=stored,
+            step_weight_bytes=read,
+            kv_bytes_per_token=kv_bytes_per_token,
+            context_length=context_length,
+            vocab_size=self._vocab_size,
+            load_time_s=seconds,
+            file_size_bytes=sum(path.stat().st_size for path in files),
+            facts={**made.facts, **facts, "architecture": self.architecture},
+            tags={**made.tags, **{name: installed_version(name) for name in packages}},
+            warnings=warnings + self._sharing.warnings,
+            special_tokens=tokens.special_tokens(self.tokenizer),
+            folder=str(made.folder),
+        )
 
     @abstractmethod
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:

@@ -17,17 +17,14 @@ import numpy as np
 
 from llmtrack.convert.conversion import Conversion, convert
 from llmtrack.convert.openvino import CONVERTER
-from llmtrack.engine import EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.host import NO_PEAK, HostEngine, cannot_run, require_cpu, told_by
+from llmtrack.engine import Generated, GenerateRequest
+from llmtrack.engines.host import HostEngine, cannot_run, require_cpu, told_by
 from llmtrack.engines.options import KV_CACHES, OpenvinoOptions
 from llmtrack.errors import ScenarioError
-from llmtrack.host.packages import installed_version
-from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.context import context_length
 from llmtrack.onnx.session import positions
 from llmtrack.spec.options import chosen
 from llmtrack.spec.scenario import Variant
-from llmtrack.tensors import tokens
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
 
 MODEL_FILE = "openvino_model.xml"
 RUNTIME = "OpenVINO"
-
 
 _FIRST = "first_position"
 _KNOWN = frozenset({"input_ids", "attention_mask", "position_ids", "beam_idx", _FIRST})
@@ -54,11 +50,9 @@ def load(variant: Variant) -> OpenvinoEngine:
         ModelLoadError: no candidate could be loaded.
         ScenarioError: the model cannot be converted or run, or the dtype is not supported.
     """
-
     require_cpu(variant)
-    told = chosen(OpenvinoOptions, variant.options)
-    made = convert(CONVERTER, variant, open_folder)
-    return OpenvinoEngine(made, told.used_threads, told.kv_cache)
+    options = chosen(OpenvinoOptions, variant.options)
+    return OpenvinoEngine(convert(CONVERTER, variant, open_folder), options.used_threads, options.kv_cache)
 
 
 def open_folder(folder: Path) -> OpenvinoEngine:
@@ -83,7 +77,7 @@ class OpenvinoEngine(HostEngine):
     """
 
     def __init__(self, made: Conversion, threads: int, kv_cache: str = "float32") -> None:
-        folder, warnings = made.folder, made.warnings
+        folder = made.folder
         super().__init__(folder)
         openvino: Any = import_module("openvino")
         settings = {
@@ -109,32 +103,15 @@ class OpenvinoEngine(HostEngine):
                 f"this is not a decoder with a KV cache that llmtrack can run: inputs {', '.join(sorted(self._inputs))}",
                 kind="unsupported",
             )
-        if not reset_peak_rss():
-            warnings += (NO_PEAK,)
-        stored, read = weight_sizes(graph)
-        files = (folder / MODEL_FILE, (folder / MODEL_FILE).with_suffix(".bin"))
-        self._info = EngineInfo(
-            model_id=made.model_id,
-            device="cpu",
-            dtype_label=made.dtype_label,
-            model_size_bytes=stored,
-            step_weight_bytes=read,
+        self._info = self._describe(
+            made,
+            (folder / MODEL_FILE, (folder / MODEL_FILE).with_suffix(".bin")),
+            weight_sizes(graph),
+            seconds,
+            {"threads": threads, "kv_cache": kv_cache, "weights_format": "openvino"},
+            ("openvino",),
             kv_bytes_per_token=cached * np.dtype(kv_cache).itemsize,
             context_length=context_length(self._config),
-            vocab_size=self._vocab_size,
-            load_time_s=seconds,
-            file_size_bytes=sum(path.stat().st_size for path in files),
-            facts={
-                **made.facts,
-                "threads": threads,
-                "kv_cache": kv_cache,
-                "weights_format": "openvino",
-                "architecture": self.architecture,
-            },
-            tags={**made.tags, "openvino": installed_version("openvino")},
-            warnings=warnings + self._sharing.warnings,
-            special_tokens=tokens.special_tokens(self.tokenizer),
-            folder=str(folder),
         )
 
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
