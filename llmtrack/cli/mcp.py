@@ -18,9 +18,9 @@ from llmtrack.tracked.run import Run
 from llmtrack.version import __version__
 
 MOST = 200
-"""Answers to one question at most."""
+"""Maximum number of answers per call."""
 
-# Where output goes is the same for all threads.
+# Standard output is shared by all threads.
 _one_at_a_time = threading.Lock()
 
 INSTRUCTIONS = (
@@ -75,7 +75,9 @@ class RuledOut:
 
 @dataclass(frozen=True)
 class Recommended:
-    """How to run the model; `scenario` is null where nothing fits or the result is inconclusive (`measure` settles it)."""
+    """The recommended settings; `scenario` is null if none qualifies or the result is inconclusive (`measure` settles
+    it).
+    """
 
     scenario: str | None
     run_id: str | None

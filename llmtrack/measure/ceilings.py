@@ -1,4 +1,4 @@
-"""What a device can do at most, measured once and kept by what it depends on."""
+"""Limits of a device, measured once and cached by everything they depend on."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from llmtrack.models.cache import cache_root, keep_note
 from llmtrack.spec.serialization import digest
 
 KEPT_SECONDS = 30 * 24 * 3600
-"""How long a ceiling is believed: a virtual machine moves, a driver is replaced."""
+"""Lifetime of a cached ceiling: virtual machines move, and drivers change."""
 
 
 SETTLE_S = 0.5
 
 
 def folder() -> Path:
-    """Return the folder of what was measured."""
+    """Return the folder of cached measurements."""
     return cache_root() / "ceilings"
 
 
 def device_id(device: str) -> str:
-    """Return all that a device's ceilings depend on, in words: the card or CPU, and with what it is used.
+    """Describe everything that a device's ceilings depend on: the GPU or CPU, and how it is used.
 
-    A CPU's depend on the threads and on the CPUs that may be used, a card's on nothing beside it but its driver.
+    A CPU's depend on the threads and the usable CPUs, a GPU's only on its driver.
 
     Args:
-        device: as `resolve_device` names it.
+        device: as named by `resolve_device`.
     """
     import torch
 
@@ -48,22 +48,22 @@ def device_id(device: str) -> str:
 
 
 _DOUBTS: dict[tuple[str, str], str] = {}
-"""Why a ceiling that this process measured is in doubt, by device and name."""
+"""Reasons for doubts about ceilings measured by this process, by device and name."""
 
 
 def doubts(device: str) -> str:
-    """Return which ceilings of a device are in doubt and why, in words; empty if none is."""
+    """Describe the doubtful ceilings of a device and why; empty if there are none."""
     return "; ".join(f"{name}: {why}" for (of, name), why in _DOUBTS.items() if of == device)
 
 
 def remembered(device: str, name: str, measure: Callable[[], float]) -> float:
-    """Return a ceiling of a device: as it was measured before, or else measured now.
+    """Return a ceiling of a device, cached or newly measured.
 
-    What is measured while other programs are busy is not kept for others, in doubt (`doubts`), and never below what was
-    measured on the same machine while it was quiet, however long ago.
+    A measurement disturbed by other programs is not cached, is doubtful (`doubts`), and is never below what was
+    measured on the same idle machine, however long ago.
 
     Args:
-        device: as `resolve_device` names it.
+        device: as named by `resolve_device`.
         name: of the ceiling.
         measure: measures it.
     """
@@ -75,7 +75,7 @@ def remembered(device: str, name: str, measure: Callable[[], float]) -> float:
     before = interference.read_cpu()
     value = measure()
     if on_gpu(device):
-        # Its counters lag: what this made of heat and power must not be told of what comes next.
+        # Its counters lag: heat and power of this measurement must not be attributed to the next.
         time.sleep(SETTLE_S)
     others = interference.others_share(before, interference.read_cpu())
     if others > interference.BUSY_SHARE:
@@ -93,7 +93,7 @@ def remembered(device: str, name: str, measure: Callable[[], float]) -> float:
 
 
 def _kept(path: Path) -> tuple[float, float]:
-    """Return the ceiling that is kept in a file, 0 if there is none, and how many seconds ago it was measured."""
+    """Return a cached ceiling, 0 if there is none, and its age in seconds."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(path.read_text(encoding="utf-8"))
         return max(0.0, float(found["value"])), time.time() - found["measured_at"]
@@ -103,16 +103,16 @@ def _kept(path: Path) -> tuple[float, float]:
 def best_seconds(
     device: str, act: Callable[[], object], repeats: int, fewest: int = 0, most_s: float = math.inf
 ) -> float:
-    """Return the seconds that a device takes for something: the best of several times.
+    """Return the best time of several repeats on a device, in seconds.
 
-    What takes a GPU less than a millisecond is given to it several times at once, so that launching it costs no time.
+    On a GPU, several calls are submitted at once to hide the launch overhead.
 
     Args:
-        device: as `resolve_device` names it.
-        act: does it.
-        repeats: how many times.
-        fewest: and how many even where they take more than `most_s` seconds.
-        most_s: no further time begins after so many seconds.
+        device: as named by `resolve_device`.
+        act: the function to time.
+        repeats: maximum number of repeats.
+        fewest: minimum number of repeats, even beyond `most_s`.
+        most_s: no further repeat begins after so many seconds.
     """
     at_once = 8 if on_gpu(device) else 1
     wait = partial(synchronize, device)

@@ -1,9 +1,9 @@
-"""The least time that a device could take for a prefill, a decode step or a scoring: every formula of the roofline.
+"""Lower bounds of the time of a prefill, a decode step or scoring: all formulas of the roofline model.
 
-A roofline (S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009)) bounds work by the two things it cannot do
-without: its arithmetic takes at least operations / rate, its memory traffic at least bytes / bandwidth, and the larger of
-the two is the floor of its time. Operations are those of matrix products and attention, bytes are counted once for what
-must be read or written once: weights, and the cache. Activations are left out, which stay in caches at best.
+A roofline (S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009)) bounds the time of a computation by its
+arithmetic, operations / rate, and by its memory traffic, bytes / bandwidth; the larger is the floor. Operations are
+those of matrix products and attention; bytes count each necessary read or write once: weights and the cache.
+Activations are ignored, since they stay in CPU caches at best.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ BY_MEMORY, BY_ARITHMETIC = "memory", "arithmetic"
 
 @dataclass(frozen=True)
 class Work:
-    """What something takes.
+    """Work of a computation.
 
     Attributes:
-        bytes: bytes that must be moved.
-        operations: floating-point operations; None: not known.
+        bytes: bytes moved.
+        operations: floating-point operations; None: unknown.
     """
 
     bytes: float
@@ -33,12 +33,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Roof:
-    """What a device can do at most.
+    """Limits of a device.
 
     Attributes:
         bandwidth: bytes per second.
-        rate: floating-point operations per second of matrix products; None: not known.
-        doubt: why one of them is in doubt; empty if none is.
+        rate: floating-point operations per second of matrix products; None: unknown.
+        doubt: why one of them is doubtful; empty if neither is.
     """
 
     bandwidth: float
@@ -47,12 +47,12 @@ class Roof:
 
 
 def floor_seconds(work: Work, roof: Roof) -> float:
-    """Return the least seconds that work can take; where its operations are not known, by its bytes alone."""
+    """Return the minimum seconds of a computation; from its bytes alone if its operations are unknown."""
     return max(work.bytes / roof.bandwidth, _arithmetic_seconds(work, roof) or 0.0)
 
 
 def bound(work: Work, roof: Roof) -> str:
-    """Return what the floor is set by: `memory` or `arithmetic`; empty where one of them is not known."""
+    """Return which limit sets the floor: `memory` or `arithmetic`; empty if one of them is unknown."""
     seconds = _arithmetic_seconds(work, roof)
     if seconds is None:
         return ""
@@ -64,9 +64,9 @@ def _arithmetic_seconds(work: Work, roof: Roof) -> float | None:
 
 
 def decode_step_work(info: EngineInfo, prompt_tokens: Sequence[int], new_tokens: int) -> Work:
-    """Return what a decode step takes, on the average over the steps of a call.
+    """Return the work of a decode step, averaged over the steps of a call.
 
-    Of each row a token is computed, which attends to what is before it and to itself: as for `decode_step_bytes`, to
+    One token of each row is computed, which attends to the preceding ones and itself: as for `decode_step_bytes`,
     prompt + 1 up to prompt + new_tokens - 1 tokens.
 
     Args:
@@ -84,11 +84,11 @@ def decode_step_work(info: EngineInfo, prompt_tokens: Sequence[int], new_tokens:
 
 
 def prefill_work(info: EngineInfo, prompt_tokens: Sequence[int]) -> Work:
-    """Return what the pass over the prompts takes, pads left out.
+    """Return the work of a pass over the prompts, without pads.
 
-    Weights are read once, and the cache is written. The head is needed for the last token of each row alone, and a token
-    attends to those before it and to itself: of n tokens n (n + 1) / 2, half of what a product without a mask computes.
-    Of a mixture of experts the weights are those that one token is sent to: at the least.
+    Weights are read once, and the cache is written. The head is needed for the last token of each row only, and a token
+    attends to the preceding ones and itself: n (n + 1) / 2 for n tokens, half of an unmasked product. For a mixture of
+    experts, the weights are those used by one token, a lower bound.
 
     Args:
         info: the engine.
@@ -99,11 +99,11 @@ def prefill_work(info: EngineInfo, prompt_tokens: Sequence[int]) -> Work:
 
 
 def scoring_work(info: EngineInfo, read: Iterable[Sequence[int]]) -> Work:
-    """Return what scoring takes: as a prefill of each batch, without a cache, and with the head at each token.
+    """Return the work of scoring: a prefill of each batch without a cache, and with the head at each token.
 
     Args:
         info: the engine.
-        read: of each batch the tokens that are read of each row.
+        read: tokens read of each row, by batch.
     """
     batches = [tuple(batch) for batch in read]
     rows = [row for batch in batches for row in batch]
@@ -119,7 +119,7 @@ def _pass_operations(info: EngineInfo, rows: Sequence[int], heads: int) -> float
 
 
 def _attended_in_all(cache: CacheGrowth, tokens: int) -> float:
-    """Return the sum of `cache.attended(n)` over n from 1 to a number of tokens."""
+    """Return the sum of `cache.attended(n)` for n from 1 to `tokens`."""
     if not cache.per_token:
         return 0.0
     unbounded = cache.per_token - sum(size for _, size in cache.windows)
@@ -129,19 +129,19 @@ def _attended_in_all(cache: CacheGrowth, tokens: int) -> float:
 
 
 def _triangle(tokens: int, window: int) -> float:
-    """Return the sum of min(n, window) over n from 1 to a number of tokens."""
+    """Return the sum of min(n, window) for n from 1 to `tokens`."""
     full = min(tokens, window)
     return full * (full + 1) / 2 + (tokens - full) * window
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Prefill or decoding of the calls of a repeat, on the average over the calls.
+    """Prefill or decoding of a repeat, averaged over its calls.
 
     Attributes:
         work: of one prefill, or of one step.
-        floor_s: the least seconds that it can take.
-        bound: what sets the floor.
+        floor_s: its minimum seconds.
+        bound: which limit sets the floor.
     """
 
     work: Work
@@ -150,7 +150,7 @@ class Stage:
 
 
 def stage(works: Sequence[Work], roof: Roof) -> Stage:
-    """Return what calls have in common, each of which takes some work."""
+    """Average the work of calls and their floors."""
     known = [work.operations for work in works if work.operations is not None]
     mean = Work(fmean(work.bytes for work in works), fmean(known) if known and len(known) == len(works) else None)
     return Stage(mean, fmean(floor_seconds(work, roof) for work in works), bound(mean, roof))

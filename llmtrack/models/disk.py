@@ -1,4 +1,4 @@
-"""Room on disks: refuse what does not fit before it is written, and give any failure on a full disk the same line."""
+"""Check the free space of disks before writing, and give every failure on a full disk the same message."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from llmtrack.host.units import MIB
 FLOAT_BITS = 32
 
 CACHE = "LLMTRACK_CACHE"
-"""The setting that moves what the cache holds."""
+"""The setting that moves the cache, for messages."""
 
 _SPARE_BYTES = 64 * MIB
 _NEARLY_NONE = MIB  # torch and others fail there without naming the cause
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-# As the system, Rust's libraries and installers say it.
+# Messages of the system, Rust libraries and installers.
 _FULL = (
     "no space left on device",
     "disk quota exceeded",
@@ -34,7 +34,7 @@ _FULL = (
     "[errno 28]",
 )
 _LONGEST_HEADER = 100_000_000
-_HALF_BYTES = 2  # of a weight in a file that is not asked
+_HALF_BYTES = 2  # per weight, for files whose header is not read
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output)\.weight$")
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings|tok_embeddings|embeddings)\.weight$")
 
@@ -48,16 +48,16 @@ def is_full(said: BaseException | str) -> bool:
 
 
 def why_full(folder: Path, needed: int = 0, setting: str = CACHE, written: int = 0) -> str:
-    """Name the full disk (of a folder or of temporary files), the bytes that are free and needed, and the remedy.
+    """Return the message for a full disk (of a folder or of temporary files): free and needed bytes, and the remedy.
 
     Args:
-        folder: where something is written.
-        needed: bytes that it takes; 0: unknown.
-        setting: moves the folder to another disk.
-        written: bytes of them that are there already.
+        folder: the folder written to.
+        needed: bytes needed; 0: unknown.
+        setting: name of the setting that moves the folder.
+        written: bytes of those needed that exist already.
     """
     free = _free(folder)
-    # Where the folder has no room for what is known to be needed, it is the folder.
+    # The folder's disk, if the needed bytes are known not to fit there.
     full = folder if written or needed > free[folder] else min(free, key=free.__getitem__)
     room = free[full] + (written if full == folder else 0)
     amount = (
@@ -71,15 +71,15 @@ def why_full(folder: Path, needed: int = 0, setting: str = CACHE, written: int =
 
 @contextmanager
 def room_for(folder: Path, needed: int = 0, setting: str = CACHE) -> Iterator[None]:
-    """Refuse what does not fit on a folder's disk, and explain whatever fails because the disk filled up.
+    """Refuse to start if the bytes do not fit on a folder's disk; explain later failures caused by a full disk.
 
     Args:
-        folder: filled by what is done; what it holds already is removed or used.
-        needed: bytes that it takes at its largest; 0: unknown.
-        setting: moves the folder to another disk.
+        folder: the folder to fill; its present content is replaced or reused.
+        needed: peak bytes; 0: unknown.
+        setting: name of the setting that moves the folder.
 
     Raises:
-        ModelLoadError: it does not fit, before or while it is written.
+        ModelLoadError: the disk is too small, or became full.
     """
     require_room(folder, needed, setting)
     try:
@@ -91,14 +91,14 @@ def room_for(folder: Path, needed: int = 0, setting: str = CACHE) -> Iterator[No
 
 
 def require_room(folder: Path, needed: int, setting: str = CACHE) -> None:
-    """Refuse what does not fit on a folder's disk; see `room_for`."""
+    """Check that the bytes fit on a folder's disk; see `room_for`."""
     place, there = folder.parent, _size(folder)
     if needed > _free(place)[place] + there:
         raise ModelLoadError(why_full(place, needed, setting, there))
 
 
 def filled_up(error: BaseException, folder: Path) -> bool:
-    """Return whether a full disk, of a folder or of temporary files, is why something failed."""
+    """Return whether a full disk, of a folder or of temporary files, caused an error."""
     free = min(_free(folder).values())
     origin = error
     while isinstance(origin, LlmtrackError) and origin.__cause__ is not None:
@@ -107,29 +107,29 @@ def filled_up(error: BaseException, folder: Path) -> bool:
         named = is_full(origin)
     else:
         named = is_full(origin) or free < _NEARLY_NONE
-    # A line of our own stands where there is room: then the full disk is another one, such as the server's.
+    # With free space here, keep an error of our own: the full disk is another one, such as the server's.
     return named and (free < _SPARE_BYTES or not isinstance(error, LlmtrackError))
 
 
 def no_space() -> OSError:
-    """Return the system's error for a full disk, for what another program reported in words."""
+    """Return the system's error for a full disk, for failures reported by another program as text."""
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @dataclass(frozen=True)
 class Weights:
-    """How many weights a model has.
+    """Number of weights of a model.
 
     Attributes:
-        count: all of them.
-        embedding: those of an embedding that is not the head, too.
+        count: all weights.
+        embedding: those of an embedding that is not also the head.
     """
 
     count: int
     embedding: int = 0
 
     def stored(self, bits: int = FLOAT_BITS, embedding_bits: int = FLOAT_BITS) -> int:
-        """Return the least bytes that they take: in so many bits, the embedding in at least its own."""
+        """Return the minimum bytes at these bits, with the embedding at no fewer than its own."""
         return ((self.count - self.embedding) * bits + self.embedding * max(bits, embedding_bits)) // 8
 
 
@@ -144,9 +144,9 @@ def weights_of(files: Iterable[Path]) -> Weights:
 
 
 def _counts(path: Path) -> dict[str, int]:
-    """Return the sizes of a file's tensors by their names; of one that cannot be read so, of all in one."""
+    """Return the sizes of a file's tensors by name; an estimated total if its header cannot be read."""
     if path.suffix == ".safetensors":
-        # A damaged file is refused by whoever loads it.
+        # A damaged file is reported on loading.
         with suppress(ValueError, KeyError, TypeError, AttributeError), path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(length, _LONGEST_HEADER)))

@@ -37,7 +37,7 @@ class Preset:
 
     @property
     def weights(self) -> Weights:
-        """How many weights it has, without norms and biases."""
+        """Number of weights, without norms and biases."""
         heads = 2 + 2 * self.kv_heads / self.heads
         layer = heads * self.hidden**2 + 3 * self.hidden * self.intermediate
         table = self.vocab * self.hidden

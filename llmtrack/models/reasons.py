@@ -196,18 +196,18 @@ _UNKNOWN_TO_A_TOOL = re.compile(
     r"|not implemented|not recognize|Unrecognized",
     re.IGNORECASE,
 )
-"""How tools stumble over a model that they do not know: over a version of their own packages, or a setting that they expect."""
+"""Errors of tools for unsupported models: a version check of their own packages, or an expected setting."""
 
 
 def tool_failed(tool: str, architecture: str, said: str, instead: str) -> str:
-    """Say in one line that a converter cannot convert a model, and what to use instead.
+    """Return a one-line error: a converter cannot convert a model, and what to use instead.
 
     Args:
-        tool: who converts, such as `openvino's exporter`.
+        tool: name of the converter, such as `openvino's exporter`.
         architecture: the model's `model_type`.
-        said: what it said; left out where that only means that it does not know the model.
-        instead: what to do, an imperative.
+        said: its output; omitted if it only means that the model is unsupported.
+        instead: the remedy, an imperative.
     """
     if _UNKNOWN_TO_A_TOOL.search(said):
-        return f"{tool} does not know {architecture}: {instead}"
+        return f"{tool} does not support {architecture}: {instead}"
     return f"{tool} cannot convert this {architecture} model ({cut(said, 300)}): {instead}"

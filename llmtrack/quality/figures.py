@@ -20,7 +20,7 @@ Z_95 = 1.96
 
 @dataclass(frozen=True)
 class Quality:
-    """How well a model predicts a corpus.
+    """Quality of a model's predictions on a corpus.
 
     Attributes:
         loss: token-weighted mean negative log-likelihood in nats, over all documents or windows.

@@ -96,14 +96,14 @@ class GptqBlocks(HqqBlocks):
 
 @dataclass(frozen=True)
 class MixedBlocks(GptqBlocks):
-    """Of int4-mixed."""
+    """Options of int4-mixed."""
 
     keep_quality: KeepQuality = "2%"
 
 
 @dataclass(frozen=True)
 class Dynamic(Checked):
-    """Of int8-dynamic."""
+    """Options of int8-dynamic."""
 
     keep_quality: KeepQuality = "2%"
     calibration_tokens: Tokens = DEFAULT_TOKENS
@@ -111,7 +111,7 @@ class Dynamic(Checked):
 
 @dataclass(frozen=True)
 class Static(Checked):
-    """Of int8-static."""
+    """Options of int8-static."""
 
     keep_quality: KeepQuality = "3%"
     calibration_tokens: Tokens = DEFAULT_TOKENS
@@ -128,7 +128,7 @@ class PerToken(Checked):
 
 @dataclass(frozen=True)
 class Mixed(Checked):
-    """Of int8-mixed."""
+    """Options of int8-mixed."""
 
     keep_quality: KeepQuality = "3%"
     calibration_tokens: Tokens = DEFAULT_TOKENS

@@ -25,15 +25,15 @@ _OF_ROOF = ("copy_bandwidth_gb_per_s", "matrix_tflop_per_s")
 _OF_STAGE = ("gflop", "mib", "floor_ms", "floor_share")
 
 FEW, MOST_LABELS = 12, 48
-"""Marks that a plot of the usual size has room for, and the most that are named."""
+"""Maximum number of markers in a plot of the usual size, and of labelled ones."""
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """What a device can do at most in one arithmetic.
+    """Limits of a device for one arithmetic.
 
     Attributes:
-        name: what it is, in words.
+        name: its label.
         bandwidth: bytes per second.
         rate: operations per second.
     """
@@ -44,7 +44,7 @@ class Roofline:
 
     @property
     def ridge(self) -> float:
-        """Operations per byte from which on arithmetic is the limit."""
+        """Operations per byte above which arithmetic is the limit."""
         return self.rate / self.bandwidth
 
 

@@ -110,7 +110,7 @@ class JudgedText(Checked):
 
 @dataclass(frozen=True)
 class QualityOptions(JudgedText):
-    """How much of the text is scored, and by how many workers."""
+    """Amount of text to score, and number of workers."""
 
     max_length: Annotated[int, Option("Maximum tokens scored per document.", min=2)] = PerplexityTask.max_length
     reference_tokens: Annotated[int, Option("Tokens to compare distributions on.", min=1)] = (
@@ -121,7 +121,7 @@ class QualityOptions(JudgedText):
 
 @dataclass(frozen=True)
 class HereOptions(Checked):
-    """How a study runs on this machine, and where it is tracked."""
+    """Execution on this machine, and tracking."""
 
     resume: Annotated[bool, Option("Skip scenarios that are measured already, and report them all.")] = False
     executor: Annotated[
@@ -147,7 +147,7 @@ class HereOptions(Checked):
 
 @dataclass(frozen=True)
 class ClusterOptions(Checked):
-    """Which nodes of a Ray cluster to use."""
+    """Nodes of a Ray cluster to use."""
 
     address: Annotated[
         str, Option("executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.", min=1, tracked=False)
@@ -164,7 +164,7 @@ class ClusterOptions(Checked):
 
 @dataclass(frozen=True)
 class RunOptions(ClusterOptions, HereOptions):
-    """How a study runs, on this machine or on a cluster, and where it is tracked."""
+    """Execution on this machine or a cluster, and tracking."""
 
     executor: Annotated[
         str,

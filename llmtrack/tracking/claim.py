@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WORK_TAG = "llmtrack.work"
 _WAIT_S = 60.0
-"""How long to wait for a process that is just opening its study: longer than any store that answers takes."""
+"""Maximum wait for a process that is just opening its study; any responsive store is faster."""
 
 Opened = TypeVar("Opened")
 

@@ -1,4 +1,4 @@
-"""Describe what runs read, prompts and corpora, as MLflow's data sets: by name and digest, with their source and schema."""
+"""Describe the inputs of runs, prompts and corpora, as MLflow data sets: name, digest, source and schema."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _MAX_DIGEST = 36
 @kept()
 @dataclass(frozen=True)
 class DataSet:
-    """A data set of MLflow's, and what a run used it for.
+    """An MLflow data set, and its use by a run.
 
     Attributes:
-        name: of the corpus, or what a prompt set holds.
+        name: of the corpus, or a description of a prompt set.
         digest: of its texts.
         context: `evaluation`, `training` or `calibration`.
-        source_type: `local` (a file) or `code` (made by a program).
-        source: JSON that MLflow makes a `DatasetSource` of; folders are not tracked.
+        source_type: `local` (a file) or `code` (generated).
+        source: JSON of MLflow's `DatasetSource`; folders are not tracked.
         schema: JSON of its columns.
-        profile: JSON of its size; empty: not known.
+        profile: JSON of its size; empty: unknown.
     """
 
     name: str
@@ -54,11 +54,11 @@ class DataSet:
 
 
 def data_sets_of(scenario: Scenario, params: Mapping[str, Any]) -> tuple[DataSet, ...]:
-    """Return what a scenario read: its prompts, and the texts whose digests are known.
+    """Return the data sets of a scenario: its prompts, and the texts with known digests.
 
     Args:
-        scenario: what was asked.
-        params: of its run, digests among them.
+        scenario: the scenario.
+        params: of its run, including digests.
     """
     task = scenario.task
     prompts = prompt_set(task.prompts) if isinstance(task, GenerateTask) else None
@@ -71,13 +71,13 @@ def corpus_of(params: Mapping[str, Any], tags: Mapping[str, str]) -> DataSet | N
 
     Args:
         params: of the run.
-        tags: of the run, which may have the digest in place of its params.
+        tags: of the run, which may hold the digest instead of its params.
     """
     return _text(params, tags, "corpus", "training" if params.get("task") == "train" else "evaluation")
 
 
 def prompt_set(prompts: Sequence[str]) -> DataSet:
-    """Return a set of prompts; the texts themselves are not tracked."""
+    """Return the data set of prompts; the texts themselves are not tracked."""
     profile = json.dumps({"num_rows": len(prompts)})
     return DataSet(
         plural(len(prompts), "prompt"),
@@ -90,7 +90,7 @@ def prompt_set(prompts: Sequence[str]) -> DataSet:
 
 
 def entity(dataset: DataSet) -> DatasetInput:
-    """Return a data set as a run's input."""
+    """Convert a data set to a run's input in MLflow."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     given = dataset.name, dataset.digest, dataset.source_type, dataset.source, dataset.schema, dataset.profile or None

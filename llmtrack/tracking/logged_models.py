@@ -1,8 +1,8 @@
-"""Keep each way to run a model as one of MLflow's logged models, to which the metrics of all its runs are bound.
+"""Track each configuration of a model as an MLflow logged model, linked to the metrics of all its runs.
 
-A way is a loaded model and how it is computed: its weights, backend, device, dtype, recipe, compilation, threads and the options of
-backend and recipe. What is done with it (prompts, batch size, a text) belongs to its runs. Within an MLflow experiment the
-same way, measured again, is the same logged model.
+A configuration is a loaded model and how it is computed: weights, backend, device, dtype, recipe, compilation, threads
+and the options of backend and recipe. Its workload (prompts, batch size, a text) belongs to the runs. Within an MLflow
+experiment, the same configuration, measured again, is the same logged model.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 URI_TAG = "llmtrack.model_uri"
 WAY_TAG = "llmtrack.way"
 
-# MLflow's columns hold no more of a logged model's param or tag.
+# MLflow's limit of a logged model's param or tag.
 _MAX_VALUE = 5_000
 _LOCK_WAIT_S = 60.0
-# Configuration that says what a run did with the model; `arithmetic` is known only where the roofline was measured.
+# Params of the workload; `arithmetic` is only known if the roofline was measured.
 _OF_RUN = {
     *(
         field.name
@@ -46,17 +46,17 @@ _OF_RUN = {
 }
 _NOT_IN_NAMES = re.compile(r"[/:.%\"']")
 
-# By client: MLflow experiment and key of a way to the id of its logged model, None where the store keeps none.
+# By client: (MLflow experiment, key) to the id of the logged model, None if the store does not support them.
 _known: WeakKeyDictionary[MlflowClient, dict[tuple[str, str], str | None]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a model.
+    """A configuration of a model.
 
     Attributes:
-        key: digest of its settings and of the model's files; equal for the same way.
-        name: as people say it, such as `smollm2 \N{MIDDLE DOT} onnx int8-weight-only \N{MIDDLE DOT} 2 threads`.
+        key: digest of its settings and of the model's files.
+        name: its label, such as `smollm2 \N{MIDDLE DOT} onnx int8-weight-only \N{MIDDLE DOT} 2 threads`.
         params: its settings.
         tags: digests of the model's files, and the key.
     """
@@ -68,7 +68,9 @@ class Way:
 
 
 def way_of(record: RunRecord) -> Way | None:
-    """Return the way that a run measured; None of a study, of training (another model comes of it) and where nothing was measured."""
+    """Return the configuration that a run measured; None for a study, for training (its result is another model), and
+    without measurements.
+    """
     params = record.params
     measured = record.status == FINISHED and record.tags.get("llmtrack.kind") == "scenario" and record.metrics
     if not measured or params.get("task") == "train" or "model_id" not in params:
@@ -88,15 +90,15 @@ def way_of(record: RunRecord) -> Way | None:
 
 
 def logged_model_of(client: MlflowClient, experiment_id: str, run_id: str, record: RunRecord) -> str | None:
-    """Return the id of the logged model of the way that a run measured, created if need be; None where there is none.
+    """Return the id of the logged model of a run's configuration, created if necessary; None if there is none.
 
-    May be repeated, and be called by several processes at once: the logged model stays one.
+    Idempotent, also across processes.
 
     Args:
         client: client of the store.
         experiment_id: the MLflow experiment.
-        run_id: the run, which is named as the source of a new logged model.
-        record: what is written of the run.
+        run_id: the run, set as the source of a new logged model.
+        record: the run's record.
 
     Raises:
         mlflow.MlflowException: the store failed.
@@ -117,12 +119,12 @@ def logged_model_of(client: MlflowClient, experiment_id: str, run_id: str, recor
 
 
 def is_unknown_here(error: Exception) -> bool:
-    """Return whether an error says that a store has no logged models: an MLflow server older than 3.0."""
+    """Return whether an error means that a store has no logged models: an MLflow server older than 3.0."""
     return isinstance(error, NotImplementedError) or getattr(error, "error_code", None) == "ENDPOINT_NOT_FOUND"
 
 
 def lacking(client: MlflowClient) -> str:
-    """Return what a store does not keep, in words; empty where it keeps all.
+    """Describe what a store does not support; empty if nothing.
 
     Raises:
         mlflow.MlflowException: the store failed.
@@ -137,16 +139,16 @@ def lacking(client: MlflowClient) -> str:
 
 
 def _settled(client: MlflowClient, experiment_id: str, run_id: str, way: Way) -> LoggedModel:
-    """Return the one logged model of a way, the oldest.
+    """Return the single logged model of a configuration, the oldest.
 
-    Others that nobody has finished, as crashes and repeated requests leave them, are deleted.
+    Unfinished others, left by crashes and repeated requests, are deleted.
     """
     found = _search(client, experiment_id, way)
     if not found:
         made = client.create_logged_model(
             experiment_id, way.name, source_run_id=run_id, tags=dict(way.tags), params=dict(way.params)
         )
-        # A SQLite file is written by this machine alone, where a lock is held; elsewhere another may have been as fast.
+        # A lock protects a SQLite file, which only this machine writes; elsewhere another machine may have created one, too.
         found = [made] if sqlite_path(client.tracking_uri) else _search(client, experiment_id, way)
     first, *others = found
     for other in others:

@@ -272,7 +272,7 @@ class _Training:
         )
 
     def _kept(self, best: Path) -> tuple[list[Path], str]:
-        """Return what to track of a checkpoint: its files, and the folder of the MLflow model if requested."""
+        """Return the files of a checkpoint to track, and the folder of the MLflow model if requested."""
         how = self._task.log_checkpoint
         files = [] if how == "none" else checkpoint.model_files(best)
         return files, str(checkpoint.export_model(best, self._session.folder / "model")) if how == "model" else ""

@@ -184,14 +184,14 @@ def test_the_line_that_says_most(said, line):
     [
         (
             "Maximum required is 5.0, got: 5.5.4",
-            "openvino's exporter does not know gemma3: use backend=torch or onnx",
+            "openvino's exporter does not support gemma3: use backend=torch or onnx",
         ),
-        ("KeyError: 'rope_type'", "openvino's exporter does not know gemma3: use backend=torch or onnx"),
-        ("KeyError: 'multi_cache'", "openvino's exporter does not know gemma3: use backend=torch or onnx"),
-        ("NotImplementedError: The gemma3 model is not currently supported.", "does not know gemma3"),
+        ("KeyError: 'rope_type'", "openvino's exporter does not support gemma3: use backend=torch or onnx"),
+        ("KeyError: 'multi_cache'", "openvino's exporter does not support gemma3: use backend=torch or onnx"),
+        ("NotImplementedError: The gemma3 model is not currently supported.", "does not support gemma3"),
         (
             "ValueError: Trying to export a gemma3 model, that is a custom or unsupported architecture",
-            "does not know gemma3",
+            "does not support gemma3",
         ),
         (
             "OSError: [Errno 28] No space left on device",

@@ -152,15 +152,15 @@ def test_an_architecture_without_an_export_is_refused_in_one_line(tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(ScenarioError) as caught:
         export(str(folder), None, tmp_path / "out")
-    assert str(caught.value) == "optimum's exporter does not know rwkv: use backend=torch"
+    assert str(caught.value) == "optimum's exporter does not support rwkv: use backend=torch"
     assert caught.value.kind == "unsupported"
 
 
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (KeyError("rope_type"), "does not know llama: use backend=torch"),
-        (NotImplementedError(), "does not know llama: use backend=torch"),
+        (KeyError("rope_type"), "does not support llama: use backend=torch"),
+        (NotImplementedError(), "does not support llama: use backend=torch"),
         (AssertionError(), "cannot convert this llama model (AssertionError: AssertionError): use backend=torch"),
         (
             RuntimeError("shape\nmismatch"),

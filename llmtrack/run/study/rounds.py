@@ -96,7 +96,7 @@ class _Arm:
         return [seconds for each in self.visits for seconds in self._seconds(each)]
 
     def next(self, back: bool, warm: bool, until_narrow: bool) -> Scenario | None:
-        """Return what the next visit measures, or None if time or repeats are used up.
+        """Return the scenario of the next visit, or None if time or repeats are used up.
 
         Args:
             back: whether it is the second visit of a lap, with as many repeats as the first.
