@@ -296,6 +296,16 @@ def supports_bfloat16(kind: str) -> bool:
         return False
 
 
+def emulates_bfloat16(kind: str) -> bool:
+    """Return whether a kind of device has no instructions for bfloat16: a CPU computes with it all the same, slowly."""
+    import torch
+
+    if kind != "cpu":
+        return False
+    native = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return not (native and native()) and torch.backends.cpu.get_cpu_capability() != "SVE256"
+
+
 def unused_devices(root: Path = Path("/")) -> tuple[str, ...]:
     """Describe each GPU that `auto` does not use, and why.
 

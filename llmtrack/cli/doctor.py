@@ -150,11 +150,12 @@ def _gpu() -> Finding:
 
 
 def _bfloat16() -> Finding:
-    from llmtrack.devices import KINDS, supports_bfloat16
+    from llmtrack.devices import KINDS, emulates_bfloat16, supports_bfloat16
 
     kinds = [kind for kind in KINDS if supports_bfloat16(kind)]
     if not kinds:
         return Finding("bfloat16", "missing", "not supported here", "bfloat16 falls back, and its label says so")
+    kinds = [f"{kind} (emulated, slow)" if emulates_bfloat16(kind) else kind for kind in kinds]
     return Finding("bfloat16", "ok", f"supported on {', '.join(kinds)}")
 
 

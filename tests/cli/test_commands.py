@@ -14,8 +14,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+from llmtrack import devices
 from llmtrack.cli import doctor, main
 from llmtrack.errors import UsageError
 from llmtrack.host.signals import Terminated
@@ -178,6 +180,16 @@ def test_doctor_names_what_there_is():
     text = run("doctor").stdout
     for finding in findings:
         assert finding["topic"] in text
+
+
+@pytest.mark.usefixtures("_clean_environment")
+@pytest.mark.parametrize(("native", "text"), [(True, "supported on cpu"), (False, "supported on cpu (emulated, slow)")])
+def test_doctor_says_where_bfloat16_is_emulated(monkeypatch, native, text):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native, raising=False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setattr(devices, "supports_bfloat16", lambda kind: kind == "cpu")
+    found = {each["topic"]: each["text"] for each in json.loads(run("doctor", "--format", "json").stdout)}
+    assert found["bfloat16"] == text
 
 
 @pytest.mark.usefixtures("_clean_environment")

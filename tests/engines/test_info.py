@@ -86,8 +86,8 @@ def test_the_parameters_have_the_last_word_on_the_dtype():
 
 
 def test_emulated_arithmetic_is_said(monkeypatch):
-    for has, expected in ((False, 1), (True, 0)):
-        monkeypatch.setattr(weights, "_cpu_has_bfloat16", lambda has=has: has)
+    for emulates, expected in ((True, 1), (False, 0)):
+        monkeypatch.setattr(weights, "emulates_bfloat16", lambda kind, emulates=emulates: emulates)
         engine = pytorch.load(Variant("synthetic:tiny", device="cpu", dtype="bfloat16"))
         assert sum("no bfloat16 instructions" in each for each in engine.info.warnings) == expected
 

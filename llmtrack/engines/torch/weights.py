@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from llmtrack.devices import emulates_bfloat16
 from llmtrack.engine import CacheGrowth
 from llmtrack.engines.torch.module_state import ModuleState
 from llmtrack.engines.torch.step import Step, observe_step, stored_tensors
@@ -58,7 +59,7 @@ def step_of(model: Any, modules: ModuleState, notes: Notes) -> tuple[Step, tuple
 
 def emulation_warning(dtype_name: str, device: torch.device) -> tuple[str, ...]:
     """Warn if the CPU emulates a dtype."""
-    if dtype_name == "bfloat16" and device.type == "cpu" and not _cpu_has_bfloat16():
+    if dtype_name == "bfloat16" and emulates_bfloat16(device.type):
         return ("this CPU has no bfloat16 instructions: PyTorch emulates them, so the speed is not representative",)
     return ()
 
@@ -66,8 +67,3 @@ def emulation_warning(dtype_name: str, device: torch.device) -> tuple[str, ...]:
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of tensors; shared storage, as of tied weights, counts once."""
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in stored_tensors(tensors)}.values())
-
-
-def _cpu_has_bfloat16() -> bool:
-    capability = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(capability and capability()) or torch.backends.cpu.get_cpu_capability() == "SVE256"
