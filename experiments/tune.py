@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from llmtrack.decide.pareto import pareto_front
 from llmtrack.decide.recommending import parse_percent, parse_size
 from llmtrack.decide.verdicts import tell
 from llmtrack.decide.wording import change_text, ratio_text
-from llmtrack.errors import UsageError
+from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.host.words import significant
 from llmtrack.report import reading as say
@@ -30,18 +31,20 @@ from llmtrack.run.command import ConfigCommand
 from llmtrack.run.executors.inline import Executor
 from llmtrack.run.executors.pool import MOST_ON_GPU, Pool
 from llmtrack.run.main import Performed, make_executor, open_tracker, say_where
+from llmtrack.run.promote import promote
 from llmtrack.run.reproduce import reproduce_command
 from llmtrack.run.settings import HereOptions, JudgedText, ModelOptions
 from llmtrack.run.study.plan import device_of
 from llmtrack.run.tune.search_space import Space, make_space, parse_space, rows_of_work
 from llmtrack.run.tune.trials import Asked
-from llmtrack.run.tune.tune import run_tune
+from llmtrack.run.tune.tune import CHAMPION, run_tune
 from llmtrack.spec.options import Option
 from llmtrack.spec.parameter import read_number
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import GenerateTask, PerplexityTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
+from llmtrack.tracking.registry import name_and_alias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,9 +96,19 @@ class Config(JudgedText, ModelOptions, HereOptions):
             min=1,
         ),
     ] = None
+    register: Annotated[
+        str | None,
+        Option(
+            "Name in MLflow's model registry under which a proven answer is registered, with the alias champion; none: not.",
+            min=1,
+            tracked=False,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.register is not None:
+            name_and_alias(f"{self.register}@{CHAMPION}")
         self.seconds, self.limits, self.most_perplexity, self.near  # noqa: B018 - refuse what cannot be read
         parse_space(self.space or "")
 
@@ -368,8 +381,19 @@ def run(config: Config) -> None:
     if tracked is not None:
         for winner in _all_at(tracked, "winner"):
             tell_user(console, "\n".join(["Run it that way:", "", *reproduce_command(winner), ""]))
+            if config.register is not None and done.result.exit_code == 0:
+                tell_user(console, _registered(winner, f"{config.register}@{CHAMPION}", done.tracker.tracking_uri))
     say_where(console, done.tracker, done.result.study)
     sys.exit(done.result.exit_code)
+
+
+def _registered(winner: Run, target: str, tracking_uri: str) -> str:
+    """Register the answer; say what became of it: what was measured is kept in any case."""
+    try:
+        made = promote(winner.run_id, target, tracking_uri)
+    except LlmtrackError as error:
+        return f"not registered ({error}); try again: llmtrack promote {winner.run_id} --as {shlex.quote(target)}"
+    return f"Registered: {made.uri} is version {made.version}; serve it: mlflow models serve -m {shlex.quote(made.uri)}"
 
 
 DECLARED = Declaration(

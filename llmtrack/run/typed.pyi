@@ -663,6 +663,7 @@ def run(
     new_tokens: int = ...,
     margin: str = ...,
     space: str | None = ...,
+    register: str | None = ...,
     corpus: str = ...,
     model: str = ...,
     revision: str | None = ...,
@@ -686,6 +687,7 @@ def run(
         new_tokens: New tokens per row.
         margin: Candidates that differ by less count as equal, and the simpler one is recommended.
         space: Only these, such as 'backend=onnx recipe=int8* threads=1,2': also precision, batch_size, use_cache, pad_to_multiple, and options of a backend or recipe (block_size=32,128); none: all that can run here.
+        register: Name in MLflow's model registry under which a proven answer is registered, with the alias champion; none: not.
         corpus: Text that quality is judged by.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.

@@ -13,12 +13,13 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 from mlflow import MlflowClient
 
-from experiments import quantization
+from experiments import quantization, tune
 from llmtrack.cli import main
 from llmtrack.errors import ModelLoadError, UsageError
 from llmtrack.host.packages import available
@@ -44,6 +45,7 @@ from tests.tracking.samples import ENVIRONMENT, failure, measurement
 
 ROOT = Path(__file__).resolve().parents[2]
 ASKED, NEW_TOKENS = "The harbour wakes", 5
+LOADED = {"model_id": "synthetic:tiny", "device": "cpu", "dtype": "float32", "threads": 2, "race_place": "winner"}
 RECIPES = ("onnx/int8-weight-only",) if available("onnx", "any") else ("torch/float32",)
 
 
@@ -86,6 +88,44 @@ def test_what_cannot_be_promoted_is_one_line(tracker, uri):  # noqa: F811
         assert (done.exit_code, done.output.count("\n")) == (2, 1), done.output
         assert why in done.output
     assert MlflowClient(uri).search_registered_models() == []
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize("exit_code", [0, 4])
+def test_tune_registers_a_proven_answer(tracker, uri, monkeypatch, capsys, exit_code):  # noqa: F811
+    study = tracker.start_study("tune", "q", {}, ENVIRONMENT)
+    run_id = tracker.log(study, measurement(facts=LOADED))
+    tracker.finish_study(study, "finished")
+    result = SimpleNamespace(tracked=runs_of_id(run_id, uri), study=study, exit_code=exit_code)
+    monkeypatch.setattr(tune, "perform", lambda config, console: SimpleNamespace(tracker=tracker, result=result))
+    with pytest.raises(SystemExit) as ended:
+        tune.run(tune.Config(register="smollm2"))
+    assert ended.value.code == exit_code
+    told = (
+        "Registered: models:/smollm2@champion is version 1; serve it: mlflow models serve -m models:/smollm2@champion"
+    )
+    assert (told in " ".join(capsys.readouterr().out.split())) == (exit_code == 0)
+    assert len(MlflowClient(uri).search_registered_models()) == (exit_code == 0)
+
+
+@pytest.mark.slow(1)
+def test_an_answer_that_cannot_be_registered_is_kept_and_told(tracker, uri, monkeypatch, capsys):  # noqa: F811
+    study = tracker.start_study("tune", "q", {}, ENVIRONMENT)
+    run_id = tracker.log(study, measurement(facts={**LOADED, "task": "train"}))
+    tracker.finish_study(study, "finished")
+    result = SimpleNamespace(tracked=runs_of_id(run_id, uri), study=study, exit_code=0)
+    monkeypatch.setattr(tune, "perform", lambda config, console: SimpleNamespace(tracker=tracker, result=result))
+    with pytest.raises(SystemExit) as ended:
+        tune.run(tune.Config(register="smollm2"))
+    assert ended.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "not registered (run" in told
+    assert f"llmtrack promote {run_id} --as smollm2@champion" in told
+
+
+def test_tune_refuses_a_name_that_mlflow_would_before_anything_is_measured():
+    with pytest.raises(UsageError, match="'a/b@champion' names no version"):
+        tune.Config(register="a/b")
 
 
 @contextmanager
