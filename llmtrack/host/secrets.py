@@ -128,7 +128,9 @@ def _written_as(address: str) -> dict[str, str]:
     user, colon, password = given.partition(":")
     found = {f"{given}@": f"{HIDDEN}@", f"{unquote(given)}@": f"{HIDDEN}@"} if given else {}
     _, _, rest = address.partition("://")
-    public = {unquote(part) for part in re.split(r"[/?#:@&=.]", rest[len(given) + 1 if given else 0 :])}
+    place, _, query = rest[len(given) + 1 if given else 0 :].partition("?")
+    public = {unquote(part) for part in re.split(r"[/#:@.]", place)}
+    public |= {value for name, value in parse_qsl(query) if not _SECRET_NAME.search(name)}
     for secret in (password if colon else user, *_settings(address)):
         if unquote(secret) not in public | {unquote(user) if colon else ""} and _is_telling(secret):
             found |= dict.fromkeys(_spellings(secret), HIDDEN)

@@ -24,6 +24,7 @@ STAGES = {"prefill": "^", "decode": "o", "score": "s"}
 _OF_ROOF = ("copy_bandwidth_gb_per_s", "matrix_tflop_per_s")
 _OF_STAGE = ("gflop", "mib", "floor_ms", "floor_share")
 
+_MANY_DECADES = 10**6
 FEW, MOST_LABELS = 12, 48
 """Maximum number of markers in a plot of the usual size, and of labelled ones."""
 
@@ -143,10 +144,11 @@ def roofline_plots(runs: Runs) -> Mapping[str, Figure]:
                 zorder=3,
             )
             axes.scatter([], [], marker=marker, color="#444444", label=stage)
-    # Plain numbers: within one decade powers of ten with their factors run into one another.
+    # Plain numbers: within one decade powers of ten with their factors run into one another, as 2 and 5 do over many decades.
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(lambda value, place: f"{value:g}")
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < _MANY_DECADES else (1,)))
+        axis.set_major_formatter(lambda value, place: f"{value:g}" if value < 1000 else _si(value).replace(" ", ""))
         axis.set_minor_formatter(NullFormatter())
     # Below: inside, it lies on points and their names.
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.16))
@@ -179,6 +181,6 @@ def _percent(share: float) -> str:
 
 def _si(value: float) -> str:
     """Return a number with a prefix of its unit: `3.0 T`, `772 G`."""
-    prefixes: Iterable[tuple[float, str]] = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+    prefixes: Iterable[tuple[float, str]] = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
     size, prefix = next(((size, prefix) for size, prefix in prefixes if value >= size), (1.0, ""))
     return f"{value / size:.3g} {prefix}"

@@ -94,6 +94,15 @@ def test_an_address_is_shown_by_its_parts(address, shown):
     assert redact(address) == shown
 
 
+@pytest.mark.parametrize("written", [str, lambda text: quote(text, safe="")], ids=["raw", "quoted"])
+@pytest.mark.parametrize("password", ["it's", "se'cr3t", "pa<ss", "longenough"])
+def test_a_password_among_the_settings_of_an_address_is_hidden_by_its_value(written, password):
+    address = f"postgresql://db.example/mlflow?user=me&password={written(password)}&sslmode=require"
+    know(address)
+    for each in spellings(password):
+        assert redact(f"refused '{each}' (sslmode require)") == f"refused '{HIDDEN}' (sslmode require)"
+
+
 def test_a_password_that_is_an_ordinary_word_hides_no_words():
     know("postgresql://mlflow:mlflow@db/mlflow")
     know("postgresql://me:port@db/x")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from llmtrack.report import reading
@@ -84,6 +86,19 @@ def test_the_plot_has_a_line_for_each_roof_and_a_mark_for_each_stage():
     assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0, "it lies on no point"
     for axis in (axes.xaxis, axes.yaxis):
         assert {"1", "2", "5"} <= {text.get_text() for text in axis.get_ticklabels()}, "plain numbers"
+
+
+def test_no_two_numbers_of_an_axis_overlap():
+    wide = {**ONE, **stage("score", 10.0, 1.5e5, 200.0, 0.5, "arithmetic")}
+    figure = roofline_plots(made(wide))["roofline"]
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    for axis, side in ((axes.xaxis, "x"), (axes.yaxis, "y")):
+        low, high = axis.get_view_interval()
+        ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+        boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: getattr(box, f"{side}0"))
+        assert len(boxes) > 2
+        assert all(getattr(a, f"{side}1") < getattr(b, f"{side}0") for a, b in pairwise(boxes)), side
 
 
 def test_the_reading_says_what_sets_the_floor_and_where_overhead_takes_the_rest():
