@@ -20,7 +20,7 @@ from benchmarks.models import smollm2, tiny
 from benchmarks.peers import PeerError, environment, version
 from benchmarks.results import Found, Row, Samples, benchmark, rounds, row
 from llmtrack import runs
-from llmtrack.convert.environment import apart, error_line
+from llmtrack.convert.environment import error_line, isolated_variables
 from llmtrack.errors import LlmtrackError
 from llmtrack.models.load import identify_model
 from llmtrack.quantize.build import onnx_folder
@@ -96,7 +96,7 @@ def measure(small: bool) -> Found:
         }
         if not small:
             try:
-                _run([str(environment(PEER).python()), "-c", ITS_ONNXRUNTIME], Path(scratch), apart())
+                _run([str(environment(PEER).python()), "-c", ITS_ONNXRUNTIME], Path(scratch), isolated_variables())
                 arms["onnx"] = lambda: ours(folder, Path(scratch), shape, threads, "onnx")
                 arms["onnx, process"] = lambda: theirs(_exported(), shape, threads, "onnxruntime", "process")
             except LlmtrackError as error:
@@ -175,7 +175,7 @@ def theirs(folder: Path, shape: Shape, threads: int, backend: str, launcher: str
             "config",
         ]
         start = time.perf_counter()
-        _run(command, Path(scratch), {**apart(), "HYDRA_FULL_ERROR": "1"})
+        _run(command, Path(scratch), {**isolated_variables(), "HYDRA_FULL_ERROR": "1"})
         wall = time.perf_counter() - start
         report: dict[str, Any] = json.loads(Path(scratch, "benchmark_report.json").read_text(encoding="utf-8"))
     total, prefill, decode = (report[part]["latency"]["values"] for part in ("generate", "prefill", "decode"))

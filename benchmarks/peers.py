@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from llmtrack.convert.environment import BuildEnvironment, apart, error_line, pinned
+from llmtrack.convert.environment import BuildEnvironment, error_line, isolated_variables, pinned
 from llmtrack.errors import LlmtrackError
 
 REQUIREMENTS, SCRIPTS = Path(__file__).with_name("requirements"), Path(__file__).with_name("scripts")
@@ -60,7 +60,7 @@ class Worker:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         self._process = subprocess.Popen(
             [str(python), str(script), *arguments],
-            env=apart(),
+            env=isolated_variables(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -196,14 +196,14 @@ def resolve_device(requested: str = "auto") -> str:
     kind, _, index = name.partition(":")
     if kind not in _gpu_kinds() or not index.isdigit():
         raise UsageError(f"unknown device {requested!r}: use {DEVICE_HELP}")
-    there = devices(kind)
-    if not there:
+    available = devices(kind)
+    if not available:
         seen = "no GPU" if kind == "cuda" else f"no {kind} device"
         raise UsageError(
             f"device {requested!r} is not available: torch {torch.__version__} sees {seen}; use device=cpu"
         )
-    if (name := f"{kind}:{int(index)}") not in there:
-        raise UsageError(f"device {requested!r} is not available: this machine has {len(there)} GPU(s)")
+    if (name := f"{kind}:{int(index)}") not in available:
+        raise UsageError(f"device {requested!r} is not available: this machine has {len(available)} GPU(s)")
     return name
 
 

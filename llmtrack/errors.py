@@ -41,8 +41,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         return error.kind == "out_of_memory"
     # torch's OutOfMemoryError is a RuntimeError; on CPU only its message identifies it.
     text = f"{type(error).__name__} {error}".lower()
-    told = ("outofmemory", "out of memory", "can't allocate", "cannot allocate memory")
-    return isinstance(error, MemoryError) or any(words in text for words in told)
+    messages = ("outofmemory", "out of memory", "can't allocate", "cannot allocate memory")
+    return isinstance(error, MemoryError) or any(words in text for words in messages)
 
 
 class LlmtrackError(Exception):

@@ -114,7 +114,7 @@ class BuildEnvironment:
         command = [str(self.python()), str(_GUARD), *arguments]
         # On the disk whose space was checked, and removed with the working directory.
         with tempfile.TemporaryDirectory(prefix=".", dir=folder) as scratch:
-            code, said = _run(command, folder, apart() | {"TMPDIR": scratch}, timeout=None)
+            code, said = _run(command, folder, isolated_variables() | {"TMPDIR": scratch}, timeout=None)
         if code and is_full(said):
             raise no_space()
         if code:
@@ -184,7 +184,7 @@ def error_line(said: str) -> str:
     return " ".join(word for word in chosen.split() if "://" not in word)[:300]
 
 
-def apart() -> dict[str, str]:
+def isolated_variables() -> dict[str, str]:
     """Return environment variables for an isolated program: none of our packages, no downloads, no telemetry."""
     return {**_without_paths(), **_QUIET, **_NO_CODE}
 

@@ -57,9 +57,9 @@ def says_the_same(open_folder: Open, source: Path, folder: Path) -> dict[str, fl
     """
     found = run_isolated("comparing with PyTorch", _compare, open_folder, str(source), str(folder))
     difference, share, agreement = (found[name] for name in FACTS)
-    told = Parity(difference, share, agreement, round(found["length"]))
-    if not told.holds:
-        raise _refused(str(told))
+    parity = Parity(difference, share, agreement, round(found["length"]))
+    if not parity.holds:
+        raise _refused(str(parity))
     return {name: found[name] for name in FACTS}
 
 

@@ -35,13 +35,13 @@ def _command(source: Path, target: Path, arguments: Sequence[str]) -> Sequence[s
 
 
 def _weight_only(precision: str, options: Mapping[str, Scalar]) -> list[str]:
-    told = {
+    extra = {
         "block_size": options["block_size"],
         "is_symmetric": str(options["symmetric"]).lower(),
         "accuracy_level": options["accuracy_level"],
         "algo_config": options["algorithm"],
     }
-    return ["-p", precision, "--extra_options", *(f"{name}={value}" for name, value in told.items())]
+    return ["-p", precision, "--extra_options", *(f"{name}={value}" for name, value in extra.items())]
 
 
 def _int8(options: Mapping[str, Scalar]) -> list[str]:

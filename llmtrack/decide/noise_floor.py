@@ -107,16 +107,16 @@ def say_floor(runs: Runs, *metrics: str) -> list[str]:
         runs: from `with_floors`, or a part of them.
         metrics: metrics to mention.
     """
-    told: dict[Place, dict[str, Floor]] = {}
+    floors: dict[Place, dict[str, Floor]] = {}
     kinds: dict[Place, str] = {}
     for run in runs:
         known = run.floors or {}
-        told[run.place] = {name: known[name] for name in metrics if name in known and known[name].share >= _LEAST}
+        floors[run.place] = {name: known[name] for name in metrics if name in known and known[name].share >= _LEAST}
         kinds[run.place] = "suite" if run.suite_id else "study"
     lines = []
-    for place, found in told.items():
+    for place, found in floors.items():
         if found:
-            where = f"this {kinds[place]}" if len(told) == 1 else f"{kinds[place]} {place[0]}"
+            where = f"this {kinds[place]}" if len(floors) == 1 else f"{kinds[place]} {place[0]}"
             lines.append(f"Equal settings differed by {_differed(found, where)}: {_SO}.")
     return lines
 

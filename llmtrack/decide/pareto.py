@@ -74,12 +74,12 @@ def _standing(run: Run, others: Sequence[Run], respects: Sequence[str]) -> Stand
     # Cheap checks first: a rival that is worse in one metric cannot dominate, whatever the others say.
     for name in sorted(respects, key=lambda name: schema.metric(name).sureness == "sampled"):
         rivals = list(found)
-        told = _tell(run, [others[index] for index in rivals], name)
-        for index, each in zip(rivals, told, strict=True):
+        differences = _tell(run, [others[index] for index in rivals], name)
+        for index, each in zip(rivals, differences, strict=True):
             found[index].append(each)
             if each.verdict == "worse":
                 del found[index]
-    where, which = place({index: [each.verdict for each in told] for index, told in found.items()})
+    where, which = place({index: [each.verdict for each in differences] for index, differences in found.items()})
     names = ", ".join(others[index].name for index in which)
     if where == "off":
         return Standing(where, f"beaten by {names}")

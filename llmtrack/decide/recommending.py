@@ -117,8 +117,8 @@ def recommend(runs: Runs, limits: Limits, objective: str = SPEED, baseline: str 
     notes += say_floor(table, objective)
     warned = [(run.name, line) for run in weighed for line in run.warnings]
     notes += [f"read with care: {line}" for line in grouped(warned, len(table))]
-    told = ("better", "worse", "same")
-    open_ones = [each for each in (*([lead] if lead else []), *behind) if each.verdict not in told]
+    conclusive = ("better", "worse", "same")
+    open_ones = [each for each in (*([lead] if lead else []), *behind) if each.verdict not in conclusive]
     if open_ones:
         command = measure_more(best, max(each.repeats_needed for each in open_ones))
         sentence = _cannot_tell(best, others, reference, objective, open_ones[0], command)

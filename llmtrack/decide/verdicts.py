@@ -72,13 +72,13 @@ def tell_pairs(
     Args:
         across_environments: also compare speed and memory of different machines or versions.
     """
-    told = []
+    differences = []
     for pair in pairs:
         found = _difference(*pair, metric, across_work, across_environments)
         if found.verdict == "unknown":
             (found,) = judge([found], alpha, comparisons(*pair))
-        told.append(_above_floor(found, floor_of(metric, *pair)))
-    return told
+        differences.append(_above_floor(found, floor_of(metric, *pair)))
+    return differences
 
 
 def own_warnings(run: Run) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def measure_more(run: Run, repeats: int = 0) -> str:
         "--env-manager",
         "local",
     ]
-    given = parameters_asked(run)
+    given = requested_parameters(run)
     # Experiments that only score or train have no repeats.
     if repeats and run.has("max_new_tokens"):
         wanted = max(repeats, int(run.number("min_repeats") or 0))
@@ -134,7 +134,7 @@ def measure_more(run: Run, repeats: int = 0) -> str:
 
 def score_command(run: Run) -> str:
     """Return the command that scores a text with a timed run's model, in each precision it supports."""
-    told = {
+    parameters = {
         "model": run.text("model_id") or run.text("model"),
         "revision": run.text("revision"),
         "backend": run.text("backend"),
@@ -142,7 +142,7 @@ def score_command(run: Run) -> str:
         "dtype": run.text("dtype_requested"),
     }
     defaults = {"backend": Variant.backend, "device": Variant.device, "dtype": "", "revision": ""}
-    given = [f"{name}={value}" for name, value in told.items() if value and value != defaults.get(name)]
+    given = [f"{name}={value}" for name, value in parameters.items() if value and value != defaults.get(name)]
     words = ["mlflow", "run", ".", "-e", "perplexity", "--env-manager", "local"]
     return shlex.join([*words, *(word for each in given for word in ("-P", each))])
 
@@ -157,15 +157,15 @@ def each_once(commands: Iterable[str]) -> list[str]:
     return [" ".join([what, *(f"-P {name}={value}" for name, value in most.items())]) for what, most in found.items()]
 
 
-def parameters_asked(run: Run) -> dict[str, str]:
+def requested_parameters(run: Run) -> dict[str, str]:
     """Return the non-default parameters to measure a run's experiment again.
 
     Runs of older versions do not record them: use the common parameters as far as params give them.
     """
     if run.asked:
-        told: dict[str, str] = json.loads(run.asked)
+        parameters: dict[str, str] = json.loads(run.asked)
         # Resuming would skip what is already measured.
-        return {name: value for name, value in told.items() if name != "resume"}
+        return {name: value for name, value in parameters.items() if name != "resume"}
     defaults = {
         "model": ("model", DEFAULT_MODEL),
         "revision": ("revision", ""),

@@ -14,7 +14,7 @@ import numpy as np
 from llmtrack.convert.conversion import Conversion, convert
 from llmtrack.convert.genai import CONVERTER
 from llmtrack.engine import Generated, GenerateRequest
-from llmtrack.engines.host import HostEngine, cannot_run, require_cpu, told_by
+from llmtrack.engines.host import HostEngine, cannot_run, require_cpu, runtime_errors
 from llmtrack.engines.onnx import weight_sizes
 from llmtrack.engines.options import GenaiOptions
 from llmtrack.engines.rows import Sharing
@@ -111,7 +111,7 @@ class GenaiEngine(HostEngine):
         generator = self._generator(len(lengths), lengths[0] + request.max_new_tokens, request.ignore_eos)
 
         def step(ids: Any, mask: Any, cached: bool) -> Any:
-            with told_by(RUNTIME):
+            with runtime_errors(RUNTIME):
                 if not cached:
                     generator.rewind_to(0)
                     generator.append_tokens(ids.astype(np.int32))
@@ -124,7 +124,7 @@ class GenaiEngine(HostEngine):
         """See `Engine.next_token_logits`."""
         import torch
 
-        with told_by(RUNTIME):
+        with runtime_errors(RUNTIME):
             generator = self._generator(1, len(ids), ignore_eos=True)
             generator.append_tokens(np.array([ids], dtype=np.int32))
             return torch.from_numpy(np.array(generator.get_output("logits")[0], dtype=np.float32))
@@ -133,7 +133,7 @@ class GenaiEngine(HostEngine):
         """Return the logits after the last token of a row; see `llmtrack.convert.fidelity.Decodes`."""
         import torch
 
-        with told_by(RUNTIME):
+        with runtime_errors(RUNTIME):
             generator = self._generator(1, len(ids), ignore_eos=True)
             for part in (ids[:-1], ids[-1:]):
                 generator.append_tokens(np.array([part], dtype=np.int32))
@@ -148,7 +148,7 @@ class GenaiEngine(HostEngine):
         shortest = length if ignore_eos else 0
         # A cache with different layers needs room for their window, regardless of the generated length.
         room = max(length, *windows(self._config), 0)
-        with told_by(RUNTIME):
+        with runtime_errors(RUNTIME):
             params = self._genai.GeneratorParams(self._model)
             params.set_search_options(max_length=room, min_length=shortest, batch_size=rows, do_sample=False)
             return self._genai.Generator(self._model, params)

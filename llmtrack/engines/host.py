@@ -59,7 +59,7 @@ def cannot_run(runtime: str, error: Exception) -> ScenarioError:
 
 
 @contextmanager
-def told_by(runtime: str) -> Iterator[None]:
+def runtime_errors(runtime: str) -> Iterator[None]:
     """Convert a runtime's exceptions to one-line errors.
 
     Raises:

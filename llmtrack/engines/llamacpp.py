@@ -60,15 +60,15 @@ def load(variant: Variant) -> LlamacppEngine:
     """
 
     require_cpu(variant)
-    told = chosen(LlamacppOptions, variant.options)
+    options = chosen(LlamacppOptions, variant.options)
     cpp = library()
     source = _source(variant)
     try_once(source.path)
     settings: dict[str, Any] = {
-        "threads": told.used_threads,
-        "ubatch": told.ubatch,
-        "flash_attention": told.flash_attention,
-        "cache_type": told.cache_type,
+        "threads": options.used_threads,
+        "ubatch": options.ubatch,
+        "flash_attention": options.flash_attention,
+        "cache_type": options.cache_type,
     }
     start = time.perf_counter()
     decoder = LlamaDecoder(source.path, **settings)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.host import NO_PEAK, HostEngine, told_by
+from llmtrack.engines.host import NO_PEAK, HostEngine, runtime_errors
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.engines.rows import MIXED
 from llmtrack.errors import ScenarioError
@@ -52,9 +52,9 @@ def load(variant: Variant) -> OnnxEngine:
         ScenarioError: the model cannot be exported, quantized or run.
     """
 
-    told = chosen(OnnxOptions, variant.options)
-    device = find_device(variant.device, told.provider)
-    provider = choose_provider(device, told.provider)
+    options = chosen(OnnxOptions, variant.options)
+    device = find_device(variant.device, options.provider)
+    provider = choose_provider(device, options.provider)
     if variant.dtype != "float32":
         raise ScenarioError(
             f"the onnx backend has no {variant.dtype}: use dtype=float32, with a quantization to store less",
@@ -64,9 +64,9 @@ def load(variant: Variant) -> OnnxEngine:
     identity = identify_model(variant.model, variant.revision)
     folder = onnx_folder(variant, identity)
     settings: dict[str, Any] = {
-        "threads": told.used_threads,
+        "threads": options.used_threads,
         "provider": provider,
-        "graph_optimization": told.graph_optimization,
+        "graph_optimization": options.graph_optimization,
     }
     start = time.perf_counter()
     decoder = OnnxDecoder(folder / MODEL_FILE, **settings)
@@ -196,7 +196,7 @@ class OnnxEngine(HostEngine):
         def step(ids: Any, mask: Any, cached: bool) -> Any:
             nonlocal past
             places = mask.shape[1] + request.max_new_tokens
-            with told_by(RUNTIME):
+            with runtime_errors(RUNTIME):
                 logits, past = self._decoder.run(ids, mask, past if cached else None, keep=1, places=places)
             return self._likeliest(logits[:, -1], request)
 
@@ -206,7 +206,7 @@ class OnnxEngine(HostEngine):
         """See `Engine.next_token_logits`."""
         import torch
 
-        with told_by(RUNTIME):
+        with runtime_errors(RUNTIME):
             return torch.from_numpy(next_token_logits(self._decoder, ids))
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from llmtrack.convert.conversion import Conversion, convert
 from llmtrack.convert.openvino import CONVERTER
 from llmtrack.engine import Generated, GenerateRequest
-from llmtrack.engines.host import HostEngine, cannot_run, require_cpu, told_by
+from llmtrack.engines.host import HostEngine, cannot_run, require_cpu, runtime_errors
 from llmtrack.engines.options import KV_CACHES, OpenvinoOptions
 from llmtrack.errors import ScenarioError
 from llmtrack.models.context import context_length
@@ -165,7 +165,7 @@ class OpenvinoEngine(HostEngine):
             "beam_idx": np.arange(len(ids), dtype=np.int32),
             _FIRST: np.array([first], dtype=np.int64),
         }
-        with told_by(RUNTIME):
+        with runtime_errors(RUNTIME):
             self._request.infer({name: feeds[name] for name in self._inputs}, share_inputs=True)
             logits: NDArray[np.float32] = self._request.get_tensor("logits").data
         return logits

@@ -56,7 +56,7 @@ def check_variant(variant: Variant) -> None:
     _accepted(variant, variant.options)
 
 
-def told(variant: Variant, words: Sequence[str]) -> Variant:
+def with_words(variant: Variant, words: Sequence[str]) -> Variant:
     """Add options given as words such as `threads=2` to a variant.
 
     Raises:
@@ -175,9 +175,9 @@ def load_engine(
     """
     texts = {"backend": backend, "device": device, "quantization": quantization}
     named = {name: one_text(name, value) for name, value in texts.items()}
-    told = tuple(sorted(options.items()))
+    settings = tuple(sorted(options.items()))
     revision = text_or_none("revision", revision)
-    engine = load_variant(Variant(one_text("model", model), revision, dtype=dtype, options=told, **named))
+    engine = load_variant(Variant(one_text("model", model), revision, dtype=dtype, options=settings, **named))
     from llmtrack.models.load import RANDOM_WEIGHTS
 
     if RANDOM_WEIGHTS in engine.info.warnings:

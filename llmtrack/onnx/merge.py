@@ -42,9 +42,9 @@ class _Product:
     @property
     def alike(self) -> tuple[Any, ...]:
         """Key that must be equal for products to be merged."""
-        told = (self.settings.get(name) for name in _SETTINGS)
+        settings = (self.settings.get(name) for name in _SETTINGS)
         sums = self.offset.input[0] if self.offset is not None else ""
-        return (self.node.input[0], len(self.node.input), sums, bool(self.bias), *told)
+        return (self.node.input[0], len(self.node.input), sums, bool(self.bias), *settings)
 
 
 def merge_products(model: ModelProto, wanted: Iterable[Sequence[str]]) -> dict[str, str]:

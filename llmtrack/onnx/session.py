@@ -73,9 +73,9 @@ def choose_provider(device: str, asked: str = "auto") -> str:
     require_tried(device, "the onnx backend")
     name = {"cpu": "CPU", "cuda": "CUDA"}[kind_of(device)] if asked == "auto" else asked
     name = name.removesuffix("ExecutionProvider") + "ExecutionProvider"
-    there = onnxruntime().get_available_providers()
-    if name not in there:
-        listed = ", ".join(each.removesuffix("ExecutionProvider") for each in there)
+    providers = onnxruntime().get_available_providers()
+    if name not in providers:
+        listed = ", ".join(each.removesuffix("ExecutionProvider") for each in providers)
         raise UsageError(
             f"this build of ONNX Runtime has no {name}: it has {listed} (for a GPU install onnxruntime-gpu, "
             "or use device=cpu)"

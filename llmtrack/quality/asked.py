@@ -92,8 +92,8 @@ def score_shard(
     found = {}
     for done, number in enumerate(mine, start=1):
         rows = [ready.rows[row] for row in planned[number]]
-        told: list[Batch] = []
-        scored = score_rows(engine, rows, partial(len, rows), task.batch_size, task.padding_side, told.append)
+        reported: list[Batch] = []
+        scored = score_rows(engine, rows, partial(len, rows), task.batch_size, task.padding_side, reported.append)
         found[number] = replace(scored, rows=tuple(ready.places[row] for row in planned[number]))
-        on_batch(replace(told[-1], number=done, of=len(mine)))
+        on_batch(replace(reported[-1], number=done, of=len(mine)))
     return found, len(planned)

@@ -34,8 +34,8 @@ def token_budget(info: EngineInfo, free: int | None = None) -> int:
     most = MOST_TOKENS_ON_GPU if on_gpu(info.device) else MOST_TOKENS
     if not info.score_bytes_per_token:
         return most
-    there = free_memory(info.device) if free is None else free
-    return max(1, min(most, there // SHARE // (ACTIVATIONS * info.score_bytes_per_token)))
+    free_bytes = free_memory(info.device) if free is None else free
+    return max(1, min(most, free_bytes // SHARE // (ACTIVATIONS * info.score_bytes_per_token)))
 
 
 def in_batches(

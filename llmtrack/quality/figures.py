@@ -158,7 +158,7 @@ def cut_warnings(quality: Quality, task: PerplexityTask) -> tuple[str, ...]:
     return tuple(found)
 
 
-def together(scored: Sequence[Scored]) -> Scored:
+def join_scores(scored: Sequence[Scored]) -> Scored:
     """Join the scores of several batches."""
     return Scored(
         rows=tuple(row for each in scored for row in each.rows),

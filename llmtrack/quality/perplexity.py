@@ -259,8 +259,8 @@ def score_rows(
     first = next(source, None)
     if first is None:
         raise _nothing_to_predict()
-    together = min(batch_size or 1, number_of_rows())
-    check_memory(engine.info, together, tokens_of(first), cached=False, scored=True)
+    rows_per_batch = min(batch_size or 1, number_of_rows())
+    check_memory(engine.info, rows_per_batch, tokens_of(first), cached=False, scored=True)
     nats: list[float] = []
     counts: list[int] = []
     losses: list[float] = []

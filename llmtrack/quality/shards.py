@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from llmtrack.errors import ScenarioError
 from llmtrack.quality.batching import in_batches
-from llmtrack.quality.figures import Drift, Quality, drift_of, quality_of, together
+from llmtrack.quality.figures import Drift, Quality, drift_of, join_scores, quality_of
 from llmtrack.spec.scores import Compared, Part
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ def merge(parts: Sequence[Part]) -> Quality:
         raise ScenarioError(
             "workers tokenized or batched the text differently: give all of them the same model, tokenizer and text"
         )
-    whole = together(_each_once([part.batches for part in parts], first.of, "batches, workers scored"))
+    whole = join_scores(_each_once([part.batches for part in parts], first.of, "batches, workers scored"))
     if sorted(whole.rows) != list(range(first.text.rows)):
         raise ScenarioError(f"workers scored {len(whole.rows)} of {first.text.rows} rows: measure again")
     return quality_of(first.text, whole)

@@ -43,14 +43,14 @@ def calibration_rows(ids: Sequence[int], tokens: int, width: int = ROW_TOKENS) -
     Raises:
         ScenarioError: the text has fewer than `LEAST_ROWS` rows.
     """
-    there = len(ids) // width
-    rows = min(max(tokens // width, LEAST_ROWS), there)
-    if there < LEAST_ROWS:
+    available = len(ids) // width
+    rows = min(max(tokens // width, LEAST_ROWS), available)
+    if available < LEAST_ROWS:
         raise ScenarioError(
             f"the calibration text has {len(ids)} tokens and {LEAST_ROWS * width} are needed: give a longer one",
             kind="unsupported",
         )
-    starts = (index * there // rows * width for index in range(rows))
+    starts = (index * available // rows * width for index in range(rows))
     return tuple(tuple(ids[start : start + width]) for start in starts)
 
 

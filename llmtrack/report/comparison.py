@@ -30,7 +30,7 @@ from llmtrack.report.columns import (
 )
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.study import page_note
-from llmtrack.report.table import DASH, Column, Table, summary_table, with_floor_told
+from llmtrack.report.table import DASH, Column, Table, summary_table, with_noise_floor
 from llmtrack.report.takeaways import headline
 from llmtrack.report.tasks import split_by_task
 from llmtrack.report.terminal import make_console, say
@@ -88,7 +88,7 @@ def compare_runs(
         )
     found = with_samples(found, tracking_uri)
     tracked = _sorted((found if every else found.newest_of_each()).in_order_of_time(), layout.sort)
-    table = with_floor_told(summary_table(tracked, among=found), tracked)
+    table = with_noise_floor(summary_table(tracked, among=found), tracked)
     experiments = {run.experiment for run in tracked} - {""}
     if layout.columns is None and len(experiments) == 1:
         on_page = layout.style in PAGES and not layout.wide
@@ -98,7 +98,7 @@ def compare_runs(
                 module = named_experiment(experiments.pop())
             declared = getattr(module, "DECLARED", None)
             own = declared.table if declared else None
-            table = with_floor_told(summary_table(tracked, among=found, own=own), tracked)
+            table = with_noise_floor(summary_table(tracked, among=found, own=own), tracked)
         else:
             table = with_differing_params(table, tracked, APART if on_page else None)
     title = f"{len(tracked)} of {plural(len(found), 'tracked run')}"
@@ -108,7 +108,7 @@ def compare_runs(
         for name, part in parts.items():
             table_of_part = summary_table(part, among=found)
             if name == tuple(parts)[-1]:
-                table_of_part = with_floor_told(table_of_part, tracked)
+                table_of_part = with_noise_floor(table_of_part, tracked)
             show(console, f"{title}: {name}", table_of_part, layout)
     else:
         show(console, title, table, layout, further(tracked))

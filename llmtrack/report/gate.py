@@ -36,13 +36,13 @@ def gate_summary(result: GateResult) -> str:
     """Return the gate's outcome in one line."""
     counts = {outcome: len(result.of(outcome)) for outcome in ("broken", "kept", "inconclusive", "missing")}
     found = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    told = [found]
+    notes = [found]
     if not counts["broken"] and not counts["kept"] and counts["inconclusive"]:
-        told.append("measure more repeats (--strict treats this as a failure)")
+        notes.append("measure more repeats (--strict treats this as a failure)")
     if result.missing:
-        told.append(f"{_first(result.missing)}: measure it, or accept it by --allow-missing")
-    told += result.unchecked
-    return f"gate {_OUTCOMES[result.exit_code]}: {'; '.join(filter(None, told))}"
+        notes.append(f"{_first(result.missing)}: measure it, or accept it by --allow-missing")
+    notes += result.unchecked
+    return f"gate {_OUTCOMES[result.exit_code]}: {'; '.join(filter(None, notes))}"
 
 
 def _first(checks: Sequence[PairCheck]) -> str:
@@ -72,14 +72,14 @@ def to_junit(result: GateResult) -> str:
             classname=_xml(f"{each.pair.candidate.text('experiment')}.{each.pair.candidate.name}"),
             name=_xml(f"not {each.check.rule}"),
         )
-        told = _xml(f"{each.check.outcome}: {', '.join(filter(None, (each.check.change, each.check.why)))}")
+        message = _xml(f"{each.check.outcome}: {', '.join(filter(None, (each.check.change, each.check.why)))}")
         if each in result.failing:
-            ElementTree.SubElement(case, "failure", message=told).text = _runs(each)
+            ElementTree.SubElement(case, "failure", message=message).text = _runs(each)
         elif each in result.missing:
-            ElementTree.SubElement(case, "error", message=told).text = _runs(each)
+            ElementTree.SubElement(case, "error", message=message).text = _runs(each)
         elif each in skipped:
-            ElementTree.SubElement(case, "skipped", message=told)
-        ElementTree.SubElement(case, "system-out").text = f"{told}\n{_runs(each)}"
+            ElementTree.SubElement(case, "skipped", message=message)
+        ElementTree.SubElement(case, "system-out").text = f"{message}\n{_runs(each)}"
     for line in result.unchecked:
         case = ElementTree.SubElement(suite, "testcase", classname="llmtrack", name=_xml(line))
         ElementTree.SubElement(case, "error", message=_xml(line))

@@ -73,22 +73,24 @@ def outliers(runs: Runs) -> list[Outlier]:
     differing = {key: _against_the_middle(runs, key) for key in WATCHED}
     found = []
     for run, share in zip(runs, shares, strict=True):
-        told = {
+        outlying = {
             key: differing[key][run.run_id]
             for key in WATCHED
             if run.run_id in differing[key]
             and not 1 / OUTLIER_FACTOR <= run.metrics[key] / medians[key] <= OUTLIER_FACTOR
         }
-        if not told:
+        if not outlying:
             continue
-        ratios = {WATCHED[key]: run.metrics[key] / medians[key] for key in told}
+        ratios = {WATCHED[key]: run.metrics[key] / medians[key] for key in outlying}
         step_ratio = 1.0
         if run.has("inter_token_latency_ms"):
             step_ratio = run.metrics["inter_token_latency_ms"] / medians["inter_token_latency_ms"]
         length = run.params["prompt_tokens_total"] / medians["prompt_tokens_total"]
         cause = _cause(max(ratios.values()) > 1, length, share, _median(shares), step_ratio)
-        untold = [each for each in told.values() if not each.conclusive]
-        words, needed = (untold[0].words, max(each.repeats_needed for each in untold)) if untold else ("", 0)
+        inconclusive = [each for each in outlying.values() if not each.conclusive]
+        words, needed = (
+            (inconclusive[0].words, max(each.repeats_needed for each in inconclusive)) if inconclusive else ("", 0)
+        )
         found.append(Outlier(run.scenario, ratios, cause, share, step_ratio, words, needed))
     return found
 

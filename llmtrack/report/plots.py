@@ -91,7 +91,7 @@ def bar_plot(runs: Runs, label: str, y: str, *, title: str, y_label: str = "") -
     separate_thousands(axes)
     if max((len(name) for name in names), default=0) > 12:
         axes.tick_params(axis="x", labelrotation=20)
-    add_note(figure, *([_INTERVALS] if _has_intervals(bars, y) else []), *_told_baseline(bars))
+    add_note(figure, *([_INTERVALS] if _has_intervals(bars, y) else []), *_baseline_values(bars))
     return figure
 
 
@@ -105,7 +105,7 @@ def scatter_plot(runs: Runs, x: str, y: str, *, title: str, x_label: str, y_labe
     axes.margins(x=0.12, y=0.12)
     widen(axes, ys)
     separate_thousands(axes)
-    add_note(figure, *_told_baseline(points))
+    add_note(figure, *_baseline_values(points))
     label_points(figure, axes, xs, ys, points.scenarios)
     return figure
 
@@ -145,9 +145,9 @@ def canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 def add_note(figure: Figure, *sentences: str) -> None:
     """Append an explanation of marks below a plot."""
-    told = " ".join(filter(None, (figure.get_supxlabel().replace("\n", " "), *map(in_plot, sentences))))
-    if told:
-        figure.supxlabel(textwrap.fill(told, _NOTE), x=0.01, ha="left", fontsize=7.5, color="#5a6475")
+    text = " ".join(filter(None, (figure.get_supxlabel().replace("\n", " "), *map(in_plot, sentences))))
+    if text:
+        figure.supxlabel(textwrap.fill(text, _NOTE), x=0.01, ha="left", fontsize=7.5, color="#5a6475")
 
 
 def axis_label(metric: str) -> str:
@@ -185,7 +185,7 @@ def _has_intervals(points: Sequence[Run], y: str) -> bool:
     return any(high > 0 for ends in _error_bars(points, y) or () for high in ends)
 
 
-def _told_baseline(points: Sequence[Run]) -> tuple[str, ...]:
+def _baseline_values(points: Sequence[Run]) -> tuple[str, ...]:
     return (_BASELINE,) if any(run.baseline for run in points) else ()
 
 

@@ -41,9 +41,9 @@ def recommendation_markdown(found: Recommendation, how: Sequence[str], settings:
 
 def recommendation_json(found: Recommendation, how: Sequence[str], settings: Sequence[str]) -> str:
     """Return a recommendation with the command to run it, as JSON; see `recommendation_markdown`."""
-    told = dataclasses.asdict(found)
-    told |= {"command": how[0] if how else "", "python": "\n".join(how[1:]), "settings": list(settings)}
-    return json.dumps(told, indent=1, ensure_ascii=False) + "\n"
+    record = dataclasses.asdict(found)
+    record |= {"command": how[0] if how else "", "python": "\n".join(how[1:]), "settings": list(settings)}
+    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
 def draw(found: Recommendation, runs: Runs, objective: str, target: Path) -> None:

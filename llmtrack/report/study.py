@@ -21,7 +21,7 @@ from llmtrack.report.gather import Member, plot_of, study_report
 from llmtrack.report.html import Plot
 from llmtrack.report.place import Place, links_to
 from llmtrack.report.roofline import roofline_plots
-from llmtrack.report.table import Table, summary_table, told_by_default
+from llmtrack.report.table import Table, compared_by_default, summary_table
 from llmtrack.report.takeaways import headline
 from llmtrack.report.terminal import metrics_block, say, width_of
 from llmtrack.report.views import as_text, chart_view
@@ -62,15 +62,15 @@ def write_study(experiment: Experiment, tracked: Runs, place: Place) -> Written:
     files: dict[str, Path] = {}
     with parts.part("reading"):
         reading = experiment.read(tracked)
-    told = [*reading, *say_floor(tracked, *told_by_default())]
+    lines = [*reading, *say_floor(tracked, *compared_by_default())]
     table: Table | None = None
     with parts.part("table"):
         table = summary_table(tracked, own=experiment.table)
         if experiment.show_block:
             for run in tracked:
                 say(console, "\n".join(metrics_block(run, width_of(console))))
-        print_report(console, experiment.name, table, told, more=more(tracked, "study_id"))
-        files |= write_report(folder, experiment.name, table, tracked, told, parts)
+        print_report(console, experiment.name, table, lines, more=more(tracked, "study_id"))
+        files |= write_report(folder, experiment.name, table, tracked, lines, parts)
         prepare_views(table, tracked, "study_id", place.experiment_id, place.tracking_uri)
     with parts.part("plots"), drawing():
         figures = dict(experiment.draw(tracked, place.series))
@@ -85,12 +85,12 @@ def write_study(experiment: Experiment, tracked: Runs, place: Place) -> Written:
             files[f"plots/{name}.png"] = path
             drawn.append(plot)
     with parts.part("report.html"):
-        page = study_report(Member(experiment, place.run_id, tracked, told, table), drawn, place.text)
+        page = study_report(Member(experiment, place.run_id, tracked, lines, table), drawn, place.text)
         files["report.html"] = write_html(folder, place.linked(page))
     note = ""
     with parts.part("note"):
         tables = {"": table or summary_table(tracked, own=experiment.table)}
-        note = page_note(experiment.question, told, tables, place.experiment_id)
+        note = page_note(experiment.question, lines, tables, place.experiment_id)
     figures_of_its_own: dict[str, float] = {}
     with parts.part("headline"):
         figures_of_its_own = headline(tracked)

@@ -94,7 +94,7 @@ def _metric(entry: schema.Metric, shown: schema.Shown) -> Column:
     return Column(entry.name, shown.title, shown.render, quiet=shown.quiet, spread=shown.spread)
 
 
-def told_by_default() -> list[str]:
+def compared_by_default() -> list[str]:
     """Return the metrics compared with the baseline by default."""
     return [each.name for each in schema.in_place(schema.METRICS) if each.shown and each.shown.told]
 
@@ -114,12 +114,12 @@ def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = 
     shared, differing = [], []
     for column in condition_columns():
         cells = zip(experiments, (column.cell(run.get(column.key)) for run in runs), strict=True)
-        told = {(experiment, text) for experiment, text in cells if text != DASH}
-        values = {text for _, text in told}
+        distinct = {(experiment, text) for experiment, text in cells if text != DASH}
+        values = {text for _, text in distinct}
         if len(values) == 1 and not column.quiet:
             shared.append(f"{column.title}: {values.pop()}")
         # Do not compare values that only differ between experiments (such as the scoring batch size).
-        elif len(told) > len({experiment for experiment, _ in told}):
+        elif len(distinct) > len({experiment for experiment, _ in distinct}):
             differing.append(column)
     several = len(set(experiments)) > 1
     names = [Column("experiment", "experiment", str, False)] if several else []
@@ -149,9 +149,9 @@ def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = 
     )
 
 
-def with_floor_told(table: Table, runs: Runs) -> Table:
+def with_noise_floor(table: Table, runs: Runs) -> Table:
     """Add the noise floor to a standalone table; a suite reports it once for all of its tables."""
-    return replace(table, notes=(*table.notes, *say_floor(runs, *told_by_default())))
+    return replace(table, notes=(*table.notes, *say_floor(runs, *compared_by_default())))
 
 
 def notes(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def _change_from_baseline(run: Run, baselines: Baselines, compared: Sequence[str
     # Different work takes different time: the change says nothing about how the model is run.
     same_work = run.workload_id == base.workload_id
     parts = []
-    for key in told_by_default() if compared is None else compared:
+    for key in compared_by_default() if compared is None else compared:
         entry = schema.metric(key)
         shown = entry.shown or schema.Shown(key)
         # Quality depends on text and tokens, which may differ within a study.

@@ -111,8 +111,8 @@ def gains(runs: Runs) -> list[Gain]:
         if base is None:
             continue
         others = [run for run in same_work if run.run_id != base.run_id]
-        told = zip(others, tell(base, others, "tokens_per_sec"), strict=True)
-        found += [Gain(run, base, each) for run, each in told if each.ratio is not None]
+        differences = zip(others, tell(base, others, "tokens_per_sec"), strict=True)
+        found += [Gain(run, base, each) for run, each in differences if each.ratio is not None]
     return found
 
 
@@ -137,8 +137,8 @@ def _plainest(gains: list[Gain], size: Callable[[Gain], float]) -> Gain:
     """
     biggest = max(gains, key=size)
     others = [gain for gain in gains if gain is not biggest]
-    told = tell(biggest.run, [gain.run for gain in others], "tokens_per_sec")
-    alike = [gain for gain, found in zip(others, told, strict=True) if found.verdict in ("same", "unknown")]
+    differences = tell(biggest.run, [gain.run for gain in others], "tokens_per_sec")
+    alike = [gain for gain, found in zip(others, differences, strict=True) if found.verdict in ("same", "unknown")]
     return max([biggest, *alike], key=lambda gain: (_same_tokens(gain) is True, -len(_changed(gain)), size(gain)))
 
 

@@ -29,19 +29,19 @@ def make_console(outlive: bool = False, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     stream = protected(stream) if outlive else stream
     replace_unknown(stream)
-    width = None if console_of(file=stream).is_terminal else width_asked() or LOG_WIDTH
+    width = None if console_of(file=stream).is_terminal else requested_width() or LOG_WIDTH
     return console_of(file=stream, stderr=stderr, highlight=False, emoji=False, width=width)
 
 
 def width_of(console: Console) -> int | None:
     """Return the available columns, or None in a log or pipe without COLUMNS."""
-    return console.width if console.is_terminal else width_asked()
+    return console.width if console.is_terminal else requested_width()
 
 
-def width_asked() -> int | None:
+def requested_width() -> int | None:
     """Return the width set by COLUMNS, or None."""
-    asked = os.environ.get("COLUMNS", "").strip()
-    return int(asked) if asked.isdecimal() and int(asked) > 0 else None
+    columns = os.environ.get("COLUMNS", "").strip()
+    return int(columns) if columns.isdecimal() and int(columns) > 0 else None
 
 
 def hanging(text: str, width: int | None, indent: int = 2) -> str:

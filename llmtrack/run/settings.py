@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from llmtrack.devices import DEVICE_HELP, canonical_dtype
 from llmtrack.engines.options import CompileOption, DevicesOption, ThreadOption
-from llmtrack.engines.registry import told
+from llmtrack.engines.registry import with_words
 from llmtrack.errors import UsageError
 from llmtrack.host.entry_points import EXECUTOR_POINTS, names_of
 from llmtrack.spec.options import Checked, Option, changed, parameters, taken
@@ -30,7 +30,7 @@ class WhichModel(Checked):
         options = tuple(sorted(dict(changes.pop("options", ())).items()))
         asked = taken(Variant, self, options=options, **changes)
         backend, *words = asked.backend.split() or [""]
-        return told(replace(asked, backend=backend), words) if words else asked
+        return with_words(replace(asked, backend=backend), words) if words else asked
 
 
 @dataclass(frozen=True)

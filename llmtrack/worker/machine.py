@@ -55,10 +55,10 @@ def describe() -> dict[str, str]:
         facts["cpu_quota"] = f"{quota:g}"
     if affinity := cpu_affinity():
         facts["cpu_affinity"] = affinity
-    there = [device for kind in KINDS for device in devices(kind)]
-    facts["devices"] = ",".join(there)
+    available = [device for kind in KINDS for device in devices(kind)]
+    facts["devices"] = ",".join(available)
     facts["bfloat16"] = ",".join(kind for kind in KINDS if supports_bfloat16(kind))
-    if gpus := [device for device in there if on_gpu(device)]:
+    if gpus := [device for device in available if on_gpu(device)]:
         facts |= _named(gpus)
     if cards := devices("cuda"):
         facts |= _cards(cards) | platform_facts()

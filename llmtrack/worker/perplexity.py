@@ -117,7 +117,7 @@ def with_quality(
     try:
         emit(Progress(name, "loading the reference"))
         reference = load(check.reference)
-        told = reference_tags(reference)
+        tags = reference_tags(reference)
         try:
             drift = compare_distributions(
                 engine,
@@ -133,7 +133,7 @@ def with_quality(
     except Exception as error:
         return without_drift(timed, in_words(error))
     emit(Log(drift_line(drift)))
-    return with_drift(timed, check, drift, told)
+    return with_drift(timed, check, drift, tags)
 
 
 def reference_tags(reference: Engine) -> dict[str, str]:

@@ -60,8 +60,8 @@ class Watch:
         ended, beside = self._read(), self._beside
         readings = ((self._began, ended),) if self._began is not None and ended is not None else ()
         busy = beside.get("the load of the machine", lambda: busy_warning(self._before, read_cpu()), ())
-        told = partial(device_warnings, self._device, readings)
-        return readings, (*busy, *beside.get("what held the device back", told, ((), False))[0])
+        device_findings = partial(device_warnings, self._device, readings)
+        return readings, (*busy, *beside.get("what held the device back", device_findings, ((), False))[0])
 
     def _read(self) -> GaugeReading | None:
         return self._beside.get("the state of the device", self._gauge.read, None) if self._gauge else None

@@ -119,5 +119,5 @@ def _ceilings(roof: Roof) -> dict[str, float]:
 
 
 def _conditions(info: EngineInfo, roof: Roof) -> dict[str, Scalar]:
-    told: dict[str, Scalar] = {"ceilings_in_doubt": roof.doubt, "arithmetic": info.arithmetic}
-    return {name: value for name, value in told.items() if value}
+    facts: dict[str, Scalar] = {"ceilings_in_doubt": roof.doubt, "arithmetic": info.arithmetic}
+    return {name: value for name, value in facts.items() if value}

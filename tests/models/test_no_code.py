@@ -14,7 +14,7 @@ import platformdirs
 import pytest
 
 from llmtrack.convert import conversion, genai, openvino
-from llmtrack.convert.environment import apart
+from llmtrack.convert.environment import isolated_variables
 from llmtrack.engines.registry import load_engine
 from llmtrack.engines.text import chat_text, generate_texts
 from llmtrack.errors import ModelLoadError, UsageError
@@ -168,7 +168,7 @@ for auto in (AutoConfig, AutoModelForCausalLM, AutoTokenizer):
     with contextlib.suppress(Exception), code_refused():
         auto.from_pretrained({str(planted)!r}, trust_remote_code=True)
 """
-    environment = apart()
+    environment = isolated_variables()
     if refusal == "hook":
         environment.pop("HF_MODULES_CACHE")
         environment["HF_HOME"] = str(planted.parent / "hf")

@@ -57,12 +57,12 @@ def load(variant: Variant) -> Engine:
         ModelLoadError: no candidate could be loaded.
         ScenarioError: it cannot be sharded.
     """
-    told = chosen(TorchOptions, variant.options)
-    if told.tensor_parallel > 1:
+    options = chosen(TorchOptions, variant.options)
+    if options.tensor_parallel > 1:
         from llmtrack.engines.torch.parallel.tensor_parallel import load_sharded
 
-        return load_sharded(variant, told.tensor_parallel, load_share_of)
-    if told.device_map != "none":
+        return load_sharded(variant, options.tensor_parallel, load_share_of)
+    if options.device_map != "none":
         from llmtrack.engines.torch.parallel.device_map import load_spread
 
         return load_spread(variant, partial(load_whole, placed=SPREAD))
@@ -80,8 +80,8 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
     device = resolve_device(variant.device)
     dtype, label = resolve_dtype(variant.dtype, device)
     loaded = load_model(variant.model, device=device, dtype=dtype, revision=variant.revision, placed=placed)
-    told = chosen(TorchOptions, variant.options)
-    facts: dict[str, Scalar] = {**loaded.facts, "threads": told.used_threads}
+    options = chosen(TorchOptions, variant.options)
+    facts: dict[str, Scalar] = {**loaded.facts, "threads": options.used_threads}
     if loaded.revision:
         facts["revision"] = loaded.revision
     warnings = loaded.warnings
@@ -112,8 +112,8 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
         tags=loaded.digests.tags,
         warnings=warnings,
         arithmetic=recipe.arithmetic if recipe else "",
-        threads=told.threads,
-        compile=told.compile,
+        threads=options.threads,
+        compile=options.compile,
         passes=passes,
         batching=batching,
         notes=notes,

@@ -12,7 +12,7 @@ from llmtrack.quality.beside import drift_line, with_drift, with_scored, without
 from llmtrack.run.executors.inline import INTERRUPTED, Executor
 from llmtrack.run.executors.parallel_workers import ParallelWorkers, SideBySide
 from llmtrack.run.executors.partial_results import PartialResults
-from llmtrack.run.study.shards import SHARDS_EACH, drift_together, figures_together, put_together, shards_of, work_off
+from llmtrack.run.study.shards import SHARDS_EACH, merge_drifts, merge_figures, merge_measurements, shards_of, work_off
 from llmtrack.spec.events import Collected, Emit, Event, Log, SoFar, Warn
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import QualityCheck, Scenario
@@ -128,7 +128,7 @@ def _score(scenario: Scenario, task: PerplexityTask, parallel: ParallelWorkers, 
         emit(done)
         return
     try:
-        emit(put_together(scenario, task, done))
+        emit(merge_measurements(scenario, task, done))
     except ScenarioError as error:
         emit(failure_of(scenario, error, min(each.started_at for _, each in done)))
 
@@ -145,7 +145,7 @@ def _with_quality(
             return replace(done, scenario=timed.scenario, started_at=timed.started_at)
         return without_scored(timed, done.reason)
     try:
-        found = figures_together(task, done)
+        found = merge_figures(task, done)
     except ScenarioError as error:
         return without_scored(timed, in_words(error))
     facts = {**found.facts, "score_workers": workers}
@@ -159,7 +159,7 @@ def _with_quality(
     if isinstance(done, Failure):
         return without_drift(timed, done.reason)
     try:
-        drift, told = drift_together(done)
+        drift, told = merge_drifts(done)
     except ScenarioError as error:
         return without_drift(timed, in_words(error))
     emit(Log(drift_line(drift)))

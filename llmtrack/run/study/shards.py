@@ -71,7 +71,7 @@ class Together:
     listed: str
 
 
-def figures_together(task: PerplexityTask, done: Sequence[Done]) -> Together:
+def merge_figures(task: PerplexityTask, done: Sequence[Done]) -> Together:
     """Merge the scores of a text's shards.
 
     The speed is that of all workers together: the text's tokens over the time of the worker that scored longest, summed
@@ -102,9 +102,9 @@ def figures_together(task: PerplexityTask, done: Sequence[Done]) -> Together:
     )
 
 
-def put_together(scenario: Scenario, task: PerplexityTask, done: Sequence[Done]) -> Measurement:
-    """Merge the measurements of a text's shards; see `figures_together`."""
-    found = figures_together(task, done)
+def merge_measurements(scenario: Scenario, task: PerplexityTask, done: Sequence[Done]) -> Measurement:
+    """Merge the measurements of a text's shards; see `merge_figures`."""
+    found = merge_figures(task, done)
     shards = [each for _, each in sorted(done, key=_number)]
     first = shards[0]
     metrics = {**first.metrics, **found.metrics}
@@ -128,7 +128,7 @@ def put_together(scenario: Scenario, task: PerplexityTask, done: Sequence[Done])
     )
 
 
-def drift_together(done: Sequence[Done]) -> tuple[Drift, dict[str, str]]:
+def merge_drifts(done: Sequence[Done]) -> tuple[Drift, dict[str, str]]:
     """Merge the comparison with the reference from its shards; return it with the reference's digests.
 
     Raises:
@@ -162,19 +162,19 @@ def work_off(
         try:
             for number in range(left):
                 future = pool.submit(work.work_off, number)
-                future.add_done_callback(lambda done: work.told.put(partial(ended, done)))
+                future.add_done_callback(lambda done: work.events.put(partial(ended, done)))
             said: set[str] = set()
             while left:
-                told = work.told.get()
-                if callable(told):
-                    told()
+                event = work.events.get()
+                if callable(event):
+                    event()
                     continue
                 # Messages common to all workers, such as the loaded model, are emitted once.
-                if isinstance(told, (Log, Warn)):
-                    if told.text in said:
+                if isinstance(event, (Log, Warn)):
+                    if event.text in said:
                         continue
-                    said.add(told.text)
-                emit(told)
+                    said.add(event.text)
+                emit(event)
         except BaseException:
             work.stop()
             parallel.stop()
@@ -188,7 +188,7 @@ class _Work:
     def __init__(self, scenario: Scenario, shards: Sequence[Scenario], parallel: ParallelWorkers) -> None:
         self.done: dict[str, Done] = {}
         self.failure: Failure | None = None
-        self.told: queue.SimpleQueue[Event | partial[None]] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Event | partial[None]] = queue.SimpleQueue()
         self._scenario, self._parallel = scenario, parallel
         self._shards = {each.name: each for each in shards}
         self._todo = deque(self._shards.values())
@@ -225,7 +225,7 @@ class _Work:
             if isinstance(event, (Measurement, Failure, Progress)):
                 step = f"{len(self.done)}/{len(self._shards)} shards, {len(self._parallel.runs)} workers"
                 event = Progress(self._scenario.name, step, sum(self._shares.values()) / len(self._shards))
-        self.told.put(event)
+        self.events.put(event)
 
     @property
     def _ending(self) -> bool:

@@ -313,9 +313,9 @@ def load_share(variant: Variant, load: Load, rank: int, count: int) -> tuple[Any
 @contextmanager
 def _as_torchrun(rank: int, count: int) -> Iterator[None]:
     """Set the environment variables that transformers expects from a launcher while loading."""
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update({name: str(value) for name, value in told.items()})
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update({name: str(value) for name, value in environment.items()})
     try:
         yield
     finally:
