@@ -270,7 +270,7 @@ def _study_id(source: Source, study: str, experiment: str | None) -> str:
         raise UsageError(
             "there is no study"
             + (f" of experiment {experiment!r}" if experiment else "")
-            + " yet: `llmtrack run baseline` makes one"
+            + f" yet: `llmtrack run {experiment or 'baseline'}` makes one"
         )
     named = run_of_id(source, study)
     if named is not None and "llmtrack.study_id" in named.tags:

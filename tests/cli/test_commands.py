@@ -96,6 +96,10 @@ def test_version():
     ("arguments", "message"),
     [
         (["compare"], "there is no study yet: `llmtrack run baseline` makes one"),
+        (
+            ["compare", "--study", "latest:precision"],
+            "there is no study of experiment 'precision' yet: `llmtrack run precision` makes one",
+        ),
         (["runs", "--study", "nope"], "there is no study 'nope'"),
         (["runs", "--experiment", "nope"], "there is no experiment 'nope'"),
         (["runs", "--tracking-uri", "mlruns"], "old file store"),
