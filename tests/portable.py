@@ -131,7 +131,7 @@ def path_with_a_space(run: Run, stack: ExitStack) -> None:
 
 
 def python(version: str) -> Trait:
-    """Return what makes an environment of that Python and of what is newest, and keeps it for the next time."""
+    """Return a factory of cached environments for a Python and the newest packages."""
 
     def install(run: Run, stack: ExitStack) -> None:
         venv = ROOT / f".venv-{version}"
@@ -177,7 +177,7 @@ TRAITS: dict[str, Trait] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a machine: the counts of its tests, where they ran."""
+    """Result of a simulated machine: the counts of its tests, if they ran."""
 
     machine: str
     like: str

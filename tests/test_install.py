@@ -1,4 +1,4 @@
-"""What pip is told by its settings, uv is told when it installs in pip's stead."""
+"""pip's settings are passed on to uv when it replaces pip."""
 
 from __future__ import annotations
 

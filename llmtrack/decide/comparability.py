@@ -53,7 +53,7 @@ def why_not(
 
 
 def scored_key(run: Run, metric: str) -> tuple[str, ...]:
-    """Return what must be equal for a quality metric of two runs to be comparable.
+    """Return the values that must be equal for a quality metric of two runs to be comparable.
 
     Besides the convention, metrics per text (bits per byte, word perplexity) depend on the text covered by the scored
     tokens, and metrics per token (loss, perplexity) also on these tokens.

@@ -31,7 +31,7 @@ WAIT_MS = 30_000
 
 
 def missing() -> str | None:
-    """Return what this machine lacks and how to install it, or None."""
+    """Return the missing requirement and how to install it, or None."""
     if find_spec("playwright") is None:
         return "playwright is not installed (pip install playwright)"
     if shutil.which("chromium") is None:

@@ -31,7 +31,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def tracked(browser: Browser, server: Server) -> Tracked:  # noqa: F811
-    """What was measured; asks for the browser first, since without one there is nothing to measure for."""
+    """The measured study; requests the browser first, without which no study is needed."""
     return measure(server.uri)
 
 

@@ -19,7 +19,7 @@ SETTLE_MS = 6000
 
 
 def places(tracked: Tracked) -> dict[str, str]:
-    """Return what to look at: names of pictures and places of the UI."""
+    """Return the screenshots to take: names and places of the UI."""
     experiment, study = tracked.experiment_id, tracked.study
     pair = [tracked.scenarios["prompt_16"], tracked.scenarios["prompt_64"]]
     return {

@@ -12,7 +12,7 @@ TINY = ["--model", "synthetic:tiny", "--max-new-tokens", "4", "--min-repeats", "
 
 @dataclass(frozen=True)
 class Tracked:
-    """What was tracked, and where.
+    """A tracked study and its store.
 
     Attributes:
         server: address of the MLflow server.

@@ -38,7 +38,7 @@ def studies(measured):  # noqa: F811
 
 
 def command(*words: str, uri: str) -> Any:  # noqa: F811
-    """What a command prints as JSON."""
+    """Return a command's JSON output."""
     done = CliRunner().invoke(main, [*words, "--format", "json", "--tracking-uri", uri])
     assert done.exit_code in (0, 1, 3), done.output
     return json.loads(done.stdout)
@@ -127,7 +127,7 @@ def test_without_the_library_one_line_says_how_to_get_it(monkeypatch):
 
 
 class Asked:
-    """What a client of the protocol was told."""
+    """Return the answers to a client of the protocol."""
 
     def __init__(self) -> None:
         self.tools: dict[str, Any] = {}

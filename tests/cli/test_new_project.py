@@ -1,4 +1,4 @@
-"""Where `llmtrack init` may not write, it says so in a line."""
+"""`llmtrack init` reports an unwritable folder in one line."""
 
 from pathlib import Path
 

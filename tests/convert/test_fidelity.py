@@ -1,4 +1,4 @@
-"""What another runtime's tool made of a model is used only if it says what PyTorch says."""
+"""A converted model is only used if it matches PyTorch."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ COMPARISONS = 200
 
 
 def latencies(generator: np.random.Generator, n: int, median: float = 0.5) -> list[float]:
-    """What timing one call gives on a machine that does not drift: skewed noise of 2 %, now and then a hiccup."""
+    """Simulate timings of a call on a machine without drift: skewed noise of 2 %, with occasional hiccups."""
     noise = generator.lognormal(0, 0.02, size=n)
     hiccups = np.where(generator.random(n) < 0.05, generator.uniform(1.05, 1.5, size=n), 1.0)
     return list(median * noise * hiccups)

@@ -1,4 +1,4 @@
-"""What was measured more than once in a suite tells how far equal settings differ there, and no claim is made below that."""
+"""Repeated scenarios of a suite give its noise floor, below which no difference is claimed."""
 
 from __future__ import annotations
 

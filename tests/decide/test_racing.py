@@ -13,7 +13,7 @@ from llmtrack.decide.racing import Race, Rules, Sample, duel, quantile
 
 
 def told(blocks: list[list[tuple[str, float]]], names: str, **how) -> Race:
-    """Return a race that was told samples block by block."""
+    """Return a race with samples added block by block."""
     race = Race(list(names), **how)
     for block in blocks:
         race.begin_block()

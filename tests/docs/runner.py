@@ -44,7 +44,7 @@ def run(command: str) -> None:
 
 
 def comes_to(command: str) -> str:
-    """Return what is run for a documented command: two that differ only in what is substituted are one."""
+    """Return the command run for a documented one; commands that differ only in substitutions are equal."""
     if not command.startswith("mlflow run "):
         return command
     try:

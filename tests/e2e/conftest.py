@@ -82,7 +82,7 @@ def elsewhere(tmp_path, template_database) -> Path:
 
 
 def arguments(project: str, entry_point: str, parameters: Mapping[str, object]) -> list[str]:
-    """Return what MLflow's command is given."""
+    """Return the arguments of MLflow's command."""
     line = ["run", project, "-e", entry_point, "--env-manager", "local", "--experiment-name", "tested"]
     for name, value in parameters.items():
         line += ["-P", f"{name}={value}"]

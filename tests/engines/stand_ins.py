@@ -1,4 +1,4 @@
-"""What a runtime's own converter would make of a small model, made without it: those need an environment of their own."""
+"""Replacements for the runtimes' converters, which need separate environments: small converted models."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def test_a_name_that_is_taken_is_told(tmp_path, monkeypatch):
 
 
 def baseline(asked, site, monkeypatch):
-    """What the experiment's command ends with and prints; its worker is a process of its own that finds a package."""
+    """Return the exit code and output of the experiment's command, whose separate worker process imports a package."""
     for name, value in surroundings(site).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(WorkerProcess, "_start", ForkedWorker._start)

@@ -1,4 +1,4 @@
-"""What an engine says of itself, by hand: sizes, labels, vocabulary."""
+"""Information about an engine, against values computed by hand: sizes, labels, vocabulary."""
 
 from __future__ import annotations
 

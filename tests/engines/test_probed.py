@@ -82,7 +82,7 @@ def model():
 
 
 def answer(model, origin=("weights",), probe="probe", given=7):
-    """What a probe that would now be given a number answers."""
+    """Return the answer of a probe for a number."""
     return Notes(*origin).answer(probe, model, int, lambda: given)
 
 

@@ -1,4 +1,4 @@
-"""What a recipe is told reaches it, by every backend, and is tracked; what could not reach it is refused."""
+"""Options reach their recipe in every backend and are tracked; others are refused."""
 
 from __future__ import annotations
 

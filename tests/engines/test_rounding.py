@@ -1,4 +1,4 @@
-"""What rounding does to a model is measured where it does more than in most: exact figures by hand."""
+"""The effect of rounding is measured on models that are sensitive to it, against exact values."""
 
 from __future__ import annotations
 

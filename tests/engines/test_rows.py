@@ -49,7 +49,7 @@ ROWS = [[(7 * row + 13 * at) % 250 + 1 for at in range(length)] for row, length 
 
 
 def each_alone(engine, rows, new_tokens):
-    """What each row is followed by where nothing is beside it."""
+    """Return the continuation of each row alone."""
     requests = (GenerateRequest((row,), new_tokens) for row in rows)
     return tuple(engine.generate(each, lambda: None).new_ids[0] for each in requests)
 

@@ -1,4 +1,4 @@
-"""What every experiment asks for by default, by its ids: python -m tests.experiments.pins > tests/experiments/pins.json.
+"""Default ids of every experiment: python -m tests.experiments.pins > tests/experiments/pins.json.
 
 An id that changes makes finished runs be measured again and parts them from the new ones, so pins.json changes only where a
 change means it to, and the commit says which and why.
@@ -51,7 +51,7 @@ def asked(name: str, quick: bool) -> Experiment:
 
 
 def ids(scenario: Scenario) -> str:
-    """Return the ids of a scenario, of its work and of the record of a run of it."""
+    """Return the ids of a scenario, of its workload and of a run's record."""
     work = workload_id(scenario.task, "corpus")
     outcome = Measurement(scenario, work, facts={"dtype": scenario.variant.dtype}, metrics={"loss": 1.0})
     record = scenario_record(outcome, StudyContext("study", "experiment"))

@@ -1,4 +1,4 @@
-"""What each experiment asks to be measured."""
+"""Scenarios of each experiment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked for and would change nothing is refused in one line, wherever it is said."""
+"""Options without any effect are refused in one line, wherever they are set."""
 
 from __future__ import annotations
 

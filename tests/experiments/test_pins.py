@@ -1,4 +1,4 @@
-"""What is asked for by default stays what it was: ids of scenarios, work and records, and MLproject's parameters."""
+"""Defaults stay unchanged: ids of scenarios, workloads and records, and MLproject's parameters."""
 
 from __future__ import annotations
 

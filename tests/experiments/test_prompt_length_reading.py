@@ -1,4 +1,4 @@
-"""What the prompt length experiment says where there is nothing to compare."""
+"""Reading of the prompt length experiment without anything to compare."""
 
 from __future__ import annotations
 

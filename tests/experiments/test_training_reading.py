@@ -1,4 +1,4 @@
-"""What the training experiment says of runs made by hand: before and after by the one rule of all verdicts."""
+"""Reading of the training experiment for artificial runs: before and after by the common rule of all verdicts."""
 
 from __future__ import annotations
 

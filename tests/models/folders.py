@@ -1,4 +1,4 @@
-"""How tests load models, and change what stands in their files."""
+"""Helpers to load models and to modify their files."""
 
 from __future__ import annotations
 

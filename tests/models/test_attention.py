@@ -1,4 +1,4 @@
-"""What is loaded computes all that a config asks of attention; the truth is transformers' eager attention in float64."""
+"""Loaded models compute the attention of their config; the reference is transformers' eager attention in float64."""
 
 from __future__ import annotations
 

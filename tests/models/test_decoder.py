@@ -1,4 +1,4 @@
-"""What is loaded is a causal decoder, all of what its files hold, and nothing beside it; what is not is one line."""
+"""Only complete causal decoders are loaded, exactly as in their files; anything else is refused in one line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def save(tmp_path):
 
 
 def refused(folder):
-    """Return the one line that says why a folder is refused."""
+    """Return the one-line reason why a folder is refused."""
     with pytest.raises(ModelLoadError) as caught:
         load(folder)
     _, line = str(caught.value).splitlines()

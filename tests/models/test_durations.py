@@ -1,4 +1,4 @@
-"""What takes long says how long it took the last time."""
+"""Long operations report their previous duration."""
 
 from __future__ import annotations
 

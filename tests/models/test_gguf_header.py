@@ -1,4 +1,4 @@
-"""What a GGUF file states of its own sizes is checked before anything is allocated by it."""
+"""Sizes in a GGUF header are validated before any allocation."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_code_beside_a_gguf_file_does_not_run(planted, mark, pre):
 @pytest.mark.slow(5)
 @pytest.mark.parametrize("refusal", ["hook", "environment"])
 def test_code_does_not_run_even_if_a_library_is_told_to_trust_it(planted, refusal):
-    """What stands behind the view: no module of a model can be loaded at all."""
+    """The second line of defence: no module of a model can be loaded at all."""
     program = f"""
 import contextlib, sys
 sys.modules.update(sklearn=None, scipy=None)  # transformers would import both for seconds

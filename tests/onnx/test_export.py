@@ -1,4 +1,4 @@
-"""What is exported is checked against PyTorch, and a model that cannot be exported is refused in one line."""
+"""Exports are checked against PyTorch, and a model that cannot be exported is refused in one line."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def doubled(weights: dict[str, float]) -> ModelProto:
 
 
 def factors(model: ModelProto) -> dict[str, float]:
-    """What each result's weight is."""
+    """Return the weight of each result."""
     kept = {each.name: float(numpy_helper.to_array(each)[0]) for each in model.graph.initializer}
     assert len(kept) == len(model.graph.initializer)
     return {node.output[0]: kept[node.input[1]] for node in model.graph.node}

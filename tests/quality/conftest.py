@@ -1,4 +1,4 @@
-"""What several files of these tests score by."""
+"""Shared engines and texts of the quality tests."""
 
 from __future__ import annotations
 

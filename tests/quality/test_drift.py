@@ -118,7 +118,7 @@ def test_rows_are_put_together_by_hand():
 
 @cache
 def compared_alone():
-    """What one worker gives, and what each row gives."""
+    """Return the drift by one worker, and the sums of each row."""
     engine, reference, texts = Fixed(0.5, 0.5), Fixed(0.75, 0.25), ["aab", "abab", "ba", "aaaaab", "b", "bbb"]
     rows = rows_to_compare(engine, reference, texts, 512, "tokenizer", 11)
     sums = [compare_row(engine, reference, row) for row in rows]

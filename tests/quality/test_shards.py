@@ -91,7 +91,7 @@ def tiny():
 
 @cache
 def scored_alone(name):
-    """What a single worker gives, and what each batch gives as a part of its own."""
+    """Return the result of a single worker, and each batch as a separate part."""
     task, engine = ASKED[name], tiny()
     ready = prepare(engine, TEXTS, task)
     parts = []

@@ -1,4 +1,4 @@
-"""What can go wrong while a model is exported or quantized ends in one line, and leaves no half entry."""
+"""Failures of an export or quantization end in one line, and leave no partial cache entry."""
 
 from __future__ import annotations
 

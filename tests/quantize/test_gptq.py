@@ -11,7 +11,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def back(rounded: Rounded, block_size: int) -> np.ndarray:
-    """Return what steps, scales and zero points stand for, (inputs, outputs)."""
+    """Dequantize steps, scales and zero points to (inputs, outputs)."""
     inputs = len(rounded.steps)
     scales, zeros = (np.repeat(each, block_size, axis=0)[:inputs] for each in (rounded.scales, rounded.zeros))
     return (rounded.steps.astype(float) - zeros) * scales

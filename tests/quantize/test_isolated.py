@@ -1,4 +1,4 @@
-"""What is made apart leaves no temporary files, whoever of those at work is killed."""
+"""A separate process leaves no temporary files, whether it or its parent is killed."""
 
 from __future__ import annotations
 

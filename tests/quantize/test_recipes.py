@@ -42,13 +42,13 @@ def apply(label: str, source: Path, target: Path, **options):
 
 @pytest.fixture(scope="module")
 def exact_loss(exported) -> float:
-    """What the exported model itself says of the text."""
+    """Return the scores of the exported float model."""
     return mean_loss(exported / MODEL_FILE, JUDGED_BY)
 
 
 @pytest.fixture(scope="module", params=[each.label for each in recipes() if each.backend == "onnx"])
 def made(request, exported, tmp_path_factory):
-    """What each recipe makes: the folder, and what was found."""
+    """Return the folder and the findings of each recipe."""
     folder = tmp_path_factory.mktemp("made") / "out"
     return folder, apply(request.param, exported, folder)
 

@@ -1,4 +1,4 @@
-"""Where two environments differ, what is known to differ is named."""
+"""Known differences between two environments are named."""
 
 from __future__ import annotations
 

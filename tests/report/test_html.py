@@ -34,7 +34,7 @@ PNG = b"\x89PNG one"
 
 
 class Page(HTMLParser):
-    """What is in a page; fails where tags do not nest."""
+    """Parse a page; fails if tags do not nest."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)

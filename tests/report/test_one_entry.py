@@ -1,4 +1,4 @@
-"""What a metric or param is, one entry says: docs, tables, comparisons, gate and Pareto front read it."""
+"""One entry defines a metric or param for docs, tables, comparisons, gate and Pareto front."""
 
 from __future__ import annotations
 

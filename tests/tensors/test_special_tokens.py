@@ -1,4 +1,4 @@
-"""What a tokenizer puts around texts: found by what it does, kept before a text, never twice, never after it."""
+"""Special tokens around texts: detected by encoding, kept before a text, never twice, never after it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def kept(tracker, uri, tiny_model_dir, tmp_path, monkeypatch):
 
 
 def refusal(run_id, uri):
-    """Return what the command says, which is one line."""
+    """Return the command's one-line output."""
     line = [
         "--model",
         f"runs:/{run_id}/checkpoint",

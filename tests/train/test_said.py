@@ -1,4 +1,4 @@
-"""What training says of the text that it learns from."""
+"""Warnings of training about its text."""
 
 from __future__ import annotations
 

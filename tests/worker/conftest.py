@@ -1,4 +1,4 @@
-"""What a study needs around it, too."""
+"""Fixtures of studies, shared with the worker tests."""
 
 from tests.run.conftest import (  # noqa: F401 - fixtures
     _clean_environment,

@@ -1,4 +1,4 @@
-"""What is measured beside a result never decides over it: whatever breaks, the result stands and says what is missing."""
+"""Failures of additional measurements never discard a result; they are listed as missing."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def train(folder, variant=TINY, watch=lambda event: None, **changes):
 
 
 def curve(outcome):
-    """All that is told step by step, but for the times."""
+    """Return all events of the steps, without times."""
     return [(row.step, {k: v for k, v in row.values.items() if k != "train_tokens_per_sec"}) for row in outcome.steps]
 
 

@@ -41,7 +41,7 @@ def hidden_bytes(model: PreTrainedModel) -> int:
 
 
 def step_of(model: Any, modules: ModuleState, notes: Notes) -> tuple[Step, tuple[str, ...]]:
-    """Return what a decode step reads, and a warning if none could be run and it is an upper bound.
+    """Return the bytes that a decode step reads, and a warning if it is only an upper bound.
 
     Args:
         model: a transformers model in `eval()` and not run before.

@@ -120,7 +120,7 @@ def test_on_a_node_a_file_has_another_name_and_the_driver_hears_its_own():
 
 
 def written_by(model):
-    """Return what a worker measured that wrote a file and a model, and a function that fetches from where it is."""
+    """Return the measurement of a worker that wrote a file and a model, and a function that fetches them."""
     there = {"here.json": str(model / "config.json"), "there.bin": "/nowhere/mine/sub/weights.bin"}
     done = Measurement(scoring("a"), "w", {}, {"loss": 1.0}, files=there, model_folder="/nowhere/mine")
 
