@@ -35,6 +35,7 @@ NEEDED = {
     "gate": {"--baseline": "latest", "--candidate": "latest", "--fail-if": "tokens_per_sec < -5%"},
     "alias": {"name": "production", "selector": "0" * 32},
     "report": {"study": "latest"},
+    "promote": {"selector": "0" * 32, "--as": "tiny@production"},
     "init": {"folder": "project"},
     "run": {"experiment": "baseline"},
     "generate": {"prompts": "a", "--model": "synthetic:tiny", "--max-new-tokens": "1"},

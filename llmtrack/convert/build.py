@@ -14,7 +14,7 @@ from llmtrack.convert.environment import BuildEnvironment
 from llmtrack.errors import ScenarioError, is_out_of_memory
 from llmtrack.models.cache import build_once, entry_stem
 from llmtrack.models.digests import weight_files
-from llmtrack.models.disk import FLOAT_BITS, weights_of
+from llmtrack.models.disk import FLOAT_BITS, count_weights
 from llmtrack.models.durations import making
 from llmtrack.models.folder import ModelFolder
 from llmtrack.models.reasons import tool_failed
@@ -95,7 +95,7 @@ def converted(
                 shutil.copy2(path, folder)
         return {"arguments": list(arguments), **check(source.path, folder)}
 
-    weights = weights_of(weight_files(source.path)[1])
+    weights = count_weights(weight_files(source.path)[1])
     needed = weights.stored(bits, converter.embedding_bits)
     if converter.by_float and bits < FLOAT_BITS:
         needed += weights.stored()

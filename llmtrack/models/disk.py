@@ -133,7 +133,7 @@ class Weights:
         return ((self.count - self.embedding) * bits + self.embedding * max(bits, embedding_bits)) // 8
 
 
-def weights_of(files: Iterable[Path]) -> Weights:
+def count_weights(files: Iterable[Path]) -> Weights:
     """Count the weights in the files of a model."""
     counts: dict[str, int] = {}
     for path in files:

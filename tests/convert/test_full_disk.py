@@ -20,7 +20,7 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.host.units import MIB
 from llmtrack.models import hub
 from llmtrack.models.digests import ModelDigests
-from llmtrack.models.disk import Weights, weights_of
+from llmtrack.models.disk import Weights, count_weights
 from llmtrack.models.folder import ModelFolder, model_folder
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.named import PRESETS
@@ -199,8 +199,8 @@ def test_a_checkpoint_that_meets_a_full_disk_names_it(free, tmp_path, monkeypatc
 
 
 def test_weights_are_counted_by_the_headers_of_their_files(model, tmp_path):
-    assert weights_of([model / "model.safetensors"]) == Weights(WEIGHTS, embedding=10 * MIB)
+    assert count_weights([model / "model.safetensors"]) == Weights(WEIGHTS, embedding=10 * MIB)
     (tmp_path / "pytorch_model.bin").write_bytes(bytes(1000))
     (tmp_path / "damaged.safetensors").write_bytes(b"\xff" * 100)
-    assert weights_of(tmp_path.glob("*.*")) == Weights(500 + 50)
+    assert count_weights(tmp_path.glob("*.*")) == Weights(500 + 50)
     assert PRESETS["llama-1b"].weights.stored() == pytest.approx(4 * 1.236e9, rel=0.01)

@@ -39,11 +39,13 @@ def test_an_experiment_is_a_function_that_tells_how_far_it_is_and_returns_its_ru
     assert "\n  float32: " in said.err
     assert "Fastest:" not in said.err, "the report is returned"
     assert list(study.runs["scenario"]) == ["float32", "bfloat16"]
-    assert study.reading[0].startswith("Fastest:")
+    # Where the machine is busy, both are disturbed.
+    first = study.reading[0]
+    assert first.startswith(("Fastest:", "Which precision is fastest is inconclusive"))
     assert not study.problems
     shown = study._repr_html_()
     assert shown.count("<tr>") == 3
-    assert "<li>Fastest:" in shown
+    assert f"<li>{first.partition(':')[0]}:" in shown
     for shown in (str(study), repr(study)):
         assert "bfloat16" in shown
         assert f"- {study.reading[0]}" in shown
