@@ -63,7 +63,7 @@ def test_against_a_baseline(studies):
     told = run("--baseline", studies[0], "--metric", "tokens_per_sec").stdout
     assert "model: scripted" in told
     assert "differs in" not in told, "nothing was asked differently"
-    lines = [line for line in told.splitlines() if "prompt_" in line]
+    lines = [line for line in told.splitlines() if line.startswith("prompt_")]
     assert len(lines) == 2
     assert all("- slower: 0." in line for line in lines)
     rows = json.loads(run("--baseline", studies[0], "--candidate", studies[1], "--format", "json").output)
@@ -118,7 +118,7 @@ def test_formats_of_the_table_side_by_side(mixed):
         (["--columns", "dtyp"], "no column 'dtyp': did you mean dtype"),
         (["--metric", "loss"], "need a --baseline"),
         (["--baseline", "latest", "--model", "x"], "choose runs by --candidate"),
-        (["--baseline", "newest"], "invalid selector .newest.: use a run id"),
+        (["--baseline", "newest"], "invalid selector 'newest': use a run id"),
         (["--since", "soon"], "is not a time"),
     ],
 )

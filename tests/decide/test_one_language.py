@@ -116,7 +116,7 @@ def test_an_alias_is_given_to_whatever_names_one_run(named):
     assert "alias:x is " in asked("alias", "x", "latest:precision#fast")
     several = CliRunner().invoke(main, ["alias", "z", "branch:main"])
     assert several.exit_code == 2
-    assert "means 2 runs: name one by its id" in several.output
+    assert "matches 2 runs: name one by its id" in several.output
 
 
 def test_a_report_is_of_a_whole_study(named):

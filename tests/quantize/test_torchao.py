@@ -86,7 +86,7 @@ def test_a_tiny_model_by_each_torchao_recipe():
     assert exact["warnings"] == found["int8-weight-only"]["warnings"]
     rounds, *others = (each for each in found["int8-dynamic"]["warnings"] if each not in exact["warnings"])
     assert not others
-    assert "expect other ids with another batch, number of threads or CPU" in rounds
+    assert "expect different ids with another batch, number of threads or CPU" in rounds
     refused = told["refused"]
     for name in ("int4-weight-only", "float8-weight-only", "float8-dynamic"):
         assert "need a GPU of compute capability 8." in refused[name], name

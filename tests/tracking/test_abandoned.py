@@ -138,6 +138,6 @@ def test_the_next_start_closes_what_is_left(left, uri, capsys):
 
     open_tracker(RunOptions(tracking_uri=uri))
     said = capsys.readouterr().err
-    assert "left RUNNING: suite " in said
+    assert "left RUNNING by killed processes: suite " in said
     assert said.count("; ") == 2, "names hold commas"
     assert set(runs(kind="study", status="KILLED", tracking_uri=uri)["run_id"]) == set(left["killed"])

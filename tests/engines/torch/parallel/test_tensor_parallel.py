@@ -133,7 +133,7 @@ def test_a_model_in_two_processes(monkeypatch, tmp_path):
         assert isinstance(done, Measurement), done
         assert done.facts["tensor_parallel"] == 2
         assert {"tokens_per_sec", "memory_bandwidth_utilization", "perplexity", "kl_divergence"} <= set(done.metrics)
-        with pytest.raises(UsageError, match="shared out among 2 processes already"):
+        with pytest.raises(UsageError, match="already sharded over 2 processes"):
             Ranks.get(3, "cpu")
         model = with_biases(tmp_path / "biases")
         alone, beside = (load_engine(model, device="cpu", tensor_parallel=count) for count in (1, 2))
