@@ -33,6 +33,9 @@ FIRST = 3
 """Candidates to try before any is scored."""
 # Safety factor on the predicted time of the final steps.
 _ROOM = 1.1
+# Factor on the predicted time of the answer that is kept while something is tried: more than the answer asks for afterwards,
+# since the times it is predicted by move with the machine.
+_KEPT = 1.3
 # Factor by which a single value must exceed a limit to break it.
 _FAR = 1.5
 # Time limit of a first sample: a multiple of the prediction, at least this many seconds or this share of the remaining
@@ -159,7 +162,7 @@ class Tuning:
     def _try_next(self, with_proof: bool) -> bool:
         """Try the most promising candidate that fits into the time; timed-out ones come last."""
         top = self._top()
-        kept = self._answer_s(top) if top is not None and with_proof else 0.0
+        kept = _KEPT * self._answer_s(top) if top is not None and with_proof else 0.0
         names = self._to_try()
         given_up = [name for name in names if name in self._attempts]
         afresh = [name for name in names if name not in self._attempts]
@@ -188,8 +191,8 @@ class Tuning:
                 continue  # The same model: decide first whether it is within the bound.
             cost = self.costs.first(self._way(name), self._call_s(name))
             far = name in predictions and predictions[name].mean > over + math.log(self.goal.rules.far)
-            after = max(kept, self._prove_s(name)) if with_proof and not far else 0.0
-            if _ROOM * (cost + after) > self._left():
+            after = max(kept, _KEPT * self._prove_s(name)) if with_proof and not far else 0.0
+            if _ROOM * cost + after > self._left():
                 continue
             gain = predictions[name].improvement(over) if name in predictions else 1.0
             gain *= keeps_quality(self._way(name), decided)
@@ -468,7 +471,9 @@ class Tuning:
         the bound.
         """
         models = {self.model_of(name): name for name in self._challengers()}
-        return math.fsum(map(self._decide_s, models.values())) + self._duel_s(top, _LEAST_FRESH)
+        likely = {top, self.race.choice() or top}
+        duel_s = max(self._duel_s(name, _LEAST_FRESH) for name in likely)
+        return math.fsum(map(self._decide_s, models.values())) + duel_s
 
     def _decide_s(self, name: str) -> float:
         if name not in self.race.waiting or not self._scorable(name):

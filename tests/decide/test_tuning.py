@@ -160,7 +160,7 @@ def test_the_best_so_far_comes_with_the_untried_one_that_promises_far_more():
 
 def test_one_sample_of_what_measured_worse_makes_it_no_equal():
     trials = Table({"base": 0.1, "fast": 0.2, "other": 0.14}, noise=0.08)
-    tuning = tuned(trials, 150.0, most_perplexity=None)
+    tuning = tuned(trials, 160.0, most_perplexity=None)
     assert (tuning.ending, tuning.winner, tuning.equal) == ("proven", "fast", ["fast"])
     assert len(tuning.race.samples["other"]) == 1
     assert "other" not in tuning.race.dropped
@@ -284,6 +284,22 @@ def test_slow_conversions_keep_nobody_else_from_being_measured(slow):
     assert tuning.race.samples["c11"]
     assert tuning.winner == "c11"
     assert trials.spent <= 1000
+
+
+@pytest.mark.parametrize("predicted", [40.0, 70.0])
+@pytest.mark.parametrize("budget", [140.0, 170.0, 250.0])
+def test_a_conversion_that_overruns_leaves_the_time_of_the_proof(predicted, budget):
+    """It is predicted to fit beside the proof and hangs: what is left when it is given up is enough for the proof."""
+    trials = Table({"base": 1.0, "good": 1.5, "slow": 1.6}, first=10.0, converts={"slow": 1e6})
+    trials.known = {
+        "base": Way("torch", "base", loads=10.0),
+        "good": Way("torch", "good", loads=10.0, earlier=1.5),
+        "slow": Way("onnx", "slow", 8.0, builds={"build slow": predicted}, loads=10.0, earlier=1.7),
+    }
+    tuning = tuned(trials, budget, most_perplexity=None)
+    assert "given up after" in tuning.untried["slow"]
+    assert (tuning.ending, tuning.winner) == ("proven", "good")
+    assert trials.spent <= budget
 
 
 def test_one_that_was_given_up_is_not_taken_for_refused():

@@ -25,7 +25,7 @@ _RECIPES = {
     "int4-gptq": 240.0,
     "int8-static": 150.0,
     "int8-mixed": 120.0,
-    "int4-mixed": 120.0,
+    "int4-mixed": 240.0,
     "int8-dynamic": 110.0,
     "int8-per-token": 60.0,
     "int4-hqq": 20.0,
