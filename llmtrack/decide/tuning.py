@@ -162,7 +162,7 @@ class Tuning:
     def _try_next(self, with_proof: bool) -> bool:
         """Try the most promising candidate that fits into the time; timed-out ones come last."""
         top = self._top()
-        kept = _KEPT * self._answer_s(top) if top is not None and with_proof else 0.0
+        kept = self._answer_s(top) if top is not None and with_proof else 0.0
         names = self._to_try()
         given_up = [name for name in names if name in self._attempts]
         afresh = [name for name in names if name not in self._attempts]
@@ -170,7 +170,7 @@ class Tuning:
         if best is None:
             return False
         expected = self.costs.first(self._way(best), self._call_s(best))
-        room = max(self._left() - kept, min(_ROOM * expected, self._left()))
+        room = max(self._left() - _KEPT * kept, min(_ROOM * expected, self._left()))
         if best in afresh:
             room = min(room, max(_PATIENCE * expected, _LEAST_PATIENCE, _FIRST_SHARE * self._left()))
         self._try(best, room)
@@ -191,8 +191,8 @@ class Tuning:
                 continue  # The same model: decide first whether it is within the bound.
             cost = self.costs.first(self._way(name), self._call_s(name))
             far = name in predictions and predictions[name].mean > over + math.log(self.goal.rules.far)
-            after = max(kept, _KEPT * self._prove_s(name)) if with_proof and not far else 0.0
-            if _ROOM * cost + after > self._left():
+            after = max(kept, self._prove_s(name)) if with_proof and not far else 0.0
+            if not self._fits(cost, after):
                 continue
             gain = predictions[name].improvement(over) if name in predictions else 1.0
             gain *= keeps_quality(self._way(name), decided)
@@ -251,7 +251,7 @@ class Tuning:
             return False
         contenders = sorted([leader, *rivals], key=self.race.goodness, reverse=self._rounds % 2 == 0)
         cost = math.fsum(self._again[name] for name in contenders)
-        if _ROOM * (cost + self._prove_s(leader)) > self._left():
+        if not self._fits(cost, self._prove_s(leader)):
             return False
         self._rounds += 1
         self._show(f"round {self._rounds}, {len(contenders)} candidates")
@@ -451,6 +451,10 @@ class Tuning:
     def _left(self) -> float:
         return self.goal.seconds - self.spent
 
+    def _fits(self, cost: float, after: float) -> bool:
+        """Return whether something fits into the time and leaves enough for the answer that follows."""
+        return _ROOM * cost + _KEPT * after <= self._left()
+
     def _call_s(self, name: str) -> float:
         """Predict the seconds of a sample of a candidate."""
         if name in self._again:
@@ -611,11 +615,12 @@ class Tuning:
         """Explain why a candidate was not tried, and the budget it needs."""
         way = self._way(name)
         built = self.costs.slower * self.costs.building(way)
-        cost = self.costs.first(way, self._call_s(name)) + self._prove_s(name)
+        first, proof = self.costs.first(way, self._call_s(name)), self._prove_s(name)
+        cost = first + proof
         budget = budget_text(_MORE * (max(self.spent, self.goal.seconds) + cost))
         what = f"{_duration(built)} of conversion" if built >= 1 else f"{_duration(cost)} to try and prove it"
         before = f"{self.untried[name]}; " if name in self.untried else ""
-        if _ROOM * cost <= self._left():
+        if self._fits(first, proof):
             return f"{before}{what}, and not expected to be better by more than {self.goal.rules.margin:.0%}"
         return f"{before}{what}: raise the budget to {budget}"
 
