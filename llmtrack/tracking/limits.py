@@ -20,6 +20,8 @@ MAX_KEY = 250
 MAX_PARAM_VALUE = 6_000
 MAX_TAG_VALUE = 8_000
 MAX_RUN_NAME = 200
+NOT_IN_MODEL_NAMES = re.compile(r"[/:.%\"']")
+"""Characters that MLflow accepts in the name of no model, logged or registered."""
 SHORTENED_MARK = " ...[shortened]"
 
 

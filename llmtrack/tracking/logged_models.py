@@ -8,7 +8,6 @@ experiment, the same configuration, measured again, is the same logged model.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from llmtrack.spec.scenario import QualityCheck
 from llmtrack.spec.serialization import digest
 from llmtrack.spec.task import GenerateTask, PerplexityTask, TrainTask
 from llmtrack.tracked.run import FINISHED, MODEL_DIGESTS
-from llmtrack.tracking.limits import MAX_RUN_NAME, fit_limits, shorten
+from llmtrack.tracking.limits import MAX_RUN_NAME, NOT_IN_MODEL_NAMES, fit_limits, shorten
 from llmtrack.tracking.records import RunRecord, short_name
 from llmtrack.tracking.store import own_lock, sqlite_path
 
@@ -44,7 +43,6 @@ _OF_RUN = {
     "decoding",
     "arithmetic",
 }
-_NOT_IN_NAMES = re.compile(r"[/:.%\"']")
 
 # By client: (MLflow experiment, key) to the id of the logged model, None if the store does not support them.
 _known: WeakKeyDictionary[MlflowClient, dict[tuple[str, str], str | None]] = WeakKeyDictionary()
@@ -175,7 +173,7 @@ def _name(settings: Mapping[str, Any]) -> str:
         device if device != "cpu" else plural(int(threads), "thread") if threads.isdecimal() else "",
     ]
     # MLflow takes none of these in a name.
-    return shorten(_NOT_IN_NAMES.sub("_", " \N{MIDDLE DOT} ".join(filter(None, parts))), MAX_RUN_NAME)
+    return shorten(NOT_IN_MODEL_NAMES.sub("_", " \N{MIDDLE DOT} ".join(filter(None, parts))), MAX_RUN_NAME)
 
 
 _DIGEST_TAGS = {

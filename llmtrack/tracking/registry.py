@@ -13,6 +13,7 @@ from llmtrack.errors import UsageError
 from llmtrack.spec.pointer import Pointer
 from llmtrack.tracked.run import Run
 from llmtrack.tracking import store, store_errors
+from llmtrack.tracking.limits import NOT_IN_MODEL_NAMES
 from llmtrack.tracking.logged_models import URI_TAG
 from llmtrack.tracking.mlmodel import save_pointer
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 _ALIAS = re.compile(r"(?!v\d+$|latest$)[A-Za-z0-9_-]{1,255}", re.IGNORECASE)
 _VERSIONS_TAG = "mlflow.modelVersions"
-_NOT_IN_NAMES = re.compile(r"[/:.%\"']")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def name_and_alias(text: str) -> tuple[str, str]:
         UsageError: MLflow accepts no such name or alias.
     """
     name, sign, alias = text.rpartition("@")
-    if not sign or not name.strip() or _NOT_IN_NAMES.search(name) or not _ALIAS.fullmatch(alias):
+    if not sign or not name.strip() or NOT_IN_MODEL_NAMES.search(name) or not _ALIAS.fullmatch(alias):
         raise UsageError(
             f"{text!r} names no version: write NAME@alias, such as smollm2@champion; a name has none of / : . % and quotes, "
             "an alias letters, digits, _ and -"
