@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,9 @@ def ask(uri: str, *calls: tuple[str, dict[str, Any]], stderr: Path) -> Asked:  #
                 for name, arguments in calls:
                     asked.answers.append(await session.call_tool(name, arguments))
 
-    asyncio.run(talk())
+    # Playwright leaves a running loop in the main thread of a test process that it has served.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, talk()).result()
     return asked
 
 
