@@ -111,9 +111,9 @@ class World:
             self._loaded.add(name)
         return seen
 
-    def measure_afresh(self, name: str, seconds: float) -> Seen:
-        """Measure a candidate once, freshly loaded."""
-        fresh = f"{name} afresh"
+    def measure_afresh(self, name: str, proven: str, seconds: float) -> Seen:
+        """Measure a candidate once, freshly loaded for a proof."""
+        fresh = f"{name} afresh for {proven}"
         begins = 0.0 if fresh in self._loaded else LOAD_S * self.load
         self._loaded.add(fresh)
         return self._call(name, math.inf, begins)

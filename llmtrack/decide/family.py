@@ -40,7 +40,9 @@ def with_families(runs: Runs, among: Runs | None = None) -> Runs:
     def family(run: Run) -> Family:
         if not run.study_id:
             return Family()
-        return Family(of_work[run.study_id, run.workload_id], of_study[run.study_id])
+        return Family(
+            of_work[run.study_id, run.workload_id], of_study[run.study_id], int(run.number("race_proofs") or 0)
+        )
 
     return Runs(replace(run, family=family(run)) for run in runs)
 
@@ -49,9 +51,12 @@ def comparisons(one: Run, other: Run) -> int:
     """Return the family size of the comparison of two runs; 1 if their studies are unknown.
 
     Within a study, each scenario is compared with one of the same work, or with one of all scenarios if different work
-    is the question; between two studies, each scenario of the larger with one of the other.
+    is the question; between two studies, each scenario of the larger with one of the other. What a search measures afresh
+    is chosen before those samples are taken: such a pair is one of the search's proofs, however many candidates it tried.
     """
     sizes = [run.family or Family() for run in (one, other)]
+    if one.study_id == other.study_id and all(each.proofs for each in sizes):
+        return max(each.proofs for each in sizes)
     same_work = one.workload_id == other.workload_id
     most = max(each.of_work if same_work else each.of_study for each in sizes)
     return max(1, most - (one.study_id == other.study_id))

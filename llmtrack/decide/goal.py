@@ -85,8 +85,8 @@ class Measurer(Protocol):
         """Score a part of the text with a candidate, within a time limit."""
         ...
 
-    def measure_afresh(self, name: str, seconds: float) -> Seen:
-        """Measure a candidate once, reloaded since the race."""
+    def measure_afresh(self, name: str, proven: str, seconds: float) -> Seen:
+        """Measure the candidate to be proven or the baseline once, reloaded for this proof."""
         ...
 
     def dropped(self, name: str) -> None:

@@ -18,10 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 from llmtrack.decide.costs import Costs
-from llmtrack.decide.differences import Difference, difference, judge
+from llmtrack.decide.differences import Difference, difference, enough_repeats, judge
 from llmtrack.decide.goal import Ending, Goal, Measurer, SearchState, Seen
 from llmtrack.decide.promise import Base, Prediction, Predictor, Way, keeps_quality
 from llmtrack.decide.racing import Race, Sample, duel
@@ -64,8 +65,9 @@ class Tuning:
         measurer: measures and scores.
         race: samples and eliminations.
         quality: perplexity of each model relative to the baseline's.
-        fresh: samples of the final comparison, by candidate.
-        claim: result of the final comparison.
+        proven_of: candidate whose fresh comparison with the baseline is the evidence of the result; empty without one.
+        fresh: samples of that comparison, by candidate.
+        claim: result of that comparison.
         ending: `proven`: measured afresh and within the bound; `unproven`: the best so far; `none`: no answer.
         winner: the answer, proven or not.
         equal: candidates not significantly different from it, including it.
@@ -80,6 +82,7 @@ class Tuning:
     measurer: Measurer
     race: Race = field(init=False)
     quality: TextQuality = field(init=False)
+    proven_of: str = field(init=False, default="")
     fresh: dict[str, list[float]] = field(init=False, default_factory=dict)
     claim: Difference | None = field(init=False, default=None)
     ending: Ending = field(init=False, default="none")
@@ -106,8 +109,8 @@ class Tuning:
         self._failed: dict[str, list[str]] = {}
         models = frozenset(map(self.model_of, task.names))
         self.quality = TextQuality(self.model_of(task.baseline), models, task.parts, task.most_perplexity)
-        # By candidate: its difference from the baseline measured afresh, and the samples of both.
-        self._duels: dict[str, tuple[Difference | None, dict[str, list[float]]]] = {}
+        # By candidate: the samples of it and of the baseline, measured afresh.
+        self._duels: dict[str, dict[str, list[float]]] = {}
         self._rounds = 0
         self._told: set[str] = set()
         if task.most_perplexity is not None:
@@ -266,13 +269,14 @@ class Tuning:
         name, base = self.race.choice(), self.goal.baseline
         if name is None or name == base or name in self._duels or self.race.exact or self._predictor is None:
             return False
-        fits = [least for least in (_USUAL_FRESH, _LEAST_FRESH) if _ROOM * self._duel_s(name, least) <= self._left()]
+        least_fresh = self._least_fresh()
+        enough = (max(_USUAL_FRESH, least_fresh), least_fresh)
+        fits = [least for least in enough if _ROOM * self._duel_s(name, least) <= self._left()]
         if not fits:
             return False
         self._show(f"proving {name} afresh against {base}")
         most = fits[0] if self._to_try() else _MOST_FRESH
-        samples = duel((base, name), self._afresh, self._left() / _ROOM, fits[0], most)
-        self._duels[name] = self._compare(base, name, samples), samples
+        self._duels[name] = duel((base, name), partial(self._afresh, name), self._left() / _ROOM, fits[0], most)
         return True
 
     # --- measuring and scoring
@@ -326,8 +330,8 @@ class Tuning:
                 if self._way(other).kind == kind and not self.race.samples[other]:
                     self.race.drop(other, f"as the others of its runtime: {seen.why}")
 
-    def _afresh(self, name: str) -> Sample:
-        seen = self.measurer.measure_afresh(name, max(self._left(), self._again.get(name, 0.0)))
+    def _afresh(self, proven: str, name: str) -> Sample:
+        seen = self.measurer.measure_afresh(name, proven, max(self._left(), self._again.get(name, 0.0)))
         self.spent += seen.seconds
         return Sample(seen.values.get(self.goal.objective), seen.seconds, seen.why)
 
@@ -363,14 +367,6 @@ class Tuning:
                 self.race.admit(each)
             elif verdict == "broken":
                 self.race.drop(each, self.quality.over_the_bound(model))
-
-    def _compare(self, baseline: str, winner: str, samples: Mapping[str, Sequence[float]]) -> Difference | None:
-        """Return the difference of the answer from the baseline by samples of both."""
-        before, after = samples.get(baseline, ()), samples.get(winner, ())
-        if not before or not after:
-            return None
-        (found,) = judge([difference(self.goal.objective, median(before), median(after), before, after)])
-        return found
 
     # --- predictions
 
@@ -468,7 +464,7 @@ class Tuning:
 
     def _prove_s(self, name: str) -> float:
         """Predict the seconds to decide a candidate's quality and to measure it afresh."""
-        return self._decide_s(name) + self._duel_s(name, _LEAST_FRESH)
+        return self._decide_s(name) + self._duel_s(name, self._least_fresh())
 
     def _answer_s(self, top: str) -> float:
         """Predict the seconds to an answer among the tried candidates: any that is better than the leader may be beyond
@@ -476,7 +472,7 @@ class Tuning:
         """
         models = {self.model_of(name): name for name in self._challengers()}
         likely = {top, self.race.choice() or top}
-        duel_s = max(self._duel_s(name, _LEAST_FRESH) for name in likely)
+        duel_s = max(self._duel_s(name, self._least_fresh()) for name in likely)
         return math.fsum(map(self._decide_s, models.values())) + duel_s
 
     def _decide_s(self, name: str) -> float:
@@ -503,9 +499,23 @@ class Tuning:
 
     # --- conclusion
 
+    def _least_fresh(self) -> int:
+        """Return the least samples of each side that can be significant in one more fresh comparison."""
+        return max(_LEAST_FRESH, enough_repeats(self.proofs + 1))
+
+    @property
+    def proofs(self) -> int:
+        """Number of fresh comparisons with the baseline, for which each of them is corrected."""
+        return len(self._duels)
+
     def _fresh_claim(self, name: str | None) -> Difference | None:
         """Return a candidate's difference from the baseline measured afresh, or None."""
-        return self._duels[name][0] if name in self._duels else None
+        samples = self._duels.get(name, {}) if name is not None else {}
+        before, after = samples.get(self.goal.baseline, ()), samples.get(name or "", ())
+        if not before or not after:
+            return None
+        found = difference(self.goal.objective, median(before), median(after), before, after)
+        return judge([found], among=self.proofs)[0]
 
     def _proven(self, name: str | None) -> bool:
         claim = self._fresh_claim(name)
@@ -526,6 +536,8 @@ class Tuning:
             answer is None or self.race.goodness(answer) <= self.race.goodness(self.fallback) + margin
         ):
             answer = self.fallback
+        if self.fallback is not None:
+            self._claim_of(self.fallback)
         if answer is None and top is None:
             return None
         # Prefer a better candidate that only lacks its proof over a proven one.
@@ -558,8 +570,8 @@ class Tuning:
         return None
 
     def _claim_of(self, name: str) -> None:
-        """Use a candidate's own fresh measurements as the claim."""
-        self.claim, self.fresh = self._duels[name]
+        """Use a candidate's own fresh comparison as the claim."""
+        self.proven_of, self.claim, self.fresh = name, self._fresh_claim(name), self._duels[name]
 
     def _exact_claim(self, answer: str) -> Difference | None:
         samples = [self.race.samples[name] for name in (self.goal.baseline, answer)]
@@ -581,6 +593,8 @@ class Tuning:
         if self._predictor is None:
             missing.append("the baseline could not be measured")
         elif (claim := self._fresh_claim(name)) is not None and not self._proven(name):
+            if self.fallback is None:
+                self._claim_of(name)
             missing.append(f"measured afresh against the baseline it is inconclusive ({claim.words})")
             more += 2 * self._duel_s(name, _USUAL_FRESH)
         elif name != self.goal.baseline and not self.race.exact and not self._proven(name):

@@ -25,6 +25,7 @@ PARAMS: tuple[Param, ...] = (
     _found("tuned_for", str, "of `tune`: the metric to be best in"),
     _found("race_place", str, "of `tune`: `winner` (proven), `unproven` (the best so far), `proven` (but another measured better), `equal` (no significant difference to it), `dropped`, `not tried` (given up for want of time), or `open`", shown=Shown("place", place=5, keep=93)),
     _found("race_reason", str, "of `tune`: why it won or was dropped, and what was seen", shown=Shown("why", place=6, keep=79)),
+    _found("race_proofs", int, "of `tune`, where the samples were measured afresh: number of candidates proven against the baseline"),
     _found("race_not_tried", str, "of the answer of `tune`: the most promising ways that were not tried, and why"),
     _found("race_hopeless", str, "of the answer of `tune`: ways that were not started as they cannot win"),
     _work("task", str, "`generate`, `perplexity` or `train`"),

@@ -66,10 +66,15 @@ class Floor:
 
 @dataclass(frozen=True)
 class Family:
-    """Number of scenarios in a run's study: of the same work, and in total."""
+    """Number of scenarios in a run's study: of the same work, and in total.
+
+    Attributes:
+        proofs: number of comparisons measured afresh after the search of a tuned study, if this run is one side of one.
+    """
 
     of_work: int = 1
     of_study: int = 1
+    proofs: int = 0
 
 
 class Figures(dict[str, float]):

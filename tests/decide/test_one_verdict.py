@@ -166,6 +166,15 @@ def test_a_comparison_is_one_of_those_of_its_study_whatever_else_is_asked():
     assert comparisons(*made(*rows[:2])) == 1
 
 
+def test_what_a_search_measured_afresh_is_one_of_its_proofs_whatever_else_it_tried():
+    rows = [run(name, workload_id="w", race_proofs=2 if name in "ab" else None) for name in ("a", "b", "c", "d", "e")]
+    a, b, c, *_ = in_context(made(*rows))
+    assert comparisons(a, b) == comparisons(b, a) == 2
+    assert comparisons(a, c) == 4, "a sample of the search is one of all that it tried"
+    elsewhere = in_context(made(*rows, run("z", workload_id="w", study_id="tune-2", run_id="z", race_proofs=1)))
+    assert comparisons(elsewhere[0], elsewhere[-1]) == 5
+
+
 @pytest.mark.parametrize(
     ("ratio", "text"),
     [

@@ -111,7 +111,8 @@ class Trials:
         self.of = {each.name: each for each in candidates}
         self.asked = asked
         self.rounds: dict[str, list[Measurement]] = {name: [] for name in self.of}
-        self.fresh: dict[str, list[Measurement]] = {}
+        # By the candidate to be proven, and by the one measured.
+        self.fresh: dict[tuple[str, str], list[Measurement]] = {}
         self.answers: dict[str, Measurement] = {}
         self.failures: dict[str, Failure] = {}
         self._pool = pool
@@ -175,13 +176,13 @@ class Trials:
         )
         return self._seen(outcome, took, self.rounds[name])
 
-    def measure_afresh(self, name: str, seconds: float) -> Seen:
-        """Measure a candidate once, reloaded since the race."""
-        done = self.fresh.setdefault(name, [])
+    def measure_afresh(self, name: str, proven: str, seconds: float) -> Seen:
+        """Measure the candidate to be proven or the baseline once, reloaded for this proof."""
+        done = self.fresh.setdefault((proven, name), [])
         if not done:
             self._pool.free(self.of[name].variant)
         policy = FRESH if done else replace(FRESH, warmup=1)
-        outcome, took = self._act(["fresh", name, len(done)], scenario_of(self.of[name], policy), seconds)
+        outcome, took = self._act(["fresh", proven, name, len(done)], scenario_of(self.of[name], policy), seconds)
         return self._seen(outcome, took, done)
 
     def score(self, name: str, part: int, seconds: float) -> PartScore:

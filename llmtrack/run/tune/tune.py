@@ -183,11 +183,14 @@ def _track(study: Study, tracker: Tracker, trials: Trials, tuning: Tuning) -> di
 
 
 def _outcome_of(name: str, trials: Trials, tuning: Tuning) -> Outcome:
-    """Merge a candidate's rounds into one outcome; for the winner and the baseline, only the fresh measurements."""
+    """Merge a candidate's rounds into one outcome; for the proven one and the baseline, only the fresh measurements."""
     candidate = trials.of[name]
     is_base = name == tuning.goal.baseline
     facts: dict[str, Scalar] = {"tuned_for": tuning.goal.objective, **_place(name, tuning)}
-    done = (trials.fresh.get(name) if tuning.fresh else None) or trials.rounds[name]
+    fresh = trials.fresh.get((tuning.proven_of, name), [])
+    done = fresh or trials.rounds[name]
+    if fresh:
+        facts["race_proofs"] = tuning.proofs
     if not done:
         why = str(facts["race_reason"])
         now = time.time()
@@ -195,7 +198,7 @@ def _outcome_of(name: str, trials: Trials, tuning: Tuning) -> Outcome:
             scenario_of(candidate, SAMPLE), "skipped", why, started_at=now, ended_at=now
         )
         return replace(failure, scenario=replace(failure.scenario, baseline=is_base), facts={**failure.facts, **facts})
-    whole = merged(done, replace(FRESH if tuning.fresh else SAMPLE, min_repeats=min(5, len(done)), max_repeats=200))
+    whole = merged(done, replace(FRESH if fresh else SAMPLE, min_repeats=min(5, len(done)), max_repeats=200))
     whole = _with_fresh(whole, tuning.goal.objective, tuning.fresh.get(name, ()))
     price = _price(name, tuning)
     metrics = dict(whole.metrics)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from experiments import tune
+from llmtrack.decide.tuning import Tuning
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.quality.corpora import load_corpus
@@ -165,6 +166,47 @@ def test_the_fastest_that_keeps_to_the_bound_wins_and_each_of_the_others_says_wh
     assert "--quantization small" in artifact_text(champion, "run_it.sh", uri)
     drawn = tune.plots(tracked_runs(tracking_uri=uri), lambda run_id, name: [])
     assert list(drawn) == ["pareto"]
+
+
+@pytest.mark.slow(3)
+@pytest.mark.usefixtures("_no_pictures")
+@pytest.mark.parametrize("others", [0, 12])
+def test_a_proven_answer_has_its_ratio_however_many_candidates_were_tried(go, uri, others):
+    """The least samples that prove it, 4 against 4, would be too few among a dozen comparisons."""
+    slower = {f"other-{number}": (0.12 + number / 1000, 1.0, 1.0) for number in range(others)}
+    machine = Machine({"none": (0.1, 1.0, 1.0), "small": (0.02, 1.0, 1.0), **slower})
+    # 34 s of samples for the others; a proof of 4 against 4 takes 6 s.
+    result = go(machine, seconds=60.0 if others else 14.0)
+    assert result.exit_code == 0
+    found = re.match(r"Run small for scripted on cpu: 5\.\d+x \(.* measured afresh (\d+) times", result.reading[0])
+    assert found, result.reading[0]
+    tracked = runs(tracking_uri=uri).set_index("scenario")
+    for name in ("none", "small"):
+        assert len(raw_samples(tracked.loc[name, "run_id"], uri)["decode_tokens_per_sec"]) == int(found[1])
+        assert tracked.loc[name, "race_proofs"] == 1
+
+
+@pytest.mark.slow(2)
+@pytest.mark.usefixtures("_no_pictures")
+def test_the_baseline_of_a_second_proof_has_the_samples_of_that_proof_alone(go, uri, monkeypatch):
+    """Two proofs are minutes apart: samples of the first would bring their drift into the second."""
+
+    def prove_twice(tuning):
+        if tuning.race.choice() != "good" or not ready(tuning):
+            return ready(tuning)
+        tuning.race.drop("good", "for this test")
+        return True
+
+    ready = Tuning._prove
+    monkeypatch.setattr(Tuning, "_prove", prove_twice)
+    machine = Machine({"none": (0.1, 1.0, 1.0), "good": (0.02, 1.0, 1.0), "next": (0.02, 1.0, 1.0)})
+    result = go(machine)
+    assert (result.exit_code, machine.loaded.count("none")) == (0, 3)
+    found = re.match(r"Run next for scripted on cpu: .* measured afresh (\d+) times against (\d+)", result.reading[0])
+    assert found, result.reading[0]
+    assert found[1] == found[2]
+    tracked = runs(tracking_uri=uri).set_index("scenario")
+    assert list(tracked.loc[["none", "next"], "race_proofs"]) == [2, 2]
 
 
 @pytest.mark.slow(2)
