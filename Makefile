@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 
 demo: plan $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" MLFLOW_TRACKING_URI="$(DEMO_URI)" \
-	  mlflow run . -e suite --env-manager local --experiment-name llmtrack -P quick=true
+	  mlflow run . -e suite --env-manager local -P quick=true
 	@echo "(these commands are in $(BIN): . $(BIN)/activate)"
 
 plan:

@@ -30,7 +30,7 @@ from llmtrack.worker.bytecode import keep_bytecode
 def main() -> None:
     """Measure how to run a causal language model on this machine, tracked in MLflow.
 
-    Experiments run through MLflow: mlflow run . -e baseline --env-manager local --experiment-name llmtrack
+    Experiments run through MLflow: mlflow run . -e baseline --env-manager local
     """
     keep_bytecode()
 
@@ -207,7 +207,7 @@ def init(folder: Path) -> None:
 
     written = write_project(Path(os.path.expanduser(folder)))
     print_text(f"Written: {', '.join(map(str, written))}")
-    print_text(f"Next: mlflow run {folder} -e baseline --env-manager local --experiment-name llmtrack")
+    print_text(f"Next: mlflow run {folder} -e baseline --env-manager local")
 
 
 @main.command()

@@ -50,7 +50,6 @@ def write_project(folder: Path) -> list[Path]:
 
 
 _HEAD = """# The experiments of llmtrack as entry points of MLflow. `none` stands for nothing, since MLflow passes no empty parameter.
-# Without --experiment-name, `mlflow run` puts its run into "Default".
 """
 
 

@@ -83,7 +83,7 @@ def elsewhere(tmp_path, template_database) -> Path:
 
 def arguments(project: str, entry_point: str, parameters: Mapping[str, object]) -> list[str]:
     """Return the arguments of MLflow's command."""
-    line = ["run", project, "-e", entry_point, "--env-manager", "local", "--experiment-name", "tested"]
+    line = ["run", project, "-e", entry_point, "--env-manager", "local"]
     for name, value in parameters.items():
         line += ["-P", f"{name}={value}"]
     return line
