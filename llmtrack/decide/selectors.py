@@ -36,7 +36,8 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
                       whose run it is;
                     - `study:ID`, or the id alone: the scenarios of a study, or of all studies of a suite;
                     - `latest`: the newest suite, or the newest study outside of one; `latest:EXPERIMENT`: its newest study;
-                    - `alias:NAME`: the run with the alias (`llmtrack alias`), or its study;
+                    - `alias:NAME`: the run with the alias (`llmtrack alias`), or its study; `alias:MODEL@ALIAS`: the run behind an
+                      alias in MLflow's model registry;
                     - `branch:NAME`: finished runs of a git branch; a comparison takes the newest of each scenario;
                     - `tag:KEY=VALUE`: finished runs with the tag, likewise.
 

@@ -1,13 +1,12 @@
-"""Aliases of runs, such as `production`, stored as tags.
+"""Aliases of runs, such as `production`, and the runs behind aliases in MLflow's registry, such as `smollm2@champion`.
 
-MLflow cannot update two runs atomically. The new run therefore gets the alias before the old one loses it, and the
-tag's value is the time: readers take the newest, so that there is always one.
+An alias is the id of its run in a tag of the MLflow experiment: one request moves it, and no run's page shows it. Older
+versions kept it in tags of the runs, whose values are times: where an experiment has none, the newest of these counts.
 """
 
 from __future__ import annotations
 
 import re
-import time
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
@@ -41,25 +40,25 @@ def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | 
     named = run_of_id(source, run_id)
     if named is None:
         raise UsageError(f"there is no run {run_id!r}: `llmtrack runs` lists them")
-    holders = [run for run in _holders(source, key) if run.experiment_id == named.experiment_id]
+    before = next((run.run_id for run in _holders(source, key) if run.experiment_id == named.experiment_id), None)
     with store_errors.asking(source.client):
-        source.client.set_tag(named.run_id, key, str(time.time_ns()))
-        for run in holders:
-            if run.run_id != named.run_id:
-                source.client.delete_tag(run.run_id, key)
-    return holders[0].run_id if holders else None
+        source.client.set_experiment_tag(named.experiment_id, key, named.run_id)
+    return before
 
 
 def run_of_alias(source: Source, name: str, experiment: str | None = None) -> str:
-    """Return the id of the run with an alias.
+    """Return the id of the run with an alias, or of the run that a version in MLflow's registry was made of.
 
     Args:
+        name: an alias, or `MODEL@ALIAS` of a registered model.
         experiment: llmtrack or MLflow experiment, if several have such an alias.
 
     Raises:
         UsageError: no run has it, or runs of several MLflow experiments do.
         TrackingError: the store cannot be read.
     """
+    if "@" in name:
+        return _run_of_version(source, name)
     holders = [
         run
         for run in _holders(source, alias_tag(name))
@@ -86,6 +85,29 @@ def alias_tag(name: str) -> str:
 
 
 def _holders(source: Source, key: str) -> list[Known]:
-    """Return the runs with an alias, the latest first."""
-    runs = source.newest(Wanted(has_tag=key), _MOST)
-    return sorted(runs, key=lambda run: int(run.tags[key]), reverse=True)
+    """Return the runs with an alias, one of each MLflow experiment."""
+    given = source.experiment_tags(key)
+    holders = [run for run_id in given.values() if (run := run_of_id(source, run_id)) is not None]
+    older = source.newest(Wanted(has_tag=key), _MOST)
+    for run in sorted(older, key=lambda run: int(run.tags[key]), reverse=True):
+        if run.experiment_id not in {*given, *(each.experiment_id for each in holders)}:
+            holders.append(run)
+    return holders
+
+
+def _run_of_version(source: Source, text: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    name, _, alias = text.rpartition("@")
+    with store_errors.asking(source.client):
+        try:
+            version = source.client.get_model_version_by_alias(name, alias)
+        except MlflowException as error:
+            if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                raise
+            raise UsageError(
+                f"no registered model {name!r} has the alias {alias!r}: give it by `llmtrack promote RUN --as {text}`"
+            ) from error
+    if not version.run_id:
+        raise UsageError(f"version {version.version} of {name!r} was registered without a run: promote one")
+    return str(version.run_id)

@@ -78,6 +78,16 @@ def experiment_names(uri: str) -> dict[str, str] | None:
     return _asked(uri, ask, _TABLES | _EXPERIMENTS)
 
 
+def experiment_tags(uri: str, key: str) -> dict[str, str] | None:
+    """Return the values of a tag by MLflow experiment id, or None to fall back to MLflow; see `read`."""
+
+    def ask(database: sqlite3.Connection) -> dict[str, str]:
+        text = "SELECT CAST(experiment_id AS TEXT), value FROM experiment_tags WHERE key = ?"
+        return dict(database.execute(text, (key,)).fetchall())
+
+    return _asked(uri, ask, {"experiment_tags": "key value experiment_id"})
+
+
 def newest(uri: str, experiment_ids: Sequence[str], wanted: Wanted, limit: int) -> list[Known] | None:
     """Return the newest matching runs, or None to fall back to MLflow; see `read`."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from llmtrack.tracking import direct, store
+from llmtrack.tracking import direct, store, store_errors
 from llmtrack.tracking.direct import Known
-from llmtrack.tracking.filters import Wanted
+from llmtrack.tracking.filters import Wanted, key_quoted
 from llmtrack.tracking.paging import newest_runs
 
 if TYPE_CHECKING:
@@ -34,6 +34,21 @@ class Source:
         """Names of active MLflow experiments by id."""
         found = direct.experiment_names(self.uri)
         return store.experiment_names(self.client) if found is None else found
+
+    def experiment_tags(self, key: str) -> dict[str, str]:
+        """Return the values of a tag by the id of the active MLflow experiments that have it.
+
+        Raises:
+            TrackingError: the store cannot be read.
+        """
+        found = direct.experiment_tags(self.uri, key)
+        if found is None:
+            with store_errors.asking(self.client):
+                having = self.client.search_experiments(
+                    max_results=1000, filter_string=f"tags.{key_quoted(key)} LIKE '%'"
+                )
+            found = {each.experiment_id: each.tags[key] for each in having}
+        return {number: value for number, value in found.items() if number in self.names}
 
     def newest(self, wanted: Wanted, limit: int = 1) -> list[Known]:
         """Return the newest matching runs; `wanted` must not contain a word or model.

@@ -134,8 +134,9 @@ def test_an_alias_moves_and_one_run_has_it(studies, uri):
     assert chosen("alias:production", uri) == ["a"]
     assert set_alias("production", ids["c"], uri) == ids["a"]
     assert chosen("alias:production", uri) == ["c"]
-    tags = MlflowClient(uri).get_run(ids["a"]).data.tags
-    assert not [key for key in tags if key.startswith("llmtrack.alias.")]
+    for run_id in (ids["a"], ids["c"]):
+        tags = MlflowClient(uri).get_run(run_id).data.tags
+        assert not [key for key in tags if key.startswith("llmtrack.alias.")]
     assert set_alias("production", ids["c"], uri) == ids["c"], "given again, it stays"
     assert chosen("alias:production", uri) == ["c"]
     set_alias("production", one.run_id, uri)
@@ -143,13 +144,43 @@ def test_an_alias_moves_and_one_run_has_it(studies, uri):
 
 
 @pytest.mark.slow(1)
-def test_while_an_alias_moves_the_newer_run_counts(studies, uri):
-    ids = studies[2]
-    set_alias("x", ids["a"], uri)
-    MlflowClient(uri).set_tag(ids["c"], "llmtrack.alias.x", "9" * 19)
-    assert chosen("alias:x", uri) == ["c"]
-    set_alias("y", ids["c"], uri)
+def test_an_alias_of_an_older_version_counts_until_it_is_given_anew(studies, uri):
+    ids, client = studies[2], MlflowClient(uri)
+    client.set_tag(ids["a"], "llmtrack.alias.x", "1" * 19)
+    client.set_tag(ids["c"], "llmtrack.alias.x", "9" * 19)
+    assert chosen("alias:x", uri) == ["c"], "the newer of both"
+    assert set_alias("y", ids["b"], uri) is None
     assert chosen("alias:x", uri) == ["c"], "another alias changes nothing"
+    assert set_alias("x", ids["b"], uri) == ids["c"]
+    assert chosen("alias:x", uri) == ["b"]
+    client.delete_run(ids["b"])
+    with pytest.raises(UsageError, match="no run has the alias 'x'"):
+        select("alias:x", tracking_uri=uri)
+
+
+@pytest.mark.slow(1)
+def test_an_alias_of_the_registry_is_the_run_of_its_version(studies, uri):
+    ids, client = studies[2], MlflowClient(uri)
+    client.create_registered_model("my model")
+    for run_id in (None, ids["a"], ids["c"]):
+        client.create_model_version("my model", f"/made/{run_id}", run_id=run_id)
+    client.set_registered_model_alias("my model", "champion", "2")
+    assert chosen("alias:my model@champion", uri) == ["a"]
+    client.set_registered_model_alias("my model", "champion", "3")
+    assert chosen("alias:my model@champion", uri) == ["c"]
+    for selector, message in (
+        (
+            "alias:my model@nope",
+            "no registered model 'my model' has the alias 'nope': give it by `llmtrack promote RUN",
+        ),
+        ("alias:nope@champion", "no registered model 'nope'"),
+        ("alias:@", "no registered model ''"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            select(selector, tracking_uri=uri)
+    client.set_registered_model_alias("my model", "champion", "1")
+    with pytest.raises(UsageError, match="registered without a run"):
+        select("alias:my model@champion", tracking_uri=uri)
 
 
 @pytest.mark.slow(2)

@@ -38,7 +38,6 @@ from llmtrack.run.tune.trials import FRESH, SAMPLE, Asked, Trials, scenario_of
 from llmtrack.spec.outcome import Failure, Measurement, Outcome
 from llmtrack.spec.scenario import Scalar
 from llmtrack.spec.serialization import digest
-from llmtrack.tracking.aliases import set_alias
 from llmtrack.tracking.checkpoints import fetch_checkpoints
 from llmtrack.tracking.claim import WORK_TAG, open_claimed
 from llmtrack.tracking.environment import environment, environment_id
@@ -169,16 +168,13 @@ def run_tune(
 
 
 def _track(study: Study, tracker: Tracker, trials: Trials, tuning: Tuning) -> dict[str, Outcome]:
-    """Track each candidate's run with its result, and return them; the winner's run gets the alias."""
+    """Track each candidate's run with its result, and return them."""
     tracked: dict[str, Outcome] = {}
     for name in trials.of:
         if not trials.rounds[name] and name not in trials.failures and name != tuning.goal.baseline:
             continue  # The answer's run lists the candidates that were never started.
-        tracked[name] = outcome = _outcome_of(name, trials, tuning)
-        run_id = tracker.log(study, outcome)
-        proven = name == tuning.winner and tuning.ending == "proven"
-        if proven and run_id is not None and not tracker.offline:
-            set_alias(CHAMPION, run_id, tracker.tracking_uri)
+        tracked[name] = _outcome_of(name, trials, tuning)
+        tracker.log(study, tracked[name])
     return tracked
 
 

@@ -23,10 +23,8 @@ from llmtrack.run.tune.trials import Asked, parts_of
 from llmtrack.run.tune.tune import NOT_PROVEN, run_tune
 from llmtrack.spec.scenario import Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask
-from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.artifacts import artifact_text, raw_samples
 from llmtrack.tracking.query import runs, tracked_runs
-from llmtrack.tracking.source import Source
 
 TASK = GenerateTask(("abc",), max_new_tokens=5)
 # Seconds a step, nats a token, and seconds to load, by quantization.
@@ -159,8 +157,8 @@ def test_the_fastest_that_keeps_to_the_bound_wins_and_each_of_the_others_says_wh
         held = json.loads(artifact_text(run_id, "race.json", uri))
         assert raw_samples(run_id, uri)["decode_tokens_per_sec"] == pytest.approx(held["fresh"])
         assert 5 <= len(held["fresh"]) <= 12
-    champion = run_of_alias(Source(uri), "champion")
-    assert champion == tracked.loc["small", "run_id"]
+    champion = tracked.loc["small", "run_id"]
+    assert tracked.loc["small", "race_place"] == "winner"
     assert "quantization='small'" in artifact_text(champion, "run_it.py", uri)
     assert artifact_text(champion, "run_it.py", uri).startswith("# measured with scripted")
     assert "--quantization small" in artifact_text(champion, "run_it.sh", uri)
@@ -240,8 +238,6 @@ def test_a_short_budget_is_kept_and_what_it_left_out_is_said(go, uri):
     assert set(place.values()) <= {"unproven", "equal", "dropped", "open"}
     assert result.exit_code == NOT_PROVEN
     assert "use budget=" in next(why[name] for name in place if place[name] == "unproven")
-    with pytest.raises(UsageError, match="no run has the alias"):
-        run_of_alias(Source(uri), "champion")
 
 
 @pytest.mark.slow(6)
