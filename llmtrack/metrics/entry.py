@@ -110,10 +110,17 @@ class Param:
 
 @dataclass(frozen=True)
 class Tag:
-    """A tag with identity or provenance of a run."""
+    """A tag with identity or provenance of a run.
+
+    Attributes:
+        packed: whether it is a part of `llmtrack.details` in MLflow, since no search needs it.
+        while_running: whether a run loses it when it ends.
+    """
 
     name: str
     meaning: str
+    packed: bool = False
+    while_running: bool = False
 
 
 def decimals(places: int) -> Callable[[Any], str]:

@@ -6,7 +6,7 @@ SPREAD_STATS = ("n", "ci_low", "ci_high", "mean", "sd", "p90", "p99")
 SPREAD_PREFIX = "spread/"
 SERIES_PREFIX = "series/"
 ENV_TAG_PREFIX = "llmtrack.env."
-SEARCHED_FACTS = ("cpu", "git_branch", "git_commit", "gpu", "node")
+SEARCHED_FACTS = ("cpu", "git_branch", "gpu")
 """Environment facts with their own tags, for searching."""
 REFERENCE_TAG_PREFIX = "reference_"
 SETTING_PREFIX = "cfg."

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmtrack import metrics as schema
 from llmtrack.tracked.frames import lines_of
 from llmtrack.tracked.run import IDENTITY, KILLED, RUNNING, Figures, Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking import facts, spreads
+from llmtrack.tracking import packed
 from llmtrack.tracking.owner import REASON, TAG, is_gone
 
 if TYPE_CHECKING:
@@ -118,7 +117,11 @@ class RunParser:
             if (run := read(run_id)) is not None:
                 run.metrics[key] = number
         for run_id, key, text in tags:
-            if (run := read(run_id)) is not None:
+            if (run := read(run_id)) is None:
+                continue
+            if key == packed.DETAILS:
+                _put_details(run, packed.unpack(text), text_of)
+            else:
                 _put_tag(run, key, text_of(text, text))
         for run_id, key, text in params:
             if (run := read(run_id)) is not None:
@@ -144,10 +147,10 @@ class RunParser:
 def _put_tag(run: _Read, key: str, text: str) -> None:
     if key in _TAGS:
         run.tags[key.removeprefix(_PREFIX)] = text
-    elif key == facts.TAG:
-        run.environment |= _facts(text)
-    elif key == spreads.TAG:
-        run.metrics |= spreads.joined({key: text})
+    elif key == packed.ENVIRONMENT:
+        run.environment |= packed.facts_of(text)
+    elif key == packed.SPREAD:
+        run.metrics |= packed.joined_spread(packed.unpack(text))
     elif key.startswith(schema.ENV_TAG_PREFIX):
         run.environment[key.removeprefix(schema.ENV_TAG_PREFIX)] = text
     elif key.startswith(schema.DIGEST_PREFIX):
@@ -158,9 +161,14 @@ def _put_tag(run: _Read, key: str, text: str) -> None:
         run.tags |= {"outcome": "killed", "reason": REASON}
 
 
-@lru_cache(maxsize=1024)
-def _facts(text: str) -> Mapping[str, str]:
-    return {key.removeprefix(schema.ENV_TAG_PREFIX): fact for key, fact in facts.joined(text).items()}
+def _put_details(run: _Read, details: Mapping[str, Any], text_of: Callable[[str, str], str]) -> None:
+    for name, value in details.items():
+        if name == "spread":
+            run.metrics |= packed.joined_spread(value)
+        elif name == "digest" and isinstance(value, dict):
+            run.params |= {key: text_of(text, text) for key, text in value.items()}
+        elif isinstance(value, str):
+            run.tags[name] = text_of(value, value)
 
 
 def _run(

@@ -17,7 +17,7 @@ from llmtrack.host.secrets import redact
 from llmtrack.metrics import metric, series_key
 from llmtrack.spec.outcome import StepValues
 from llmtrack.tracked.run import RUNNING
-from llmtrack.tracking import datasets, facts, logged_models
+from llmtrack.tracking import datasets, logged_models, packed
 from llmtrack.tracking.datasets import DataSet
 from llmtrack.tracking.files import safe_path
 from llmtrack.tracking.limits import Fitted, fit_limits
@@ -68,12 +68,13 @@ def push(
         mlflow.MlflowException: the store failed; retry with the entry last passed to `progress`.
         ArtifactsError: only the files are missing.
     """
+    was_open = entry.attempted or entry.run_id is not None
     entry = _with_run(client, experiment_id, entry, progress)
     run_id = entry.run_id or ""
     record = entry.record
-    fitted = _fit(record)
-    corpus = datasets.corpus_of(fitted.params, fitted.tags)
     model_id = logged_models.logged_model_of(client, experiment_id, run_id, record)
+    fitted = _fit(record, model_id)
+    corpus = datasets.corpus_of(fitted.params, record.tags)
     _log_values(client, run_id, record, fitted, model_id, corpus)
     # What an older version kept in the spool names its corpus alone.
     _log_inputs(client, run_id, model_id, record.inputs or filter(None, [corpus]))
@@ -85,6 +86,9 @@ def push(
         # If only the artifacts fail, the run is otherwise complete; the next attempt adds them.
         if record.status != RUNNING:
             client.set_terminated(run_id, status=record.status, end_time=record.end_ms)
+    if was_open and record.status != RUNNING:
+        for key in packed.WHILE_RUNNING & set(client.get_run(run_id).data.tags):
+            client.delete_tag(run_id, key)
     return run_id
 
 
@@ -173,7 +177,7 @@ def _find(client: MlflowClient, experiment_id: str, record_id: str) -> str | Non
 def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> str:
     fitted = _fit(record)
     # Set the tags that runs are searched by on creation.
-    wanted = ("llmtrack.kind", "llmtrack.experiment", "llmtrack.study_id", "llmtrack.scenario", _RECORD_ID)
+    wanted = ("llmtrack.kind", "llmtrack.experiment", "llmtrack.study_id", _RECORD_ID)
     tags = {key: fitted.tags[key] for key in wanted if key in fitted.tags}
     run = client.create_run(
         experiment_id, start_time=record.start_ms, tags={**tags, **_author_tags()}, run_name=fitted.run_name
@@ -184,8 +188,9 @@ def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> str:
     return run.info.run_id
 
 
-def _fit(record: RunRecord) -> Fitted:
-    tags = facts.split({**record.tags, _RECORD_ID: record.record_id})
+def _fit(record: RunRecord, model_id: str | None = None) -> Fitted:
+    uri = {logged_models.URI_TAG: f"models:/{model_id}"} if model_id else {}
+    tags = packed.pack({**record.tags, **uri, _RECORD_ID: record.record_id}, running=record.status == RUNNING)
     return fit_limits(record.params, record.metrics, record.series, tags, record.run_name)
 
 
@@ -210,8 +215,7 @@ def _log_values(
     metrics += [Metric(key, value, stamp, step) for key, steps in fitted.series.items() for step, value in steps]
     metrics += _step_metrics(record.steps)
     params = [Param(key, value) for key, value in fitted.params.items()]
-    uri = {logged_models.URI_TAG: f"models:/{model_id}"} if model_id else {}
-    tags = [RunTag(key, value) for key, value in (fitted.tags | uri).items()]
+    tags = [RunTag(key, value) for key, value in fitted.tags.items()]
     if _size(fitted.params) + _size(fitted.tags) > _MAX_REQUEST:
         for param in params:
             client.log_batch(run_id, params=[param], synchronous=True)
@@ -250,7 +254,7 @@ def _size(texts: Mapping[str, str]) -> int:
 
 def _log_artifacts(client: MlflowClient, run_id: str, record: RunRecord, files: Path | None) -> None:
     # A running run writes them at its end.
-    texts = {**({} if record.status == RUNNING else facts.artifact(record.tags)), **record.texts}
+    texts = {**({} if record.status == RUNNING else packed.artifact(record.tags)), **record.texts}
     if texts:
         with tempfile.TemporaryDirectory(prefix="llmtrack-") as folder:
             for name, text in texts.items():

@@ -15,7 +15,7 @@ from llmtrack.spec.text_args import text_or_none, texts
 from llmtrack.tracked.frames import frame_of, pick
 from llmtrack.tracked.run import RUNNING, Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking import direct, facts
+from llmtrack.tracking import direct, packed
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.filters import Moment, Wanted, quoted
 from llmtrack.tracking.ids import run_of_id
@@ -120,9 +120,9 @@ def tracked_runs(
     if study_id and kind == "scenario" and study_id.startswith(f"{SUITE}-"):
         of_tags = {**of_tags, "llmtrack.suite_id": study_id}
         study_id = None
-    # Only older versions have a tag per fact: filter those after reading.
-    of_facts = facts.unsearched(of_tags) if isinstance(of_tags, Mapping) else {}
-    left = {key: of_tags[key] for key in of_tags if key not in of_facts} if of_facts else of_tags
+    # Only older versions have a tag for each value: filter the others after reading.
+    of_values = packed.unsearched(of_tags) if isinstance(of_tags, Mapping) else {}
+    left = {key: of_tags[key] for key in of_tags if key not in of_values} if of_values else of_tags
     wanted = Wanted(experiment, study_id, model, kind, search, status, left, since, until)
     with _progress(progress) as on_page:
         found = _gather(source, everywhere, wanted, on_page)
@@ -143,7 +143,7 @@ def tracked_runs(
     with uncollected():
         table = found.runs()
     table = as_own(table, study_id, held) if study_id and held else table
-    table = table.where(lambda run: all(run.get(facts.column(key)) == of_facts[key] for key in of_facts))
+    table = table.where(lambda run: all(_as_tag(run.get(packed.column(key))) == of_values[key] for key in of_values))
     return of_scenario(table, scenario, named) if scenario else table
 
 
@@ -221,6 +221,10 @@ def why_empty(study: str | None, tracking_uri: str | None = None) -> str:
         return ""
     since = f"{own.start_time:%Y-%m-%d %H:%M} UTC"
     return f"{own.text('experiment')} is running since {since}, nothing measured yet: try again when its first scenario has ended"
+
+
+def _as_tag(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value or "")
 
 
 def _gather(source: Source, experiment_ids: Sequence[str], wanted: Wanted, on_page: Callable[[int], None]) -> RunParser:

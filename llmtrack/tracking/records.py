@@ -15,7 +15,7 @@ from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.spec.serialization import digest, kept, to_json
 from llmtrack.spec.task import GenerateTask, not_asked
 from llmtrack.tracked.run import FAILED, FINISHED, KILLED, RUNNING
-from llmtrack.tracking import spreads
+from llmtrack.tracking import packed
 from llmtrack.tracking.datasets import DataSet, data_sets_of
 
 # Prompts are in the workload's digest, printing does not affect measurements, and the actual number of workers is
@@ -274,7 +274,7 @@ def _in_list(record: RunRecord, study: StudyContext, remark: str = "") -> RunRec
     if name.partition("_")[0] != study.experiment:  # otherwise the name already says so
         name = f"{study.experiment}/{name}"
     digests = {name: str(value) for name, value in record.params.items() if schema.is_digest(name)}
-    metrics, spread = spreads.split(record.metrics)
+    metrics, spread = packed.split_spread(record.metrics)
     return dataclasses.replace(
         record,
         run_name=name + remark,

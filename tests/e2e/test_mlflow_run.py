@@ -70,7 +70,7 @@ def test_baseline_from_a_git_url_measures_the_real_model(mlflow_run, tracked, ch
     tags = tracked.client.get_run(study["run_id"]).data.tags
     assert f"runs/{run['run_id']}" in tags["mlflow.note.content"]
     assert tags["mlflow.project.entryPoint"] == "baseline"
-    assert tags["mlflow.source.git.commit"] == tags["llmtrack.env.git_commit"]
+    assert tags["mlflow.source.git.commit"] == study["env.git_commit"]
     params = tracked.client.get_run(study["run_id"]).data.params
     assert (params["max_new_tokens"], params["cfg.max_new_tokens"]) == ("4", "4")
 

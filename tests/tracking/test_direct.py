@@ -24,6 +24,7 @@ KEYS += (
     "llmtrack.digest.dtype",
     "llmtrack.digest.output_digest",
     "llmtrack.spread",
+    "llmtrack.details",
     "llmtrack.outcome",
     "mlflow.note.content",
     "mlflow.runName",

@@ -54,7 +54,7 @@ def finish(tracker: Tracker, study, tmp_path: Path) -> None:
 def is_whole(tracker: Tracker, study) -> None:
     """The study and its two scenarios are there as if nothing had been."""
     client = MlflowClient(tracker.tracking_uri)
-    assert {run.data.tags["llmtrack.scenario"]: run.info.status for run in scenario_runs(tracker)} == {
+    assert {run.data.params["scenario"]: run.info.status for run in scenario_runs(tracker)} == {
         "p64": "FINISHED",
         "p128": "FAILED",
     }

@@ -107,7 +107,7 @@ def test_filters(filled, uri):
     # Of `half` the name says that it is the same as fp32.
     assert names(tracking_uri=uri, search="fp") == ["fp16", "fp32", "half"]
     assert names(tracking_uri=uri, search="other_") == ["bf16"]
-    assert names(tracking_uri=uri, search="tags.`llmtrack.baseline` = 'true'") == ["fp32"]
+    assert names(tracking_uri=uri, search="tags.`llmtrack.outcome` = 'failed'") == ["fp16"]
     assert names(tracking_uri=uri, search="metrics.loss < 3") == ["ppl"]
     assert names(tracking_uri=uri, search="it's") == []
     assert names(tracking_uri=uri, tags={"llmtrack.baseline": "true"}) == ["fp32"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from llmtrack.spec.serialization import from_json, to_json
-from llmtrack.tracking import spreads
+from llmtrack.tracking import packed
 from llmtrack.tracking.limits import MAX_TAG_VALUE
 from llmtrack.tracking.records import (
     RunRecord,
@@ -30,7 +30,7 @@ def test_a_measurement_becomes_a_finished_record():
     assert record.params["max_new_tokens"] == 8
     assert record.metrics["total_latency_s"] == 1.5
     assert list(record.metrics) == ["total_latency_s", "tokens_per_sec"]
-    spread = spreads.joined(record.tags)
+    spread = packed.joined_spread(packed.unpack(record.tags[packed.SPREAD]))
     assert spread["spread/total_latency_s.n"] == 12
     assert spread["spread/total_latency_s.p90"] == 1.7
     assert "spread/total_latency_s.p99" not in spread
@@ -135,18 +135,18 @@ def test_a_digest_is_a_tag_and_no_param(name, ended):
 
 def test_a_spread_survives_its_tag_and_what_has_no_room_is_left_out():
     metrics = {f"spread/m{number}.{stat}": 1 / 3 for number in range(200) for stat in ("n", "ci_low")}
-    own, tags = spreads.split({"loss": 1.0, **metrics, "spread/odd.mean": float("nan")})
+    own, tags = packed.split_spread({"loss": 1.0, **metrics, "spread/odd.mean": float("nan")})
     assert own == {"loss": 1.0}
-    assert len(tags[spreads.TAG]) <= MAX_TAG_VALUE
-    found = spreads.joined(tags)
+    assert len(tags[packed.SPREAD]) <= MAX_TAG_VALUE
+    found = packed.joined_spread(packed.unpack(tags[packed.SPREAD]))
     assert 100 < len(found) < len(metrics)
     assert found == dict.fromkeys(list(metrics)[: len(found)], 1 / 3)
-    assert spreads.split({"loss": 1.0}) == ({"loss": 1.0}, {})
+    assert packed.split_spread({"loss": 1.0}) == ({"loss": 1.0}, {})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": {"n": "x"}}'])
 def test_a_broken_spread_is_none(text):
-    assert spreads.joined({spreads.TAG: text}) == {}
+    assert packed.joined_spread(packed.unpack(text)) == {}
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,7 @@ def test_two_processes_sync_one_spool_exactly_once(tracker, monkeypatch, spooled
         for index in range(12):
             tracker.log(study, measurement(f"s{index}"))
     at_once(sync.sync, tracker.spool.folder)
-    names = sorted(run.data.tags["llmtrack.scenario"] for run in scenario_runs(tracker))
+    names = sorted(run.data.params["scenario"] for run in scenario_runs(tracker))
     assert names == sorted(f"s{i}" for i in range(12))
     assert spooled() == []
 

@@ -1,4 +1,4 @@
-"""The facts of an environment: one tag and one artifact of a run, and the columns that they were always read back as."""
+"""What a run has in JSON tags and in `environment.json`, and the columns that it was always read back as."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 from functools import partial
 from pathlib import Path
 
+import pytest
 from mlflow import MlflowClient
 
 from llmtrack.metrics import ENV_TAG_PREFIX
-from llmtrack.tracking import facts
+from llmtrack.tracking import packed
 from llmtrack.tracking.limits import MAX_TAG_VALUE
 from llmtrack.tracking.query import runs, studies
 
@@ -23,26 +24,66 @@ TAGS = {ENV_TAG_PREFIX + key: value for key, value in FACTS.items()}
 
 
 def test_a_run_has_the_facts_in_one_tag_and_those_that_are_searched():
-    found = facts.split({"llmtrack.kind": "scenario", **TAGS})
-    assert sorted(found) == ["llmtrack.env.cpu", "llmtrack.env.git_branch", facts.TAG, "llmtrack.kind"]
-    assert facts.joined(found[facts.TAG]) == TAGS
+    found = packed.pack({"llmtrack.kind": "scenario", **TAGS})
+    assert sorted(found) == ["llmtrack.env.cpu", "llmtrack.env.git_branch", packed.ENVIRONMENT, "llmtrack.kind"]
+    assert packed.facts_of(found[packed.ENVIRONMENT]) == FACTS
+
+
+OWN = {
+    "llmtrack.scenario_id": "s1",
+    "llmtrack.workload_id": "w1",
+    "llmtrack.baseline": "true",
+    "llmtrack.asked": '{"prompt": "\u00e9"}',
+    "llmtrack.model_uri": "models:/m-1",
+    "llmtrack.digest.output_digest": "0123",
+    "llmtrack.spread": '{"tokens_per_sec":{"n":5,"ci_low":9.5,"ci_high":10.5}}',
+}
+
+
+def test_what_no_search_needs_is_in_one_tag():
+    kept = {"llmtrack.kind": "scenario", "llmtrack.outcome": "finished", "mlflow.user": "me"}
+    found = packed.pack({**kept, **OWN, "llmtrack.scenario": "fp32", "llmtrack.version": "1"})
+    assert {key: found[key] for key in found if key != packed.DETAILS} == kept
+    details = packed.unpack(found[packed.DETAILS])
+    assert details["spread"]["tokens_per_sec"] == {"n": 5, "ci_low": 9.5, "ci_high": 10.5}
+    assert details["digest"] == {"output_digest": "0123"}
+    assert {name: details[name] for name in ("scenario_id", "baseline", "asked")} == {
+        "scenario_id": "s1", "baseline": "true", "asked": '{"prompt": "\u00e9"}'
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("long", ["llmtrack.asked", "llmtrack.spread", "llmtrack.digest.output_digest"])
+def test_a_value_without_room_stays_a_tag_and_the_others_do_not(long):
+    text = json.dumps({"x" * 7_950: {"n": 1}})
+    found = packed.pack({**OWN, long: text})
+    assert found[long] == text
+    assert len(found[packed.DETAILS]) <= MAX_TAG_VALUE
+    assert set(found) == {long, packed.DETAILS}
+
+
+def test_only_a_running_run_names_its_process():
+    tags = {"llmtrack.kind": "study", "llmtrack.process": "a b 1 2", "llmtrack.work": "w"}
+    assert packed.pack(tags, running=True) == tags
+    assert packed.pack(tags) == {"llmtrack.kind": "study"}
 
 
 def test_without_facts_nothing_is_added():
-    assert facts.split({"llmtrack.kind": "study"}) == {"llmtrack.kind": "study"}
-    assert facts.artifact({"llmtrack.kind": "study"}) == {}
+    assert packed.pack({"llmtrack.kind": "study"}) == {"llmtrack.kind": "study"}
+    assert packed.artifact({"llmtrack.kind": "study"}) == {}
 
 
 def test_what_there_is_no_room_for_stays_a_tag():
     long = {ENV_TAG_PREFIX + f"f{n}": "x" * 3_000 for n in range(4)}
-    found = facts.split(long)
-    assert len(found[facts.TAG]) <= MAX_TAG_VALUE
-    assert {**found, **facts.joined(found[facts.TAG])}.keys() - {facts.TAG} == long.keys()
+    found = packed.pack(long)
+    assert len(found[packed.ENVIRONMENT]) <= MAX_TAG_VALUE
+    facts = {ENV_TAG_PREFIX + name for name in packed.facts_of(found[packed.ENVIRONMENT])}
+    assert found.keys() - {packed.ENVIRONMENT} | facts == long.keys()
 
 
 def test_a_broken_tag_is_no_fact():
     for text in ("", "{", "[]", "3", "null"):
-        assert facts.joined(text) == {}
+        assert packed.facts_of(text) == {}
+        assert packed.unpack(text) == {}
 
 
 def test_a_tracked_study_has_few_tags_its_facts_as_an_artifact_and_their_columns(tracker, uri, tmp_path):
@@ -54,7 +95,7 @@ def test_a_tracked_study_has_few_tags_its_facts_as_an_artifact_and_their_columns
         "llmtrack.env.cpu",
         "llmtrack.env.git_branch",
     ]
-    path = client.download_artifacts(study.run_id, facts.ARTIFACT, str(tmp_path))
+    path = client.download_artifacts(study.run_id, packed.ARTIFACT, str(tmp_path))
     assert json.loads(Path(path).read_text("utf-8")) == FACTS
     (row,) = runs(kind="study", tracking_uri=uri).to_dict("records")
     assert {key: row[f"env.{key}"] for key in FACTS} == FACTS
