@@ -22,12 +22,14 @@ from llmtrack.metrics.names import ALIAS_PREFIX as ALIAS_PREFIX
 from llmtrack.metrics.names import ASKED_TAG as ASKED_TAG
 from llmtrack.metrics.names import DIGEST_PREFIX as DIGEST_PREFIX
 from llmtrack.metrics.names import ENV_TAG_PREFIX as ENV_TAG_PREFIX
+from llmtrack.metrics.names import INTERVAL_ENDS as INTERVAL_ENDS
 from llmtrack.metrics.names import REFERENCE_TAG_PREFIX as REFERENCE_TAG_PREFIX
 from llmtrack.metrics.names import SEARCHED_FACTS as SEARCHED_FACTS
 from llmtrack.metrics.names import SERIES_PREFIX as SERIES_PREFIX
 from llmtrack.metrics.names import SETTING_PREFIX as SETTING_PREFIX
 from llmtrack.metrics.names import SPREAD_PREFIX as SPREAD_PREFIX
 from llmtrack.metrics.names import SPREAD_STATS as SPREAD_STATS
+from llmtrack.metrics.names import interval_key as interval_key
 from llmtrack.metrics.names import is_digest as is_digest
 from llmtrack.metrics.names import series_key as series_key
 from llmtrack.metrics.names import spread_key as spread_key
@@ -37,6 +39,10 @@ Described = TypeVar("Described", Metric, Param)
 
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 PARAM_BY_NAME = {param.name: param for param in PARAMS}
+INTERVAL_KEYS = frozenset(
+    interval_key(each.name, end) for each in METRICS if each.has_interval for end in INTERVAL_ENDS
+)
+"""Metrics of MLflow that repeat a spread; readers take it from the spread."""
 
 
 def metric(name: str) -> Metric:

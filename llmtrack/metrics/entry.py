@@ -74,6 +74,11 @@ class Metric:
         return not {"convention", "text", "tokens"}.isdisjoint(self.needs)
 
     @property
+    def has_interval(self) -> bool:
+        """Whether MLflow has its 95 % interval as metrics, too."""
+        return self.sampled and self.shown is not None
+
+    @property
     def rate(self) -> bool:
         """Whether it is work per time, so that only the times may be averaged."""
         return self.unit.endswith("/s")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 SPREAD_STATS = ("n", "ci_low", "ci_high", "mean", "sd", "p90", "p99")
 SPREAD_PREFIX = "spread/"
+INTERVAL_ENDS = {"low": "ci_low", "high": "ci_high"}
+"""Ends of a 95 % interval as metrics of their own, and the statistics that they repeat."""
 SERIES_PREFIX = "series/"
 ENV_TAG_PREFIX = "llmtrack.env."
 SEARCHED_FACTS = ("cpu", "git_branch", "gpu")
@@ -23,6 +25,11 @@ def is_digest(name: str) -> bool:
 def spread_key(metric: str, stat: str) -> str:
     """Return the key of a statistic of a sampled metric."""
     return f"{SPREAD_PREFIX}{metric}.{stat}"
+
+
+def interval_key(metric: str, end: str) -> str:
+    """Return the key of an end of a metric's 95 % interval, by which MLflow draws and searches it."""
+    return f"{metric}.{end}"
 
 
 def series_key(name: str) -> str:

@@ -39,6 +39,9 @@ def page() -> str:
         f"`{schema.spread_key('METRIC', 'STAT')}` for {stats}: number of "
         "samples, bootstrap 95 % interval of the median, mean, standard deviation (ddof=1), and percentiles "
         "(p90 for n >= 10, p99 for n >= 100). The raw samples are in the artifact `samples.json`.",
+        f"MLflow has the ends of that interval also as metrics, `METRIC.low` and `METRIC.high`, for its own charts and searches: "
+        f"of {', '.join(f'`{m.name}`' for m in schema.METRICS if m.has_interval)}, where there are two samples or more. "
+        "`llmtrack.runs` has no columns of them.",
         f"A metric with a value per step is tracked as `{schema.series_key('NAME')}`; of training these are `train_loss`, "
         "`learning_rate`, `grad_norm`, `train_tokens_per_sec` and `mfu` at each step, and `val_loss` and "
         "`val_perplexity` (of the held-out text) at each evaluation. A value that is not finite is "

@@ -101,6 +101,7 @@ def artifact(tags: Mapping[str, str]) -> dict[str, str]:
 def split_spread(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
     """Separate the spread from the metrics; return both, the spread as a JSON tag.
 
+    The intervals of metrics that tables show stay metrics, for MLflow's own charts and searches; nothing reads them back.
     If the tag is too small, the last metrics are left out; `samples.json` has them.
     """
     own = {key: value for key, value in metrics.items() if not key.startswith(SPREAD_PREFIX)}
@@ -109,6 +110,11 @@ def split_spread(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[s
         name, dot, stat = key.removeprefix(SPREAD_PREFIX).rpartition(".")
         if key not in own and dot and math.isfinite(value):
             spreads.setdefault(name, {})[stat] = value
+    for name, found in spreads.items():
+        # A single value has no interval.
+        if schema.metric(name).has_interval and found.get("n", 0) > 1:
+            ends = schema.INTERVAL_ENDS.items()
+            own |= {schema.interval_key(name, end): found[stat] for end, stat in ends if stat in found}
     while len(text := _json(spreads)) > MAX_TAG_VALUE:
         spreads.popitem()
     return own, {SPREAD: text} if spreads else {}

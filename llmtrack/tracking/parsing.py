@@ -114,7 +114,7 @@ class RunParser:
         # Older versions stored spreads as metrics and digests as params, which are used then.
         read, text_of = self._read.get, self._texts.setdefault
         for run_id, key, number in metrics:
-            if (run := read(run_id)) is not None:
+            if key not in schema.INTERVAL_KEYS and (run := read(run_id)) is not None:
                 run.metrics[key] = number
         for run_id, key, text in tags:
             if (run := read(run_id)) is None:

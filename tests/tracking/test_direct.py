@@ -57,7 +57,7 @@ PARAMS = (
     "status",
     "x y",
 )
-METRICS = ("tokens_per_sec", "loss", "series/loss", "theirs", "spread/loss.sd", "dtype")
+METRICS = ("tokens_per_sec", "tokens_per_sec.low", "loss", "series/loss", "theirs", "spread/loss.sd", "dtype")
 NUMBERS = (0.0, -1.5, 1e-300, math.nan, math.inf, -math.inf)
 ASKED = (
     {"kind": None},

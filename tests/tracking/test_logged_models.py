@@ -26,7 +26,8 @@ from llmtrack.tracking.logged_models import way_of
 from llmtrack.tracking.records import StudyContext, scenario_record, study_record
 from llmtrack.tracking.tracker import Tracker
 from tests.forking import at_once
-from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity
+from tests.tracking import samples
+from tests.tracking.samples import ENVIRONMENT, SUMMARY, failure, perplexity
 
 STUDY = StudyContext("study-1", "precision")
 LOADED = {
@@ -39,8 +40,14 @@ LOADED = {
     "block_size": 64,
 }
 CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}
+INTERVAL = {"decode_tokens_per_sec.low": SUMMARY.ci_low, "decode_tokens_per_sec.high": SUMMARY.ci_high}
 SPEED = {"decode_tokens_per_sec": 60.5, "peak_memory_mib": 512.0}
 QUALITY = {"perplexity": 12.5, "bits_per_byte": 1.25}
+
+
+def measurement(name: str = "p64", **changes):
+    """A measurement whose values have no spread, unless it is given."""
+    return samples.measurement(name, **{"summaries": {}, **changes})
 
 
 def way(name: str = "p64", **changes):
@@ -148,15 +155,19 @@ def test_metrics_of_each_run_are_those_of_its_way_and_of_the_text_that_was_score
 
     monkeypatch.setattr(MlflowClient, "log_batch", logged)
     facts = {**LOADED, **CORPUS}
-    first = tracker.log(study, measurement("p64", facts=facts, metrics=SPEED | QUALITY))
+    repeated = {"decode_tokens_per_sec": SUMMARY}
+    first = tracker.log(study, measurement("p64", facts=facts, metrics=SPEED | QUALITY, summaries=repeated))
     (batch,) = batches
     own = [metric for metric in batch["metrics"] if not metric.key.startswith("series/")]
     (model,) = models(uri, study.experiment_id)
-    assert {metric.key for metric in own} == {*SPEED, *QUALITY}
+    assert {metric.key for metric in own} == {*SPEED, *QUALITY, *INTERVAL}
     assert {metric.model_id for metric in own} == {model.model_id}
     assert f"models:/{model.model_id}" in {tag.key: tag.value for tag in batch["tags"]}["llmtrack.details"]
     of_text = {metric.key: (metric.dataset_name, metric.dataset_digest) for metric in own}
-    assert of_text == {**dict.fromkeys(SPEED, (None, None)), **dict.fromkeys(QUALITY, tuple(CORPUS.values()))}
+    assert of_text == {
+        **dict.fromkeys(SPEED | INTERVAL, (None, None)),
+        **dict.fromkeys(QUALITY, tuple(CORPUS.values())),
+    }
 
     again = tracker.log(study, measurement("p128", facts=LOADED, metrics={"decode_tokens_per_sec": 40.0}))
     other = tracker.log(
@@ -175,7 +186,7 @@ def test_metrics_of_each_run_are_those_of_its_way_and_of_the_text_that_was_score
         first,
     )
     assert bound(same) == {
-        **{(key, first): value for key, value in (SPEED | QUALITY).items()},
+        **{(key, first): value for key, value in (SPEED | QUALITY | INTERVAL).items()},
         ("decode_tokens_per_sec", again): 40.0,
         ("load_time_s", scored): 2.0,
     }
@@ -196,7 +207,8 @@ def test_metrics_of_each_run_are_those_of_its_way_and_of_the_text_that_was_score
 def test_ways_are_found_by_mlflows_own_search(there):
     tracker, uri = there
     study = start(tracker)
-    tracker.log(study, measurement("fast", facts={**LOADED, **CORPUS}, metrics=SPEED | QUALITY))
+    repeated = {"decode_tokens_per_sec": replace(SUMMARY, ci_low=59.0, ci_high=61.0)}
+    tracker.log(study, measurement("fast", facts={**LOADED, **CORPUS}, metrics=SPEED | QUALITY, summaries=repeated))
     tracker.log(study, measurement("slow", facts={**LOADED, "threads": 1}, metrics={"decode_tokens_per_sec": 49.0}))
     mlflow.set_tracking_uri(uri)
     try:
@@ -207,6 +219,8 @@ def test_ways_are_found_by_mlflows_own_search(there):
 
         fast = {"smollm2 · onnx int8-weight-only · 2 threads"}
         assert names("metrics.decode_tokens_per_sec > 50") == fast
+        assert names("metrics.`decode_tokens_per_sec.low` > 50") == fast
+        assert names("metrics.`decode_tokens_per_sec.low` > 60") == set()
         # A server finds nothing by a name alone.
         text = {"dataset_name": CORPUS["corpus"], "dataset_digest": CORPUS["corpus_digest"]}
         assert names("metrics.perplexity < 13", datasets=[text]) == fast

@@ -94,7 +94,7 @@ def test_columns_are_typed(filled, uri):
     assert found["mlflow_experiment"]["fp32"] == "llmtrack"
     assert str(found["start_time"].dtype) == "datetime64[ms, UTC]"
     assert found["start_time"]["fp32"] == pd.Timestamp(1_790_000_000_500, unit="ms", tz="UTC")
-    assert not [name for name in found.columns if name.startswith("series/")]
+    assert not [name for name in found.columns if name.startswith("series/") or name.endswith((".low", ".high"))]
 
 
 @pytest.mark.slow(1)
@@ -108,6 +108,8 @@ def test_filters(filled, uri):
     assert names(tracking_uri=uri, search="fp") == ["fp16", "fp32", "half"]
     assert names(tracking_uri=uri, search="other_") == ["bf16"]
     assert names(tracking_uri=uri, search="tags.`llmtrack.outcome` = 'failed'") == ["fp16"]
+    assert names(tracking_uri=uri, search="metrics.`total_latency_s.high` < 1.7") == ["bf16", "fp32"]
+    assert names(tracking_uri=uri, search="metrics.`total_latency_s.low` > 1.4") == []
     assert names(tracking_uri=uri, search="metrics.loss < 3") == ["ppl"]
     assert names(tracking_uri=uri, search="it's") == []
     assert names(tracking_uri=uri, tags={"llmtrack.baseline": "true"}) == ["fp32"]

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from llmtrack.tracking.records import (
     study_name,
     study_record,
 )
-from tests.tracking.samples import failure, measurement, perplexity, scenario
+from tests.tracking.samples import SUMMARY, failure, measurement, perplexity, scenario
 
 STUDY = StudyContext("study-1", "precision", "suite-1", {"llmtrack.environment_id": "e1"})
 
@@ -29,7 +30,7 @@ def test_a_measurement_becomes_a_finished_record():
     assert record.params["dtype_requested"] == "float32"
     assert record.params["max_new_tokens"] == 8
     assert record.metrics["total_latency_s"] == 1.5
-    assert list(record.metrics) == ["total_latency_s", "tokens_per_sec"]
+    assert list(record.metrics) == ["total_latency_s", "tokens_per_sec", "total_latency_s.low", "total_latency_s.high"]
     spread = packed.joined_spread(packed.unpack(record.tags[packed.SPREAD]))
     assert spread["spread/total_latency_s.n"] == 12
     assert spread["spread/total_latency_s.p90"] == 1.7
@@ -142,6 +143,23 @@ def test_a_spread_survives_its_tag_and_what_has_no_room_is_left_out():
     assert 100 < len(found) < len(metrics)
     assert found == dict.fromkeys(list(metrics)[: len(found)], 1 / 3)
     assert packed.split_spread({"loss": 1.0}) == ({"loss": 1.0}, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "are_metrics"),
+    [
+        ("total_latency_s", 2, True),
+        ("decode_tokens_per_sec", 12, True),
+        ("total_latency_s", 1, False),
+        ("tokens_generated", 12, False),
+        ("of_a_plugin", 12, False),
+    ],
+)
+def test_the_interval_of_a_metric_that_tables_show_is_two_metrics(name, n, are_metrics):
+    record = scenario_record(measurement(metrics={name: 1.5}, summaries={name: replace(SUMMARY, n=n)}), STUDY)
+    assert record.metrics == {name: 1.5, **({f"{name}.low": 1.4, f"{name}.high": 1.6} if are_metrics else {})}
+    spread = packed.joined_spread(packed.unpack(record.tags[packed.SPREAD]))
+    assert (spread[f"spread/{name}.ci_low"], spread[f"spread/{name}.ci_high"]) == (1.4, 1.6)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": {"n": "x"}}'])
