@@ -143,7 +143,7 @@ def file_digest(path: Path) -> str:
     known_by = f"{real}\0{state.st_size}\0{state.st_ino}\0{state.st_mtime_ns}\0{state.st_ctime_ns}"
     key = hashlib.sha256(known_by.encode()).hexdigest()
     note = cache_root() / "digests" / key
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         remembered = note.read_text(encoding="ascii")
         if _SHA256.fullmatch(remembered):
             return remembered

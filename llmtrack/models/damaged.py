@@ -31,11 +31,28 @@ def refuse_damaged(folder: Path) -> None:
         for path in _files(folder):
             refuse_pointer(path)
     except OSError as error:
-        name = Path(error.filename or folder).name
-        raise ModelLoadError(f"{name} cannot be read ({error.strerror}): permit it, or {_FETCH}") from error
+        raise _unreadable(Path(error.filename or folder), error) from error
     for name in _SETTINGS:
         if (folder / name).is_file():
             _check_settings(folder / name)
+
+
+def settings_of(path: Path) -> Any:
+    """Parse a JSON file of a model.
+
+    Raises:
+        ModelLoadError: it is damaged, or cannot be read, perhaps only now.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path.name} is damaged ({in_words(error)}): fetch it again") from error
+
+
+def _unreadable(path: Path, error: OSError) -> ModelLoadError:
+    return ModelLoadError(f"{path.name} cannot be read ({error.strerror}): permit it, or {_FETCH}")
 
 
 def refuse_pointer(path: Path) -> None:
@@ -70,10 +87,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _check_settings(path: Path) -> None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path.name} is damaged ({in_words(error)}): fetch it again") from error
+    content = settings_of(path)
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path.name} is damaged (it holds no settings by name): fetch it again")
     if path.name == "config.json":

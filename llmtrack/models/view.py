@@ -19,6 +19,7 @@ from typing import Any
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models.cache import cache_root
+from llmtrack.models.damaged import settings_of
 from llmtrack.models.digests import TOKENIZER_FILES, weight_files
 from llmtrack.spec.serialization import digest
 
@@ -62,7 +63,7 @@ def view(folder: Path) -> Path:
     It is cached per state of the model's folder. Nothing is copied if links are possible.
 
     Raises:
-        ModelLoadError: as `seen`, or it cannot be created.
+        ModelLoadError: as `seen`, or its settings cannot be read, or it cannot be created.
     """
     files = seen(folder)
     written = {name: clean for name in _SETTINGS if name in files and (clean := _without_code(files[name]))}
@@ -173,13 +174,18 @@ def _stamps(files: Mapping[str, Path]) -> list[Any]:
 
 
 def _without_code(path: Path) -> str | None:
-    """Return settings without references to code, as JSON; None if there are none."""
+    """Return settings without references to code, as JSON; None if there are none.
+
+    Raises:
+        ModelLoadError: they cannot be read.
+    """
+    # What cannot be read now might be by a library a moment later, with its code.
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None  # reported by its reader
-    clean = _stripped(settings)
-    return None if clean == settings else json.dumps(clean, indent=2, ensure_ascii=False) + "\n"
+        settings = settings_of(path)
+        clean = _stripped(settings)
+        return None if clean == settings else json.dumps(clean, indent=2, ensure_ascii=False) + "\n"
+    except RecursionError as error:
+        raise ModelLoadError(f"{path.name} is damaged (it is nested too deeply): fetch it again") from error
 
 
 def _stripped(value: Any) -> Any:

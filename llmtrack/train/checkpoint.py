@@ -179,4 +179,6 @@ def _step(path: Path) -> int:
 
 
 def _damaged(checkpoint: Path, error: Exception) -> ModelLoadError:
-    return ModelLoadError(f"{checkpoint} cannot be resumed ({in_words(error)[:200]}): train anew with resume=false")
+    passing = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    remedy = "permit it, and run this again" if passing else "train anew with resume=false"
+    return ModelLoadError(f"{checkpoint} cannot be resumed ({in_words(error)[:200]}): {remedy}")

@@ -166,7 +166,7 @@ def _facts(session: Session, corpus: Corpus, label: str) -> dict[str, Scalar]:
 def _read(kept: Path, variant: Variant, task: TrainTask) -> dict[str, Any]:
     """Read a checkpoint's data, if it belongs to this training."""
     saved = checkpoint.read_state(kept)
-    if saved.get("format") != FORMAT:
+    if saved.get("format") != FORMAT or not isinstance(saved.get("asked"), dict):
         raise UsageError(f"{kept} was written by another version of llmtrack: train anew with resume=false")
     now, then = asked(variant, task), saved["asked"]
     now = json.loads(json.dumps(now))

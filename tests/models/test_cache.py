@@ -193,6 +193,17 @@ def test_a_file_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatc
     assert file_digest(path) != first
 
 
+def test_a_remembered_digest_that_is_none_is_taken_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "_TICK_NS", 0)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"one")
+    first = file_digest(path)
+    (note,) = (cache.cache_root() / "digests").iterdir()
+    for damage in (b"\xff\xfe", b"", b"0" * 63):
+        note.write_bytes(damage)
+        assert file_digest(path) == first
+
+
 def test_a_file_that_has_just_changed_is_not_remembered(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmtrack.errors import ModelLoadError
+from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.digests import model_digests
 from llmtrack.models.view import seen, view
 from tests.models.folders import edit
@@ -47,6 +49,31 @@ def test_settings_name_no_code_and_are_else_what_they_were(folder, tmp_path):
     assert clean == {**config, "vision": [{"hidden_size": 4}], "note": "a/b"}
     assert model_digests(view(folder)).weights == digests.weights
     assert model_digests(view(folder)).tokenizer == digests.tokenizer
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), OSError(errno.EMFILE, "too many open files")])
+def test_settings_that_cannot_be_read_for_a_moment_do_not_pass_with_their_code(folder, monkeypatch, name, error):
+    edit(folder / name, auto_map={"AutoConfig": "evil.C"})
+    honest = Path.read_text
+
+    def read_text(path, *args, **named):
+        if path == folder / name:
+            raise error
+        return honest(path, *args, **named)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    with pytest.raises(ModelLoadError, match=rf"{name} cannot be read .*: permit it, or fetch the model again"):
+        view(folder)
+    with pytest.raises(ModelLoadError, match=f"{name} cannot be read"):
+        refuse_damaged(folder)
+
+
+@pytest.mark.parametrize("damage", ['{"auto_map": {}', "[" * 100_000, '{"a": ' + "[" * 900 + "]" * 900 + "}"])
+def test_settings_that_another_reader_may_understand_do_not_pass(folder, damage):
+    (folder / "config.json").write_text(damage)
+    with pytest.raises(ModelLoadError, match=r"config\.json is damaged"):
+        view(folder)
 
 
 def test_an_attention_that_transformers_has_itself_stays(folder):

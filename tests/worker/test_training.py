@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from llmtrack.engines.registry import load_engine
+from llmtrack.errors import ModelLoadError
 from llmtrack.quality.perplexity import score_rolling
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.executors.process import ProcessExecutor
@@ -191,6 +193,19 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     assert isinstance(outcome, Failure)
     assert "cannot be resumed" in outcome.reason
     assert "resume=false" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    "read", [checkpoint.read_state, lambda path: checkpoint.restore(path, None, torch.device("cpu"))]
+)
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_to_be_trained_anew(tmp_path, monkeypatch, read):
+    def unreadable(*args, **named):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_text", unreadable)
+    monkeypatch.setattr(torch, "load", unreadable)
+    with pytest.raises(ModelLoadError, match=r"Too many open files.*: permit it, and run this again"):
+        read(tmp_path)
 
 
 @pytest.mark.slow(1)
