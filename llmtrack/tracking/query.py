@@ -13,7 +13,7 @@ from llmtrack.host.console import console_of
 from llmtrack.host.garbage import uncollected
 from llmtrack.spec.text_args import text_or_none, texts
 from llmtrack.tracked.frames import frame_of, pick
-from llmtrack.tracked.run import RUNNING, Run
+from llmtrack.tracked.run import FINISHED, RUNNING, Run
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking import direct, packed
 from llmtrack.tracking.aliases import run_of_alias
@@ -205,7 +205,7 @@ def study_run(study: str, tracking_uri: str | None = None) -> Run:
 
 
 def why_empty(study: str | None, tracking_uri: str | None = None) -> str:
-    """Explain that a study without scenario runs is still running; empty otherwise.
+    """Explain that a study without scenario runs is still running, or ended early; empty otherwise.
 
     Args:
         study: as in `runs`.
@@ -217,10 +217,12 @@ def why_empty(study: str | None, tracking_uri: str | None = None) -> str:
         own = study_run(study.partition("#")[0], tracking_uri)
     except LlmtrackError:
         return ""
-    if own.status != RUNNING:
+    if own.status == FINISHED or Source(tracking_uri).newest(Wanted(kind="scenario", study_id=own.study_id)):
         return ""
-    since = f"{own.start_time:%Y-%m-%d %H:%M} UTC"
-    return f"{own.text('experiment')} is running since {since}, nothing measured yet: try again when its first scenario has ended"
+    name, since = own.text("experiment"), f"{own.start_time:%Y-%m-%d %H:%M} UTC"
+    if own.status == RUNNING:
+        return f"{name} is running since {since}, nothing measured yet: try again when its first scenario has ended"
+    return f"{name}, started {since}, {own.state}; nothing was measured: run it again"
 
 
 def _as_tag(value: object) -> str:

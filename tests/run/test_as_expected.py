@@ -67,6 +67,18 @@ def test_a_study_that_has_only_begun_is_said_to_be_running(tracker, uri):
         select("latest:precision", tracking_uri=uri)
 
 
+@pytest.mark.slow(1)
+@pytest.mark.parametrize(
+    ("outcome", "words"), [("killed", "was killed"), ("failed", "failed: no reason was tracked")]
+)
+def test_a_study_that_ended_before_it_measured_anything_is_said_to_have_ended(tracker, uri, outcome, words):
+    tracker.finish_study(tracker.start_study("precision", "Why?", {}, {}), outcome)
+    for command in (["compare"], ["recommend"], ["pareto"], ["compare", "--study", "latest:precision"]):
+        done = CliRunner().invoke(main, [*command, "--tracking-uri", uri])
+        assert done.exit_code == 2
+        assert f", {words}; nothing was measured: run it again" in done.output, done.output
+
+
 def test_the_project_that_init_writes_speaks_to_its_user(tmp_path, monkeypatch):
     project = tmp_path / "project"
     project.mkdir()
