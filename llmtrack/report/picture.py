@@ -11,7 +11,7 @@ from llmtrack.host.words import cut
 from llmtrack.report.drawing import new_figure
 from llmtrack.report.escape import in_plot
 from llmtrack.report.fit import fit_to_width
-from llmtrack.report.table import Table
+from llmtrack.report.table import DASH, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,7 @@ def _draw_table(axes: Axes, table: Table, title: str) -> None:
     rows = table.rows[:MOST_DRAWN]
     widths = _column_widths(table, rows)
     axes.axis("off")
-    cells = [[in_plot(cut(on_one_line(cell), WIDEST)) for cell in row] for row in rows]
+    cells = [[in_plot(cut(on_one_line(cell), WIDEST)) for cell in row] for row in rows] or [[DASH] * len(table.titles)]
     drawn = axes.table(
         cellText=cells,
         colLabels=list(map(in_plot, table.titles)),

@@ -211,6 +211,14 @@ def test_the_picture_shows_every_cell():
     assert "device: cpu" in axes.get_title(loc="left")
 
 
+def test_a_table_without_rows_has_a_picture():
+    empty = Table((), ("scenario", "tokens/s"), (False, True), (), ())
+    (axes,) = to_figure(empty, "a study that measured nothing").axes
+    cells = axes.tables[0].get_celld()
+    assert [cells[1, column].get_text().get_text() for column in (0, 1)] == [DASH, DASH]
+    assert len(to_figure({"one": empty, "two": empty}, "a suite").axes) == 2
+
+
 @pytest.mark.slow(1)
 def test_report_files(tmp_path):
     runs = made(BASE)

@@ -68,9 +68,7 @@ def test_a_study_that_has_only_begun_is_said_to_be_running(tracker, uri):
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize(
-    ("outcome", "words"), [("killed", "was killed"), ("failed", "failed: no reason was tracked")]
-)
+@pytest.mark.parametrize(("outcome", "words"), [("killed", "was killed"), ("failed", "failed: no reason was tracked")])
 def test_a_study_that_ended_before_it_measured_anything_is_said_to_have_ended(tracker, uri, outcome, words):
     tracker.finish_study(tracker.start_study("precision", "Why?", {}, {}), outcome)
     for command in (["compare"], ["recommend"], ["pareto"], ["compare", "--study", "latest:precision"]):
