@@ -12,6 +12,7 @@ from typing import Any
 
 from llmtrack.convert.environment import BuildEnvironment
 from llmtrack.errors import ScenarioError, is_out_of_memory
+from llmtrack.host.packages import available
 from llmtrack.models.cache import build_once, entry_stem
 from llmtrack.models.digests import weight_files
 from llmtrack.models.disk import FLOAT_BITS, count_weights
@@ -116,5 +117,14 @@ def known_to(converter: Converter, source: Path) -> Iterator[None]:
             raise
         config = json.loads((source / "config.json").read_text(encoding="utf-8"))
         architecture = str(config.get("model_type") or "?")
-        said = tool_failed(converter.tool, architecture, str(error), "use backend=torch or onnx")
+        instead = "use backend=torch or onnx" if _onnx_supports(architecture) else "use backend=torch"
+        said = tool_failed(converter.tool, architecture, str(error), instead)
         raise ScenarioError(said, kind="unsupported") from error
+
+
+def _onnx_supports(architecture: str) -> bool:
+    if not available("onnx"):
+        return False
+    from llmtrack.onnx.export import supports
+
+    return supports(architecture)

@@ -63,6 +63,19 @@ def export(spec: str, revision: str | None, folder: Path) -> dict[str, Any]:
     )
 
 
+def supports(architecture: str) -> bool:
+    """Return whether Optimum has an exporter for decoders of a `model_type`."""
+    import optimum.exporters.onnx.model_configs  # noqa: F401 - registers them
+    from optimum.exporters.tasks import TasksManager
+
+    try:
+        return TASK in TasksManager.get_supported_tasks_for_model_type(
+            architecture, "onnx", library_name="transformers"
+        )
+    except KeyError:
+        return False
+
+
 def _checked(loaded: LoadedModel, path: Path) -> Parity | str:
     """Return the parity of a graph with PyTorch, or why it cannot be run: another kind of attention may still work."""
     try:

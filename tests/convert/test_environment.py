@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llmtrack.convert import environment
+from llmtrack.convert import build, environment
 from llmtrack.convert.build import known_to
 from llmtrack.convert.environment import BuildEnvironment, error_line, pinned
 from llmtrack.convert.openvino import CONVERTER
@@ -200,13 +201,31 @@ def test_the_line_that_says_most(said, line):
         ),
     ],
 )
-def test_a_tool_that_does_not_know_a_model_is_told_in_words(tmp_path, said, told):
+def test_a_tool_that_does_not_know_a_model_is_told_in_words(tmp_path, monkeypatch, said, told):
+    monkeypatch.setattr(build, "_onnx_supports", lambda architecture: architecture == "gemma3")
     (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
     with pytest.raises(ScenarioError) as caught, known_to(CONVERTER, tmp_path):
         raise ScenarioError(f"trying failed: {said}", kind="unsupported")
     assert told in str(caught.value)
     assert caught.value.kind == "unsupported"
     assert "5.5.4" not in str(caught.value)
+
+
+@pytest.mark.slow(9)
+def test_only_a_backend_that_supports_the_model_is_offered_instead(tmp_path, monkeypatch):
+    def offered(architecture):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": architecture}))
+        with pytest.raises(ScenarioError) as caught, known_to(CONVERTER, tmp_path):
+            raise ScenarioError("NotImplementedError: no such model", kind="unsupported")
+        return str(caught.value).rpartition("use backend=")[2]
+
+    known = ("llama", "gemma3_text", "gpt_oss")
+    unknown = ("gemma3n", "no_such_model", "?")
+    if build.available("onnx"):
+        assert {offered(each) for each in known} == {"torch or onnx"}
+    assert {offered(each) for each in unknown} == {"torch"}
+    monkeypatch.setattr(build, "available", lambda backend: False)
+    assert {offered(each) for each in known} == {"torch"}
 
 
 def test_a_tool_that_ran_out_of_memory_did_not_stumble_over_a_model(tmp_path):
