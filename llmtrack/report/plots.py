@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Maximum characters per line of a title, and of a note below the plot.
 _TITLE, _NOTE = 78, 118
 _INTERVALS = "Points and bars are medians over repeats; whiskers are 95 % intervals of the median."
+_SINGLE = "A mark without whiskers is a single repeat."
 _BASELINE = "Amber: the baseline."
 # Minimum relative range of an axis, so that noise does not look like a difference.
 LEAST_SPAN = 0.05
@@ -61,8 +62,7 @@ def line_plot(
         )
     if group and len(points):
         axes.legend(title=as_label(group))
-    if _has_intervals(points, y):
-        add_note(figure, _INTERVALS)
+    add_note(figure, *_explained(points, y))
     xs = sorted({float(run.get(x)) for run in points})
     if log_x:
         axes.set_xscale("log", base=2)
@@ -91,7 +91,7 @@ def bar_plot(runs: Runs, label: str, y: str, *, title: str, y_label: str = "") -
     separate_thousands(axes)
     if max((len(name) for name in names), default=0) > 12:
         axes.tick_params(axis="x", labelrotation=20)
-    add_note(figure, *([_INTERVALS] if _has_intervals(bars, y) else []), *_baseline_values(bars))
+    add_note(figure, *_explained(bars, y), *_baseline_values(bars))
     return figure
 
 
@@ -181,8 +181,12 @@ def _from_zero(axes: Axes) -> None:
     axes.set_ylim(0, 1.06 * axes.dataLim.y1 if axes.dataLim.y1 > 0 else None)
 
 
-def _has_intervals(points: Sequence[Run], y: str) -> bool:
-    return any(high > 0 for ends in _error_bars(points, y) or () for high in ends)
+def _explained(points: Sequence[Run], y: str) -> tuple[str, ...]:
+    """Return what whiskers mean, and their absence; empty if there are none."""
+    if not any(high > 0 for ends in _error_bars(points, y) or () for high in ends):
+        return ()
+    spreads = [run.spread(y) for run in points]
+    return (_INTERVALS, *([_SINGLE] if any(spread and spread.n < 2 for spread in spreads) else []))
 
 
 def _baseline_values(points: Sequence[Run]) -> tuple[str, ...]:
@@ -190,10 +194,14 @@ def _baseline_values(points: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _error_bars(points: Sequence[Run], y: str) -> list[list[float]] | None:
+    """Return the lengths of the whiskers below and above; NaN, which draws none, for a single repeat."""
     ends = [(run.number(y) or 0.0, run.spread(y)) for run in points]
-    if not any(spread for _, spread in ends):
+    if not any(spread and spread.n > 1 for _, spread in ends):
         return None
-    return [
-        [max(0.0, middle - spread.low) if spread else 0.0 for middle, spread in ends],
-        [max(0.0, spread.high - middle) if spread else 0.0 for middle, spread in ends],
+    whiskers = [
+        (max(0.0, middle - spread.low), max(0.0, spread.high - middle))
+        if spread and spread.n > 1
+        else (math.nan, math.nan)
+        for middle, spread in ends
     ]
+    return [list(each) for each in zip(*whiskers, strict=True)]

@@ -75,12 +75,29 @@ def test_without_intervals_there_are_no_error_bars():
     assert not bars.has_yerr
 
 
-def test_a_run_without_an_interval_among_others_has_a_bar_of_no_length():
+SINGLE = interval("tokens_per_sec", 5.0, 5.0, 5.0, n=1)
+
+
+@pytest.mark.parametrize("other", [{"tokens_per_sec": 5.0}, SINGLE])
+@pytest.mark.parametrize("draw", [line, lambda runs: bar_plot(runs, "scenario", "tokens_per_sec", title="T")])
+def test_a_run_without_an_interval_among_others_has_no_whiskers(draw, other):
     runs = made(
-        run("a", prompt_tokens_total=1, tokens_per_sec=5.0),
+        run("a", prompt_tokens_total=1, **other),
         run("b", prompt_tokens_total=2, **interval("tokens_per_sec", 4.0, 3.0, 6.0)),
     )
-    assert segments(line(runs).axes[0]) == [(5.0, 5.0), (3.0, 6.0)]
+    figure = draw(runs)
+    assert list(filter(None, segments(figure.axes[0]))) == [(3.0, 6.0)]
+    assert ("A mark without whiskers is a single repeat." in " ".join(figure.get_supxlabel().split())) == (
+        other is SINGLE
+    )
+
+
+@pytest.mark.parametrize("draw", [line, lambda runs: bar_plot(runs, "scenario", "tokens_per_sec", title="T")])
+def test_single_repeats_alone_have_no_whiskers(draw):
+    """A whisker of no length reads as a time that is known exactly."""
+    figure = draw(made(run("a", **SINGLE), run("b", prompt_tokens_total=2, **SINGLE)))
+    assert "whiskers" not in figure.get_supxlabel()
+    assert not any(bars.has_yerr for bars in figure.axes[0].containers if hasattr(bars, "has_yerr"))
 
 
 def test_two_runs_of_one_label_are_two_bars():
