@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from llmtrack.experiment import Experiment, OwnTable
 from llmtrack.host.words import cut
 from llmtrack.report.drawing import save
+from llmtrack.report.fit import fit_to_width
 from llmtrack.report.html import GeneratedText, Plot, Report, Rows, Section
 from llmtrack.report.phases import Call
 from llmtrack.report.table import Table, summary_table
@@ -25,6 +26,8 @@ TextOf = Callable[[str, str], str]
 
 MOST_SAMPLES = 12
 LONGEST_SAMPLE = 1200
+_PAGE = 150
+"""Characters of a row that fit on a page of 1,280 pixels."""
 
 # Label, column and format of each condition.
 FACTS = (
@@ -121,12 +124,22 @@ def suite_report(
         takeaways=tuple(takeaways),
         sections=tuple(sections),
         summary={
-            title: Rows(table, _kinds(own))
+            title: Rows(_on_page(table), _kinds(own))
             for (title, table), own in zip(tables_by_task(runs).items(), split_by_task(runs).values(), strict=True)
         },
         call=call_of(runs),
         remarks=tuple(remarks),
     )
+
+
+def _on_page(table: Table) -> Table:
+    """Return the columns that fit on a page; the sections below have all of them."""
+    fitted = fit_to_width(table, _PAGE)
+    if fitted is None or not fitted.left_out:
+        return table
+    titles = [title for key, title in zip(table.keys, table.titles, strict=True) if key in fitted.left_out]
+    more = f"The tables of the experiments below also have: {', '.join(titles)}."
+    return replace(fitted.table, notes=(*fitted.table.notes, more))
 
 
 def section(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Section:

@@ -24,6 +24,8 @@ from llmtrack.report.gather import (
 from llmtrack.report.html import GeneratedText, Plot, Report, Section, render_report
 from llmtrack.report.phases import MOST_STEPS, WIDTH, Call, timeline
 from llmtrack.report.place import server_of
+from llmtrack.report.table import summary_table
+from llmtrack.report.tasks import tables_by_task
 from tests.report.frames import changed, interval, made, run
 
 ATTACK = "<script>alert(1)</script>"
@@ -309,6 +311,38 @@ def test_the_answer_comes_first_and_conditions_are_folded_away():
     text = render_report(study)
     assert text.index("<h2>Answer</h2>") < text.index("Take float32.") < text.index("<table>")
     assert text.count("Take float32.") == 1
+
+
+def test_the_table_of_a_suite_fits_on_a_page_and_names_what_the_others_have():
+    """Beside results of several experiments, conditions and the link to each run were out of sight."""
+    names = ("total_latency_s", "tokens_per_sec", "avg_latency_per_token_ms", "time_to_first_token_ms", "pad_share")
+    more = ("inter_token_latency_ms", "batch_latency_s", "latency_per_sample_s", "peak_memory_mib", "model_size_mib")
+    wide = made(
+        *(
+            run(
+                f"scenario_{n}",
+                baseline=n == 1,
+                batch_size=n,
+                prompt_tokens=n,
+                max_new_tokens=n,
+                use_cache=n == 1,
+                pad_to_multiple=n,
+                **dict.fromkeys((*names, *more), 12_345.678 + n),
+            )
+            for n in (1, 2)
+        )
+    )
+    whole = summary_table(wide)
+    (rows,) = suite_report("?", None, wide, (), ()).summary.values()
+    assert {"scenario", "tokens/s", "against baseline"} <= set(rows.table.titles)
+    columns = zip(rows.table.titles, *rows.table.rows, strict=True)
+    assert sum(min(28, max(map(len, each))) for each in columns) <= 150, "texts wrap"
+    gone = set(whole.titles) - set(rows.table.titles)
+    assert "ms/token" in gone
+    (note,) = rows.table.notes
+    assert set(note.partition("also have: ")[2].removesuffix(".").split(", ")) == gone
+    narrow = suite_report("?", None, RUNS, (), ()).summary
+    assert {title: rows.table for title, rows in narrow.items()} == tables_by_task(RUNS)
 
 
 @pytest.mark.slow(1)
