@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.results import Found, Goal, benchmark, rounds, row
 from llmtrack.tracking import store
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.write.tracker import Tracker
 
 RUN = """
 import sys, time, psutil

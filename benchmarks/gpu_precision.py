@@ -155,8 +155,8 @@ def main(
 def draw(outcomes: list[Measurement | Failure], card: str, path: Path) -> None:
     """Draw the roofline of the measurements."""
     try:
-        from llmtrack.report.drawing import drawing, save
-        from llmtrack.report.roofline import roofline_plots
+        from llmtrack.report.plots.drawing import drawing, save
+        from llmtrack.report.plots.roofline import roofline_plots
     except ImportError as error:
         print(f"no plot: {error}")
         return

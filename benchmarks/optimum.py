@@ -25,7 +25,7 @@ from llmtrack.errors import LlmtrackError
 from llmtrack.models.load import identify_model
 from llmtrack.quantize.build import onnx_folder
 from llmtrack.spec.scenario import Variant
-from llmtrack.tracking.artifacts import raw_samples
+from llmtrack.tracking.read.artifacts import raw_samples
 
 PEER, ITS_ONNXRUNTIME = "optimum-benchmark", "import optimum_benchmark.backends.onnxruntime.backend"
 MODEL = "packaged:smollm2"

@@ -24,7 +24,7 @@ READ = """
 import json, resource, sys, time
 import mlflow, pandas
 from benchmarks.read_runs import fill
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.read.query import runs
 reader, uri, experiment, new = sys.argv[1:]
 mlflow.set_tracking_uri(uri)
 number = mlflow.MlflowClient().get_experiment_by_name(experiment).experiment_id

@@ -25,7 +25,7 @@ from llmtrack.run.executors.inline import Executor
 from llmtrack.run.executors.patience import Patience
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.study.study import run_study
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.write.tracker import Tracker
 
 VARIANTS = 4
 

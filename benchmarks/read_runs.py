@@ -38,7 +38,7 @@ start, cpu = time.perf_counter(), time.process_time()
 if reader == "mlflow":
     found = mlflow.search_runs([number])
 else:
-    from llmtrack.tracking.query import runs
+    from llmtrack.tracking.read.query import runs
     found = runs(experiment, kind=None, tracking_uri=uri)
 seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from benchmarks.read_runs import fill
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.read.query import runs
 
 EXPERIMENT = "busy"
 BUNCH = 10

@@ -31,7 +31,7 @@ from llmtrack.spec.events import Event
 from llmtrack.spec.outcome import Failure, Measurement, Outcome
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
-from llmtrack.tracking.tracker import Study, Tracker
+from llmtrack.tracking.write.tracker import Study, Tracker
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask
 from llmtrack.tracking import store
-from llmtrack.tracking.query import runs
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.read.query import runs
+from llmtrack.tracking.write.tracker import Tracker
 
 SCENARIO_FILE = "sample.txt"
 STUDY_FILE = "table.md"

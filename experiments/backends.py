@@ -12,8 +12,8 @@ from llmtrack.engines.options import MOST_THREADS
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.host.packages import RUNTIMES, available, install, missing_modules
 from llmtrack.quantize.recipe import recipes
-from llmtrack.report import reading as say
 from llmtrack.report.pareto import pareto_plot
+from llmtrack.report.sentences import reading as say
 from llmtrack.run.command import command
 from llmtrack.run.settings import QualityOptions, RunOptions, TimingOptions, WhichModel
 from llmtrack.spec.options import Option

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from experiments.prompts import UNEQUAL_PROMPTS
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.report import reading as say
-from llmtrack.report.plots import line_plot
+from llmtrack.report.plots.charts import line_plot
+from llmtrack.report.sentences import reading as say
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
 from llmtrack.spec.options import Option

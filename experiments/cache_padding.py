@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from experiments.prompts import DEFAULT_PROMPT, UNEQUAL_PROMPTS
 from llmtrack.decide.wording import ratio_text
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.report import reading as say
-from llmtrack.report.plots import bar_plot, line_plot
+from llmtrack.report.plots.charts import bar_plot, line_plot
+from llmtrack.report.sentences import reading as say
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, ManyTimingOptions, RunOptions
 from llmtrack.spec.options import Option

@@ -10,9 +10,9 @@ from experiments.prompts import BASE_TEXT, DEFAULT_PROMPT
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.host.words import plural
-from llmtrack.report import reading as say
-from llmtrack.report.outliers import outlier_lines, prefill_shares
-from llmtrack.report.plots import bar_plot
+from llmtrack.report.plots.charts import bar_plot
+from llmtrack.report.sentences import reading as say
+from llmtrack.report.sentences.outliers import outlier_lines, prefill_shares
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, ManyTimingOptions, RunOptions
 from llmtrack.spec.options import Option

@@ -10,8 +10,8 @@ from llmtrack.decide.wording import change_text
 from llmtrack.devices import canonical_dtype
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.report import reading as say
-from llmtrack.report.plots import step_plot
+from llmtrack.report.plots.charts import step_plot
+from llmtrack.report.sentences import reading as say
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions
 from llmtrack.spec.options import Option, taken

@@ -29,8 +29,8 @@ from llmtrack.quantize.options import (
     Symmetric,
 )
 from llmtrack.quantize.recipe import find_recipe, recipes
-from llmtrack.report import reading as say
-from llmtrack.report.plots import curves_plot, scatter_plot
+from llmtrack.report.plots.charts import curves_plot, scatter_plot
+from llmtrack.report.sentences import reading as say
 from llmtrack.run.command import command
 from llmtrack.run.settings import ManyTimingOptions, ModelOptions, QualityOptions, RunOptions
 from llmtrack.spec.options import Option, changed, parameters, taken

@@ -31,7 +31,7 @@ from llmtrack.spec.options import Option, parameters, tracked
 from llmtrack.spec.parameter import written
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import GenerateTask
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.write.tracker import Tracker
 
 QUESTION = "How should this model run on this machine?"
 MORE = (

@@ -13,8 +13,8 @@ from llmtrack.decide.differences import difference, judge
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.models.source import parse_candidates
-from llmtrack.report import reading as say
-from llmtrack.report.plots import curves_plot, step_plot
+from llmtrack.report.plots.charts import curves_plot, step_plot
+from llmtrack.report.sentences import reading as say
 from llmtrack.run.command import command
 from llmtrack.run.executors.ray.files import HOME
 from llmtrack.run.settings import EngineOptions, RunOptions

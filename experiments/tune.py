@@ -23,8 +23,8 @@ from llmtrack.decide.wording import change_text, ratio_text
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.host.words import significant
-from llmtrack.report import reading as say
 from llmtrack.report.pareto import pareto_plot
+from llmtrack.report.sentences import reading as say
 from llmtrack.report.terminal import make_console
 from llmtrack.report.terminal import say as tell_user
 from llmtrack.run.command import ConfigCommand
@@ -44,7 +44,7 @@ from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import GenerateTask, PerplexityTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking.registry import name_and_alias
+from llmtrack.tracking.write.registry import name_and_alias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

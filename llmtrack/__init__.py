@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from llmtrack.run.notebook import report
     from llmtrack.run.typed import run
     from llmtrack.spec.task import RepeatPolicy
-    from llmtrack.tracking.artifacts import measurements
-    from llmtrack.tracking.query import runs, studies
+    from llmtrack.tracking.read.artifacts import measurements
+    from llmtrack.tracking.read.query import runs, studies
 
 telemetry.opt_out()
 
@@ -42,12 +42,12 @@ _HOME = {
     "generate_texts": "llmtrack.engines.text",
     "load_corpus": "llmtrack.quality.corpora",
     "load_engine": "llmtrack.engines.registry",
-    "measurements": "llmtrack.tracking.artifacts",
+    "measurements": "llmtrack.tracking.read.artifacts",
     "resolve_dtype": "llmtrack.devices",
-    "runs": "llmtrack.tracking.query",
+    "runs": "llmtrack.tracking.read.query",
     "score_documents": "llmtrack.quality.perplexity",
     "score_rolling": "llmtrack.quality.perplexity",
-    "studies": "llmtrack.tracking.query",
+    "studies": "llmtrack.tracking.read.query",
     "time_generate": "llmtrack.measure.timing",
 }
 

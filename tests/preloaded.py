@@ -3,7 +3,7 @@
 import importlib
 
 from llmtrack.host.transformers_compat import import_transformers
-from llmtrack.report import drawing
+from llmtrack.report.plots import drawing
 
 import_transformers()
 for name in (

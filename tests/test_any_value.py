@@ -18,7 +18,7 @@ from llmtrack.cli import main as llmtrack_command
 from llmtrack.run import command as entry
 from llmtrack.spec.options import parameters
 from llmtrack.spec.parameter import LARGEST
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.conftest import _clean_environment  # noqa: F401 - fixture
 from tests.tracking.samples import ENVIRONMENT, failure, measurement
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmtrack.host.packages import find_uv
-from llmtrack.tracking.query import studies
+from llmtrack.tracking.read.query import studies
 from tests import border
 
 pytestmark = pytest.mark.slow(5)

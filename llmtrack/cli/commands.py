@@ -137,7 +137,7 @@ def alias(name: str, selector: str, tracking_uri: str | None) -> None:
     latest, latest:EXPERIMENT, study:ID, each also with #SCENARIO. Other commands accept it as alias:NAME.
     """
     from llmtrack.decide.selectors import run_named
-    from llmtrack.tracking.aliases import set_alias
+    from llmtrack.tracking.read.aliases import set_alias
 
     run_id = run_named(selector, tracking_uri)
     before = set_alias(name, run_id, tracking_uri)
@@ -220,7 +220,7 @@ def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
         if style != "table":
             raise UsageError("--repair prints one line: leave --format out")
         from llmtrack.host.words import plural
-        from llmtrack.tracking.abandoned import close_abandoned
+        from llmtrack.tracking.write.abandoned import close_abandoned
 
         closed = close_abandoned(tracking_uri)
         print_text(f"{plural(len(closed), 'run')} ended as killed{': ' if closed else ''}{', '.join(closed)}")
@@ -243,7 +243,7 @@ def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
 @click.option("--spool", type=click.Path(path_type=Path, file_okay=False), help="Folder of the kept records.")
 def sync(tracking_uri: str | None, spool: Path | None) -> None:
     """Send measurements that were kept while the tracking server was unreachable."""
-    from llmtrack.tracking.sync import sync as send
+    from llmtrack.tracking.write.sync import sync as send
 
     result = send(spool, tracking_uri)
     print_text(f"{result.sent} sent, {result.left} still kept")

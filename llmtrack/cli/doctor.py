@@ -168,9 +168,9 @@ def _mlflow() -> Finding:
 
 
 def _tracking() -> Finding:
-    from llmtrack.tracking.logged_models import lacking
     from llmtrack.tracking.store import check_reachable, open_store, resolve_tracking_uri, sqlite_path
     from llmtrack.tracking.store_errors import UnreachableError, asking
+    from llmtrack.tracking.write.logged_models import lacking
 
     lacks = ""
     try:
@@ -191,8 +191,8 @@ def _tracking() -> Finding:
 
 
 def _spool() -> Finding:
-    from llmtrack.tracking.spool import Spool
-    from llmtrack.tracking.sync import corrupt_line
+    from llmtrack.tracking.write.spool import Spool
+    from llmtrack.tracking.write.sync import corrupt_line
 
     spool = Spool()
     try:

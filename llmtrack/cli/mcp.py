@@ -144,7 +144,7 @@ class Tools:
 
     def list_studies(self, experiment: str | None = None, limit: int = 20) -> list[Study]:
         """List studies (executions of experiments), newest first: what each asks, how it stands and its best speed."""
-        from llmtrack.tracking.query import tracked_runs
+        from llmtrack.tracking.read.query import tracked_runs
 
         found = tracked_runs(experiment, kind="study", tracking_uri=self._uri)
         return [_study(run) for run in found[: _limit(limit)]]
@@ -187,7 +187,7 @@ class Tools:
         from llmtrack.decide.recommending import Limits, parse_percent, parse_size, recommend
         from llmtrack.decide.verdicts import with_samples
         from llmtrack.run.reproduce import how_to_run
-        from llmtrack.tracking.query import tracked_runs
+        from llmtrack.tracking.read.query import tracked_runs
 
         limits = Limits(
             parse_percent(max_perplexity_increase) if max_perplexity_increase else None,
@@ -243,7 +243,7 @@ class Tools:
     ) -> list[Point]:
         """Return a metric over time, newest first: its value in each finished run, with its interval."""
         from llmtrack.decide.comparing import known_metric
-        from llmtrack.tracking.query import tracked_runs
+        from llmtrack.tracking.read.query import tracked_runs
 
         runs = tracked_runs(experiment, model=model, status="FINISHED", tracking_uri=self._uri)
         known_metric(metric, sorted({name for run in runs for name in run.metrics}))

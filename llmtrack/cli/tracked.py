@@ -274,7 +274,7 @@ def _latest_unless_chosen(chosen: dict[str, Any]) -> tuple[dict[str, Any], str |
 
 
 def _latest(tracking_uri: str | None, experiment: str | None = None) -> str:
-    from llmtrack.tracking.query import newest_study
+    from llmtrack.tracking.read.query import newest_study
 
     return newest_study(experiment, tracking_uri)
 
@@ -286,7 +286,7 @@ def _tell_latest(study: str | None) -> None:
 
 
 def _found(**chosen: Any) -> Runs:
-    from llmtrack.tracking.query import tracked_runs, why_empty
+    from llmtrack.tracking.read.query import tracked_runs, why_empty
 
     found = tracked_runs(progress=sys.stderr.isatty(), **chosen)
     if not found and (running := why_empty(chosen.get("study"), chosen.get("tracking_uri"))):

@@ -19,7 +19,7 @@ from llmtrack.errors import LlmtrackError
 from llmtrack.host.words import significant
 from llmtrack.tracked.run import Floor, Run
 from llmtrack.tracked.runs import Runs, keys
-from llmtrack.tracking.query import tracked_runs
+from llmtrack.tracking.read.query import tracked_runs
 
 Place = tuple[str, str]
 

@@ -9,10 +9,10 @@ from llmtrack.errors import UsageError
 from llmtrack.spec.text_args import texts
 from llmtrack.tracked.run import FINISHED
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking.aliases import run_of_alias
-from llmtrack.tracking.ids import is_study_id, may_be_id
-from llmtrack.tracking.query import of_scenario, runs_of_id, study_run, tracked_runs, why_empty
-from llmtrack.tracking.source import Source
+from llmtrack.tracking.read.aliases import run_of_alias
+from llmtrack.tracking.read.ids import is_study_id, may_be_id
+from llmtrack.tracking.read.query import of_scenario, runs_of_id, study_run, tracked_runs, why_empty
+from llmtrack.tracking.read.source import Source
 
 KINDS = (
     "a run id",

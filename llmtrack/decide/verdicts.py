@@ -23,7 +23,7 @@ from llmtrack.spec.scenario import DEFAULT_MODEL, Variant
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
 from llmtrack.tracked.run import FAILED, Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking.artifacts import samples_by_run
+from llmtrack.tracking.read.artifacts import samples_by_run
 
 # Prefixes of the warnings about disturbances; a test compares them with those of the measuring side.
 DISTURBED = ("the machine was busy:", "noisy:", "drift:")

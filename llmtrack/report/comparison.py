@@ -20,7 +20,11 @@ from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.host.console import emit
 from llmtrack.host.entry_points import named_experiment
 from llmtrack.host.words import plural
-from llmtrack.report.columns import (
+from llmtrack.report.page.study import page_note
+from llmtrack.report.page.write import print_lines, write_report
+from llmtrack.report.sentences.takeaways import headline
+from llmtrack.report.show import AS_TABLE, Layout, show
+from llmtrack.report.tables.columns import (
     Further,
     cell,
     column_of_runs,
@@ -28,16 +32,12 @@ from llmtrack.report.columns import (
     shared_conditions,
     with_differing_params,
 )
-from llmtrack.report.show import AS_TABLE, Layout, show
-from llmtrack.report.study import page_note
-from llmtrack.report.table import DASH, Column, Table, summary_table, with_noise_floor
-from llmtrack.report.takeaways import headline
-from llmtrack.report.tasks import split_by_task
+from llmtrack.report.tables.table import DASH, Column, Table, summary_table, with_noise_floor
+from llmtrack.report.tables.tasks import split_by_task
 from llmtrack.report.terminal import make_console, say
-from llmtrack.report.write import print_lines, write_report
 from llmtrack.tracked.frames import check_columns, column_names, pick
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking.query import tracked_runs, why_empty
+from llmtrack.tracking.read.query import tracked_runs, why_empty
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,7 +122,7 @@ def compare_runs(
             say(console, f"Written: {', '.join(str(path) for path in files.values())}")
     if "MLFLOW_RUN_ID" in os.environ:
         from llmtrack.tracking.environment import environment
-        from llmtrack.tracking.tracker import Tracker
+        from llmtrack.tracking.write.tracker import Tracker
 
         tracker = Tracker.open(tracking_uri)
         chosen = {"experiment": experiment, "study": study, "model": model, "search": search}

@@ -10,7 +10,7 @@ from llmtrack.decide.comparing import runs_of_pairs
 from llmtrack.decide.gate import GATE_FAILED, NOT_CHECKED, GateResult, PairCheck
 from llmtrack.host.words import significant
 from llmtrack.report.comparison import models_and_devices, studies_of
-from llmtrack.report.table import DASH, Table
+from llmtrack.report.tables.table import DASH, Table
 
 _OUTCOMES = {0: "passed", NOT_CHECKED: "not passed, it could not check everything", GATE_FAILED: "failed"}
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from llmtrack.host.console import emit
 from llmtrack.host.words import plural
-from llmtrack.report.columns import column_of_runs
-from llmtrack.report.formats import render
 from llmtrack.report.show import Layout, show
-from llmtrack.report.table import DASH, Table
+from llmtrack.report.tables.columns import column_of_runs
+from llmtrack.report.tables.formats import render
+from llmtrack.report.tables.table import DASH, Table
 from llmtrack.report.terminal import make_console, say
 from llmtrack.tracked.frames import check_columns, column_names, frame_of, pick
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking.ids import SHORT_ID, is_id
+from llmtrack.tracking.read.ids import SHORT_ID, is_id
 
 LISTED = (
     "run_id",

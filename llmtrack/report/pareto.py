@@ -14,12 +14,12 @@ from llmtrack.decide.pareto import Position, Standing, pareto_front
 from llmtrack.decide.verdicts import each_once
 from llmtrack.decide.warned import grouped
 from llmtrack.errors import UsageError
-from llmtrack.report.columns import cell, column_of_runs, further, shared_conditions
-from llmtrack.report.drawing import BEATEN, COLOR, drawing, save
-from llmtrack.report.labels import label_points
-from llmtrack.report.plots import add_note, axis_label, canvas, separate_thousands, widen
+from llmtrack.report.plots.charts import add_note, axis_label, canvas, separate_thousands, widen
+from llmtrack.report.plots.drawing import BEATEN, COLOR, drawing, save
+from llmtrack.report.plots.labels import label_points
 from llmtrack.report.show import AS_TABLE, Layout, show
-from llmtrack.report.table import Table
+from llmtrack.report.tables.columns import cell, column_of_runs, further, shared_conditions
+from llmtrack.report.tables.table import Table
 from llmtrack.report.terminal import make_console, say
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs

@@ -11,9 +11,9 @@ from pathlib import Path
 from llmtrack.decide.candidates import QUALITY, gather_points
 from llmtrack.decide.recommending import Recommendation
 from llmtrack.errors import UsageError
-from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import in_markdown, in_plot
 from llmtrack.report.pareto import pareto_plot
+from llmtrack.report.plots.drawing import drawing, save
 from llmtrack.tracked.runs import Runs
 
 _TITLE_WIDTH = 96

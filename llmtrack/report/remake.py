@@ -15,18 +15,18 @@ from llmtrack.experiment import Declaration, Experiment, draw_nothing
 from llmtrack.host.console import make_folder
 from llmtrack.host.entry_points import EXPERIMENTS, named_experiment
 from llmtrack.metrics import SETTING_PREFIX
-from llmtrack.report.gather import Member
-from llmtrack.report.parts import Parts
-from llmtrack.report.place import Place
-from llmtrack.report.reading import doubts
-from llmtrack.report.study import Written, write_study
-from llmtrack.report.suite import write_suite
+from llmtrack.report.page.gather import Member
+from llmtrack.report.page.parts import Parts
+from llmtrack.report.page.place import Place
+from llmtrack.report.page.study import Written, write_study
+from llmtrack.report.page.suite import write_suite
+from llmtrack.report.sentences.reading import doubts
 from llmtrack.report.terminal import say
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs, when_measured
-from llmtrack.tracking.amend import add_report
-from llmtrack.tracking.query import SUITE, study_run, tracked_runs
+from llmtrack.tracking.read.query import SUITE, study_run, tracked_runs
 from llmtrack.tracking.store import experiment_of_run, open_existing, resolve_tracking_uri
+from llmtrack.tracking.write.amend import add_report
 
 
 def remake_report(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from llmtrack.host.console import emit
-from llmtrack.report.columns import Further, with_columns
-from llmtrack.report.formats import render
-from llmtrack.report.table import Table
-from llmtrack.report.write import print_report
+from llmtrack.report.page.write import print_report
+from llmtrack.report.tables.columns import Further, with_columns
+from llmtrack.report.tables.formats import render
+from llmtrack.report.tables.table import Table
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from llmtrack.host.garbage import uncollected
 from llmtrack.host.process_tree import when_launcher_ends
 from llmtrack.host.signals import Terminated, signals_end, stay_ended
 from llmtrack.measure.beside import Beside
-from llmtrack.report import drawing
-from llmtrack.report.html import page_template
+from llmtrack.report.page.html import page_template
+from llmtrack.report.plots import drawing
 from llmtrack.report.terminal import make_console, say
 from llmtrack.run.executors.inline import METHODS, Executor, InlineExecutor, ManyAtOnce
 from llmtrack.run.executors.patience import Patience
@@ -32,12 +32,12 @@ from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.settings import HereOptions, RunOptions
 from llmtrack.run.study.study import StudyResult, run_study
 from llmtrack.run.suite import SuiteResult
-from llmtrack.tracking.abandoned import close_abandoned
-from llmtrack.tracking.artifacts import local_artifact
-from llmtrack.tracking.refusal import explain_refusal
-from llmtrack.tracking.spool import Spool, to_stderr
-from llmtrack.tracking.tracker import Study, Tracker
+from llmtrack.tracking.read.artifacts import local_artifact
 from llmtrack.tracking.views import kept_views, run_link, runs_link
+from llmtrack.tracking.write.abandoned import close_abandoned
+from llmtrack.tracking.write.refusal import explain_refusal
+from llmtrack.tracking.write.spool import Spool, to_stderr
+from llmtrack.tracking.write.tracker import Study, Tracker
 
 USAGE = 2
 DEFAULT, USUAL = "Default", "llmtrack"

@@ -9,8 +9,8 @@ from llmtrack.errors import UsageError
 from llmtrack.run.reproduce import variant_of
 from llmtrack.spec.pointer import Pointer
 from llmtrack.tracked.run import MODEL_DIGESTS
-from llmtrack.tracking.query import runs_of_id
-from llmtrack.tracking.registry import Version, name_and_alias, register
+from llmtrack.tracking.read.query import runs_of_id
+from llmtrack.tracking.write.registry import Version, name_and_alias, register
 
 
 def promote(run_id: str, target: str, tracking_uri: str | None = None) -> Version:

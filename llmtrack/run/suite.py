@@ -14,10 +14,10 @@ from llmtrack.decide.verdicts import with_samples
 from llmtrack.errors import LlmtrackError, in_words
 from llmtrack.experiment import Experiment
 from llmtrack.host.secrets import redact, secrets_of
-from llmtrack.report.gather import Member
-from llmtrack.report.place import Place
-from llmtrack.report.study import Written
-from llmtrack.report.suite import write_suite
+from llmtrack.report.page.gather import Member
+from llmtrack.report.page.place import Place
+from llmtrack.report.page.study import Written
+from llmtrack.report.page.suite import write_suite
 from llmtrack.report.terminal import hanging, say, width_of
 from llmtrack.run.executors.inline import Executor
 from llmtrack.run.study.announcing import last_time, plan_of
@@ -30,12 +30,12 @@ from llmtrack.run.study.support import say_support
 from llmtrack.spec.scenario import Scalar
 from llmtrack.spec.serialization import digest
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking.checkpoints import fetch_checkpoints
-from llmtrack.tracking.claim import WORK_TAG, open_claimed
 from llmtrack.tracking.environment import environment, environment_id
-from llmtrack.tracking.query import tracked_runs
+from llmtrack.tracking.read.checkpoints import fetch_checkpoints
+from llmtrack.tracking.read.query import tracked_runs
 from llmtrack.tracking.store_errors import one_line
-from llmtrack.tracking.tracker import Study, Tracker
+from llmtrack.tracking.write.claim import WORK_TAG, open_claimed
+from llmtrack.tracking.write.tracker import Study, Tracker
 
 
 @dataclass(frozen=True)

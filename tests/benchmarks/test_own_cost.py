@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import cost, query
 from benchmarks.read_runs import fill
-from llmtrack.tracking.query import runs
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.read.query import runs
+from llmtrack.tracking.write.tracker import Tracker
 
 
 @pytest.fixture

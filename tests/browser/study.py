@@ -36,7 +36,7 @@ def measure(server: str) -> Tracked:
     from mlflow import MlflowClient
 
     from experiments import prompt_length
-    from llmtrack.tracking.query import runs
+    from llmtrack.tracking.read.query import runs
 
     arguments = [*TINY, "--executor", "inline", "--lengths", "16,64"]
     with pytest.raises(SystemExit) as ended:

@@ -25,9 +25,9 @@ from llmtrack.models.cache import cache_root
 from llmtrack.models.source import parse_candidates
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.testing.models import spoiled_model
-from llmtrack.tracking.spool import Spool
 from llmtrack.tracking.store import resolve_tracking_uri, sqlite_path
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.write.spool import Spool
+from llmtrack.tracking.write.tracker import Tracker
 from tests.conftest import HANG_S
 from tests.search_path import with_folders
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
@@ -284,7 +284,7 @@ def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
     ],
 )
 def test_whatever_ends_a_command_is_said_in_a_line(monkeypatch, error, code, said_of_it):
-    monkeypatch.setattr("llmtrack.tracking.sync.sync", lambda *given: (_ for _ in ()).throw(error))
+    monkeypatch.setattr("llmtrack.tracking.write.sync.sync", lambda *given: (_ for _ in ()).throw(error))
     assert run("sync", code=code).output == said_of_it
 
 
@@ -292,7 +292,7 @@ def test_a_working_folder_that_is_gone_is_named_whatever_it_breaks(monkeypatch):
     def gone(*given):
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
-    monkeypatch.setattr("llmtrack.tracking.sync.sync", gone)
+    monkeypatch.setattr("llmtrack.tracking.write.sync.sync", gone)
     monkeypatch.setattr("os.getcwd", gone)
     assert run("sync", code=2).output == "error: the working folder is gone: go to another\n"
 
@@ -302,7 +302,7 @@ def test_what_is_terminated_leaves_no_temporary_files(monkeypatch, tmp_path):
         with tempfile.TemporaryDirectory(dir=tmp_path):
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("llmtrack.tracking.sync.sync", sync)
+    monkeypatch.setattr("llmtrack.tracking.write.sync.sync", sync)
     run("sync", code=143)
     assert not list(tmp_path.iterdir())
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.write.tracker import Tracker
 from tests.decide.scripted import measure
 from tests.run.conftest import console  # noqa: F401 - fixture
 from tests.tracking.conftest import (  # noqa: F401 - fixtures

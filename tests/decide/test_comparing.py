@@ -9,7 +9,7 @@ from llmtrack.decide.comparing import COLUMNS, compare
 from llmtrack.errors import UsageError
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import PerplexityTask
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.read.query import runs
 from tests.decide.scripted import REPEATS
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 

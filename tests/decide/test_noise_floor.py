@@ -19,9 +19,9 @@ from llmtrack.decide.wording import ratio_text
 from llmtrack.measure import interference
 from llmtrack.measure.statistics import findings
 from llmtrack.report.comparison import differences_table
+from llmtrack.report.sentences.takeaways import CHOICES, headline, takeaways
 from llmtrack.report.show import Layout, show
-from llmtrack.report.table import summary_table
-from llmtrack.report.takeaways import CHOICES, headline, takeaways
+from llmtrack.report.tables.table import summary_table
 from llmtrack.spec.outcome import REPLACED
 from llmtrack.spec.task import RepeatPolicy, TrainTask
 from tests.report.frames import interval, made, run

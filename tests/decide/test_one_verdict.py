@@ -20,10 +20,10 @@ from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.significance import Ratio, ratio_of_medians
 from llmtrack.decide.verdicts import tell, with_samples
 from llmtrack.decide.wording import change_text, ratio_text
-from llmtrack.report import reading
 from llmtrack.report.pareto import pareto_table
-from llmtrack.report.table import summary_table
-from llmtrack.report.takeaways import gains
+from llmtrack.report.sentences import reading
+from llmtrack.report.sentences.takeaways import gains
+from llmtrack.report.tables.table import summary_table
 from llmtrack.tracked.runs import Runs
 from tests.report.frames import made, run
 
@@ -215,7 +215,7 @@ ELSEWHERE = {
     "llmtrack/decide/rules.py": "says the limit as it was given",
     "llmtrack/measure/statistics.py": "measures, and may import nothing of what decides",
     "llmtrack/quality/figures.py": "measures, and may import nothing of what decides",
-    "llmtrack/report/outliers.py": "multiples of a median over all prompts, which is no run",
+    "llmtrack/report/sentences/outliers.py": "multiples of a median over all prompts, which is no run",
 }
 
 

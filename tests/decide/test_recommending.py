@@ -16,7 +16,7 @@ from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.recommending import Limits, parse_percent, parse_size, recommend
 from llmtrack.decide.verdicts import measure_more
 from llmtrack.errors import UsageError
-from llmtrack.tracking.query import newest_study
+from llmtrack.tracking.read.query import newest_study
 from tests.decide.test_pareto import timed as timed_run
 from tests.decide.test_pareto import tracked  # noqa: F401 - fixture
 from tests.report.frames import column, interval, made, run

@@ -14,7 +14,7 @@ from llmtrack.spec.events import Event
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import PerplexityTask
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.write.tracker import Tracker
 from llmtrack.worker.perplexity import measure_perplexity
 from tests.quality import tokenizers as made
 from tests.tracking.samples import ENVIRONMENT

@@ -9,9 +9,9 @@ from mlflow import MlflowClient
 
 from llmtrack.decide.selectors import as_selector, select, select_all
 from llmtrack.errors import UsageError
-from llmtrack.tracking.aliases import set_alias
-from llmtrack.tracking.query import newest_study, runs, study_run
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.read.aliases import set_alias
+from llmtrack.tracking.read.query import newest_study, runs, study_run
+from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")

@@ -22,8 +22,8 @@ from experiments import (
 )
 from llmtrack.cli import main
 from llmtrack.decide.candidates import gather_points
-from llmtrack.report.gather import conditions, rows_of
-from llmtrack.report.takeaways import takeaways
+from llmtrack.report.page.gather import conditions, rows_of
+from llmtrack.report.sentences.takeaways import takeaways
 from tests.report.frames import changed, column, made, run
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")

@@ -99,7 +99,7 @@ def llmtrack(words: list[str]) -> None:
 
 def newest_run() -> str:
     """Return the id of the newest scenario run in the reader's store."""
-    from llmtrack.tracking.query import runs
+    from llmtrack.tracking.read.query import runs
 
     return str(runs(columns=["run_id"])["run_id"].iloc[0])
 

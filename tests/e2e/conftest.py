@@ -140,7 +140,7 @@ def tracked(elsewhere):
     """Read what was tracked, through llmtrack's query and through MLflow's own client."""
     from mlflow import MlflowClient
 
-    from llmtrack.tracking.query import runs
+    from llmtrack.tracking.read.query import runs
 
     class Tracked:
         uri = f"sqlite:///{elsewhere / 'mlflow.db'}"

@@ -27,7 +27,7 @@ from llmtrack.run.study.study import run_study
 from llmtrack.spec.options import NoOptions
 from llmtrack.spec.scenario import Variant
 from llmtrack.testing import EngineConformance
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.read.query import runs
 from tests.conftest import HANG_S
 from tests.entry_points import command_of
 from tests.extensions import ENGINE, PLUGIN, install

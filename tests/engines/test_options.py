@@ -23,7 +23,7 @@ from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.serialization import to_json
 from llmtrack.spec.task import GenerateTask
-from llmtrack.tracking.records import StudyContext, params_of, scenario_record
+from llmtrack.tracking.write.records import StudyContext, params_of, scenario_record
 from llmtrack.worker.machine import describe
 from tests.extensions import install
 from tests.run.scenarios import MODEL, generating

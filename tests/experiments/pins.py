@@ -19,7 +19,7 @@ from llmtrack.experiment import Experiment
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import workload_id
-from llmtrack.tracking.records import StudyContext, scenario_record
+from llmtrack.tracking.write.records import StudyContext, scenario_record
 
 ROOT = Path(__file__).resolve().parents[2]
 # What runs by default depends on what is installed.

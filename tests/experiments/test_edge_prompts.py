@@ -12,7 +12,7 @@ from experiments.edge_prompts import PROMPT_BY_NAME, PROMPTS, Config, build, plo
 from llmtrack import load_engine
 from llmtrack.errors import UsageError
 from llmtrack.measure.prompts import tokenize_prompts
-from llmtrack.report.outliers import outlier_lines, outliers
+from llmtrack.report.sentences.outliers import outlier_lines, outliers
 from llmtrack.spec.options import parameters
 from tests.report.frames import interval, made, run
 

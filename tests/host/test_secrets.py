@@ -138,8 +138,8 @@ def test_a_password_that_would_be_cut_off_is_refused_and_not_shown(password):
 
 
 def test_what_the_spool_keeps_of_a_store_holds_no_password(tmp_path):
-    from llmtrack.tracking.delivery import Delivery
-    from llmtrack.tracking.spool import Spool
+    from llmtrack.tracking.write.delivery import Delivery
+    from llmtrack.tracking.write.spool import Spool
 
     address = resolve_tracking_uri("postgresql://me:it's@127.0.0.1:1/db")
     delivery = Delivery(address, "x", Spool(tmp_path), print)

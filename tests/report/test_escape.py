@@ -12,16 +12,16 @@ import pytest
 from rich.console import Console
 
 from llmtrack.host.console import protected, shown
-from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import as_label, in_latex, in_markdown
-from llmtrack.report.formats import render, to_markdown
-from llmtrack.report.html import Report, Rows, Section, render_report
 from llmtrack.report.listing import render_runs
-from llmtrack.report.picture import MOST_DRAWN, to_figure
-from llmtrack.report.plots import bar_plot, curves_plot, line_plot, scatter_plot
-from llmtrack.report.table import summary_table
+from llmtrack.report.page.html import Report, Rows, Section, render_report
+from llmtrack.report.page.write import print_report
+from llmtrack.report.plots.charts import bar_plot, curves_plot, line_plot, scatter_plot
+from llmtrack.report.plots.drawing import drawing, save
+from llmtrack.report.plots.picture import MOST_DRAWN, to_figure
+from llmtrack.report.tables.formats import render, to_markdown
+from llmtrack.report.tables.table import summary_table
 from llmtrack.report.terminal import say
-from llmtrack.report.write import print_report
 from tests.conftest import HANG_S
 from tests.report.frames import made, run
 
@@ -168,7 +168,7 @@ def test_a_picture_of_a_long_table_has_its_first_rows_and_says_so():
 
 PLOT = """
 import warnings, io
-from llmtrack.report.drawing import drawing, new_figure, save
+from llmtrack.report.plots.drawing import drawing, new_figure, save
 with drawing():
     figure = new_figure(); figure.subplots().set_title("\U0010ffff x")
 out = io.BytesIO(); save(figure, out)
@@ -193,8 +193,8 @@ def test_pictures_are_drawn_whatever_backend_and_style_are_set(backend, tmp_path
 
 PRINT = """
 from llmtrack.report.terminal import make_console, say
-from llmtrack.report.write import print_report
-from llmtrack.report.table import Table
+from llmtrack.report.page.write import print_report
+from llmtrack.report.tables.table import Table
 console = make_console(outlive=True)
 say(console, "± – · … × 中 🦙")
 print_report(console, "t", Table(("a: é", "b"), ("scenario", "tokens/s"), (False, True), (("中", "1"),), ("r",), ("n –",)))

@@ -22,18 +22,18 @@ from llmtrack.decide.matching import match
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.rules import check_samples, decide, parse_rules
 from llmtrack.experiment import OwnTable
-from llmtrack.report.columns import with_differing_params
 from llmtrack.report.comparison import differences_table
-from llmtrack.report.fit import STAY, fit_to_width, without_constants
 from llmtrack.report.gate import gate_table
 from llmtrack.report.listing import listing_table
+from llmtrack.report.page.write import print_report, write_report
 from llmtrack.report.pareto import pareto_table
-from llmtrack.report.picture import to_figure
+from llmtrack.report.plots.picture import to_figure
 from llmtrack.report.show import Layout, show
-from llmtrack.report.table import DASH, Table, summary_table
-from llmtrack.report.tasks import split_by_task, tables_by_task
+from llmtrack.report.tables.columns import with_differing_params
+from llmtrack.report.tables.fit import STAY, fit_to_width, without_constants
+from llmtrack.report.tables.table import DASH, Table, summary_table
+from llmtrack.report.tables.tasks import split_by_task, tables_by_task
 from llmtrack.report.terminal import metrics_block, render_recommendation
-from llmtrack.report.write import print_report, write_report
 from llmtrack.tracked.frames import column_names
 from llmtrack.tracked.runs import Runs
 from tests.report.frames import changed, interval, made, run

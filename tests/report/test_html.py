@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from llmtrack.experiment import Experiment
-from llmtrack.report.gather import (
+from llmtrack.report.page.gather import (
     Member,
     conditions,
     plot_of,
@@ -21,11 +21,11 @@ from llmtrack.report.gather import (
     study_report,
     suite_report,
 )
-from llmtrack.report.html import GeneratedText, Plot, Report, Section, render_report
-from llmtrack.report.phases import MOST_STEPS, WIDTH, Call, timeline
-from llmtrack.report.place import server_of
-from llmtrack.report.table import summary_table
-from llmtrack.report.tasks import tables_by_task
+from llmtrack.report.page.html import GeneratedText, Plot, Report, Section, render_report
+from llmtrack.report.page.phases import MOST_STEPS, WIDTH, Call, timeline
+from llmtrack.report.page.place import server_of
+from llmtrack.report.tables.table import summary_table
+from llmtrack.report.tables.tasks import tables_by_task
 from tests.report.frames import changed, interval, made, run
 
 ATTACK = "<script>alert(1)</script>"

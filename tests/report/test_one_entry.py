@@ -13,9 +13,9 @@ from llmtrack.decide.comparing import compare_pairs
 from llmtrack.decide.matching import Pair
 from llmtrack.decide.rules import check_samples, check_values, parse_rule
 from llmtrack.metrics.page import page
-from llmtrack.report.columns import further, with_columns
 from llmtrack.report.pareto import pareto_table
-from llmtrack.report.table import condition_columns, summary_table, to_csv
+from llmtrack.report.tables.columns import further, with_columns
+from llmtrack.report.tables.table import condition_columns, summary_table, to_csv
 from llmtrack.report.terminal import metrics_block
 from tests.report.frames import changed, made, run
 

@@ -6,7 +6,7 @@ import pytest
 
 from llmtrack.decide.family import in_context
 from llmtrack.decide.warned import grouped
-from llmtrack.report import reading
+from llmtrack.report.sentences import reading
 from tests.report.frames import interval, made, run
 
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from llmtrack.report import reading
-from llmtrack.report.roofline import points, roofline_plots, roofs
+from llmtrack.report.plots.roofline import points, roofline_plots, roofs
+from llmtrack.report.sentences import reading
 from tests.report.frames import made, run
 
 GPU = {

@@ -15,10 +15,10 @@ from llmtrack.decide.noise_floor import with_floors
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.rules import Check, parse_rules
 from llmtrack.decide.verdicts import tell
-from llmtrack.report.columns import shared_conditions
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.gate import gate_table
-from llmtrack.report.takeaways import takeaways
+from llmtrack.report.sentences.takeaways import takeaways
+from llmtrack.report.tables.columns import shared_conditions
 from tests.report.frames import interval, made, run
 
 BUSY = "the machine was busy: other programs took 82% of its CPU time: close them and measure again"

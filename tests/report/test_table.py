@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from llmtrack.report.formats import to_markdown, to_rich
-from llmtrack.report.picture import to_figure
-from llmtrack.report.table import DASH, Table, summary_table, to_csv
+from llmtrack.report.page.write import print_report, write_report
+from llmtrack.report.plots.picture import to_figure
+from llmtrack.report.tables.formats import to_markdown, to_rich
+from llmtrack.report.tables.table import DASH, Table, summary_table, to_csv
 from llmtrack.report.terminal import metrics_block
-from llmtrack.report.write import print_report, write_report
 from tests.report.frames import interval, made, run
 
 BASE = run("float32", baseline=True, **interval("tokens_per_sec", 10.0, 9.9, 10.1))

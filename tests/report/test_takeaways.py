@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import measure_more
-from llmtrack.report.takeaways import gains, headline, plain_call, takeaways
+from llmtrack.report.sentences.takeaways import gains, headline, plain_call, takeaways
 from tests.report.frames import interval, made, run
 
 

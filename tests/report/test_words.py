@@ -9,9 +9,9 @@ from llmtrack.decide.comparing import compare_pairs
 from llmtrack.decide.matching import match
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.host.words import plural
-from llmtrack.report import reading as say
 from llmtrack.report.comparison import differences_table
-from llmtrack.report.takeaways import takeaways
+from llmtrack.report.sentences import reading as say
+from llmtrack.report.sentences.takeaways import takeaways
 from tests.report.frames import interval, made, run
 
 

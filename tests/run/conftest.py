@@ -13,7 +13,7 @@ from rich.console import Console
 import llmtrack.worker.generate  # noqa: F401 - executors import it late, and `quiet_machine` must find it
 from llmtrack.host import signals
 from llmtrack.measure import bandwidth
-from llmtrack.report.study import Written
+from llmtrack.report.page.study import Written
 from tests.extensions import scripted_backend
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,

@@ -12,9 +12,9 @@ from llmtrack.cli import main, new_project
 from llmtrack.decide.selectors import select
 from llmtrack.errors import UsageError
 from llmtrack.host.console import console_of
-from llmtrack.report.table import Table
+from llmtrack.report.page.write import print_report
+from llmtrack.report.tables.table import Table
 from llmtrack.report.terminal import width_of
-from llmtrack.report.write import print_report
 from llmtrack.run.tune.tune import spent_text
 
 WIDE = Table(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrack.tracking.query import runs, studies
+from llmtrack.tracking.read.query import runs, studies
 from tests.conftest import HANG_S
 from tests.extensions import scripted_backend
 from tests.search_path import with_folders

@@ -16,8 +16,8 @@ from llmtrack.errors import UsageError
 from llmtrack.measure import arithmetic, bandwidth
 from llmtrack.run.study.journal import Journal
 from llmtrack.tracking import owner
-from llmtrack.tracking.claim import WORK_TAG, open_claimed
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.read.query import runs
+from llmtrack.tracking.write.claim import WORK_TAG, open_claimed
 from tests.conftest import HANG_S, draw_nothing
 from tests.forked import Forked
 

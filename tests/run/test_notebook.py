@@ -14,9 +14,9 @@ import pytest
 
 import llmtrack
 import llmtrack.host.console
-import llmtrack.report.formats
-import llmtrack.report.table
-import llmtrack.report.write
+import llmtrack.report.page.write
+import llmtrack.report.tables.formats
+import llmtrack.report.tables.table
 import llmtrack.run.study.study
 from llmtrack.errors import UsageError
 from llmtrack.run.notebook_display import progress_console
@@ -120,13 +120,13 @@ def test_in_a_notebook_a_console_writes_where_it_is_told_to(monkeypatch):
     """Rich asks by itself whether it is in a notebook, and then writes to no file: tables were empty, and shown unasked."""
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a kernel does
-    table = llmtrack.report.table.Table((), ("scenario",), (False,), (("bfloat16",),), ("1",))
-    text = llmtrack.report.formats.render(table, "table")
+    table = llmtrack.report.tables.table.Table((), ("scenario",), (False,), (("bfloat16",),), ("1",))
+    text = llmtrack.report.tables.formats.render(table, "table")
     assert "bfloat16" in text
     assert "\x1b" not in text
     written = io.StringIO()
     console = llmtrack.host.console.console_of(file=written, width=200)
-    llmtrack.report.write.print_report(console, "precision", table, ["a line"])
+    llmtrack.report.page.write.print_report(console, "precision", table, ["a line"])
     assert all(text in written.getvalue() for text in ("precision", "bfloat16", "a line"))
 
 
@@ -143,7 +143,7 @@ def test_the_packages_of_these_names_stay_packages_and_load_nothing_early():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
     assert llmtrack.run.study.study.run_study
-    assert llmtrack.report.table.summary_table
+    assert llmtrack.report.tables.table.summary_table
     assert callable(llmtrack.run)
     assert callable(llmtrack.report)
 

@@ -13,7 +13,7 @@ from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask, TrainTask
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.read.query import runs
 from llmtrack.worker.identity import require
 from tests.run.scenarios import MODEL
 

@@ -16,9 +16,10 @@ from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
 from experiments.suite import quick_remark
 from llmtrack.cli import main
 from llmtrack.report.escape import in_markdown
-from llmtrack.report.parts import Parts
-from llmtrack.tracking import store_errors, sync
-from llmtrack.tracking.query import runs, studies
+from llmtrack.report.page.parts import Parts
+from llmtrack.tracking import store_errors
+from llmtrack.tracking.read.query import runs, studies
+from llmtrack.tracking.write import sync
 from tests.report.test_escape import HOSTILE
 from tests.run.scenarios import generating
 from tests.run.study.test_study import artifacts, lengths, study, suite
@@ -49,12 +50,12 @@ def full_disk(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("target", "lost"),
     [
-        ("llmtrack.report.study.summary_table", {"table.csv", "table.md", "table.png", "reading.md"}),
-        ("llmtrack.report.study.print_report", {"table.csv", "table.md", "table.png", "reading.md"}),
-        ("llmtrack.report.write.to_figure", {"table.png"}),
-        ("llmtrack.report.write.to_csv", {"table.csv"}),
-        ("llmtrack.report.study.plot_of", {"plots/latency.png", "plots/tokens_per_sec.png"}),
-        ("llmtrack.report.study.study_report", {"report.html"}),
+        ("llmtrack.report.page.study.summary_table", {"table.csv", "table.md", "table.png", "reading.md"}),
+        ("llmtrack.report.page.study.print_report", {"table.csv", "table.md", "table.png", "reading.md"}),
+        ("llmtrack.report.page.write.to_figure", {"table.png"}),
+        ("llmtrack.report.page.write.to_csv", {"table.csv"}),
+        ("llmtrack.report.page.study.plot_of", {"plots/latency.png", "plots/tokens_per_sec.png"}),
+        ("llmtrack.report.page.study.study_report", {"report.html"}),
         ("llmtrack.run.study.study.tracked_runs", REPORT),
         ("tempfile.TemporaryDirectory", REPORT),
     ],
@@ -119,7 +120,7 @@ def test_the_report_of_a_study_whose_store_was_away_is_made_after_sync(tracker, 
         raise store_errors.UnreachableError("no answer")
 
     monkeypatch.setattr("llmtrack.run.study.study.tracked_runs", away)
-    monkeypatch.setattr("llmtrack.tracking.sync.push_entry", away)
+    monkeypatch.setattr("llmtrack.tracking.write.sync.push_entry", away)
     result = study(tracker, console, lengths(4, 8))
     assert result.measured == 2
     monkeypatch.undo()

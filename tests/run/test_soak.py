@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.soak import Untracked, soak
 from llmtrack.measure import bandwidth
-from llmtrack.tracking.query import runs, studies
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.read.query import runs, studies
+from llmtrack.tracking.write.tracker import Tracker
 from tests.forking import at_once
 
 

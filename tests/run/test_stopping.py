@@ -26,9 +26,9 @@ from llmtrack.run.command import command
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.study.study import is_signal, run_study
 from llmtrack.run.suite import run_suite
-from llmtrack.tracking.delivery import Delivery
-from llmtrack.tracking.query import runs, studies
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.read.query import runs, studies
+from llmtrack.tracking.write.delivery import Delivery
+from llmtrack.tracking.write.tracker import Tracker
 from tests.conftest import HANG_S
 from tests.run.study.test_study import lengths
 

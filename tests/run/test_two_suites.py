@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from llmtrack.measure import arithmetic, bandwidth
-from llmtrack.tracking.query import runs
-from llmtrack.tracking.spool import Spool
+from llmtrack.tracking.read.query import runs
+from llmtrack.tracking.write.spool import Spool
 from tests.conftest import HANG_S, draw_nothing
 from tests.forked import Forked
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from llmtrack.tracking.store import sqlite_path
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.write.tracker import Tracker
 from tests.conftest import HANG_S, made_once
 
 

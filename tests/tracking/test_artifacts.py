@@ -9,8 +9,9 @@ import pytest
 from mlflow import MlflowClient
 
 from llmtrack.errors import UsageError
-from llmtrack.tracking import artifacts, store
-from llmtrack.tracking.artifacts import artifact_text, artifact_texts, samples_by_run
+from llmtrack.tracking import store
+from llmtrack.tracking.read import artifacts
+from llmtrack.tracking.read.artifacts import artifact_text, artifact_texts, samples_by_run
 
 
 class Served:

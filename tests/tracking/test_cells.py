@@ -10,7 +10,7 @@ from llmtrack import metrics as schema
 from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.matching import match
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
-from llmtrack.tracking.parsing import RunParser
+from llmtrack.tracking.read.parsing import RunParser
 from tests.report.frames import column, made, run
 
 ONE = {str: "one", int: 1, float: 0.25, bool: False}

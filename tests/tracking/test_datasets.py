@@ -13,11 +13,11 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST
 
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask, TrainTask
-from llmtrack.tracking import datasets, sync
-from llmtrack.tracking.datasets import corpus_of, data_sets_of, prompt_set
-from llmtrack.tracking.push import redacted
-from llmtrack.tracking.records import StudyContext, scenario_record
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.write import datasets, sync
+from llmtrack.tracking.write.datasets import corpus_of, data_sets_of, prompt_set
+from llmtrack.tracking.write.push import redacted
+from llmtrack.tracking.write.records import StudyContext, scenario_record
+from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity
 
 CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmtrack.tracking.default_experiment import runs_project
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.read.query import runs
 
 CHECKOUT = str(Path(__file__).parents[2])
 

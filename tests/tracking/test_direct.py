@@ -14,9 +14,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from llmtrack.errors import UsageError
-from llmtrack.tracking import direct, store
-from llmtrack.tracking.filters import Wanted
-from llmtrack.tracking.query import runs
+from llmtrack.tracking import store
+from llmtrack.tracking.read import direct
+from llmtrack.tracking.read.filters import Wanted
+from llmtrack.tracking.read.query import runs
 from llmtrack.tracking.store import sqlite_path
 
 KEYS = ("llmtrack.kind", "llmtrack.experiment", "llmtrack.study_id", "llmtrack.env.cpu", "llmtrack.baseline")

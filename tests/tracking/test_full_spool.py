@@ -13,9 +13,9 @@ import pytest
 from mlflow import MlflowClient
 
 from llmtrack.errors import TrackingError
-from llmtrack.tracking import push as pushing
-from llmtrack.tracking.spool import Spool
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.write import push as pushing
+from llmtrack.tracking.write.spool import Spool
+from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import failure, measurement
 from tests.tracking.test_tracker import all_runs, artifact, scenario_runs, start
 

@@ -13,12 +13,12 @@ from mlflow import MlflowClient
 
 from llmtrack.cli import main
 from llmtrack.errors import TrackingError
-from llmtrack.report.study import prepare_views
-from llmtrack.report.table import summary_table
+from llmtrack.report.page.study import prepare_views
+from llmtrack.report.tables.table import summary_table
 from llmtrack.tracking import store
-from llmtrack.tracking.query import runs, studies, tracked_runs
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.read.query import runs, studies, tracked_runs
 from llmtrack.tracking.views import kept_views
+from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.conftest import Server
 from tests.tracking.samples import ENVIRONMENT, measurement
 

@@ -11,9 +11,9 @@ from mlflow.exceptions import MlflowException
 from llmtrack.spec.outcome import StepValues
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import TrainTask
-from llmtrack.tracking import tracker as tracker_module
-from llmtrack.tracking.query import runs
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.read.query import runs
+from llmtrack.tracking.write import tracker as tracker_module
+from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, failure, measurement
 
 TRAINING = Scenario("training", Variant("synthetic:tiny"), TrainTask(output="somewhere"))
@@ -145,7 +145,8 @@ def test_interrupted_and_resumed_is_one_run(uri, tmp_path):
 
 @pytest.mark.slow(1)
 def test_without_a_store_all_of_it_is_kept_and_sent_once(uri, tmp_path, monkeypatch, said):
-    from llmtrack.tracking import store, store_errors, sync
+    from llmtrack.tracking import store, store_errors
+    from llmtrack.tracking.write import sync
 
     def refuse(address):
         raise store_errors.UnreachableError("nobody is there")
@@ -190,7 +191,7 @@ def test_files_of_a_measurement_become_artifacts(tracker, uri, tmp_path):
 def test_a_checkpoint_is_fetched_once_or_said_to_be_missing(tracker, uri, tmp_path, tiny_model_dir, monkeypatch, path):
     from llmtrack.errors import UsageError
     from llmtrack.models.source import missing_path, parse_candidates
-    from llmtrack.tracking.checkpoints import fetch_checkpoints
+    from llmtrack.tracking.read.checkpoints import fetch_checkpoints
 
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     study = start(tracker)

@@ -21,10 +21,10 @@ from mlflow.protos.databricks_pb2 import ENDPOINT_NOT_FOUND
 
 import llmtrack
 from llmtrack.spec.outcome import REPLACED
-from llmtrack.tracking import logged_models, sync
-from llmtrack.tracking.logged_models import way_of
-from llmtrack.tracking.records import StudyContext, scenario_record, study_record
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.write import logged_models, sync
+from llmtrack.tracking.write.logged_models import way_of
+from llmtrack.tracking.write.records import StudyContext, scenario_record, study_record
+from llmtrack.tracking.write.tracker import Tracker
 from tests.forking import at_once
 from tests.tracking import samples
 from tests.tracking.samples import ENVIRONMENT, SUMMARY, failure, perplexity

@@ -9,8 +9,8 @@ import pytest
 
 from llmtrack.errors import TrackingError
 from llmtrack.tracking import store, store_errors
-from llmtrack.tracking.delivery import Delivery
-from llmtrack.tracking.spool import Spool
+from llmtrack.tracking.write.delivery import Delivery
+from llmtrack.tracking.write.spool import Spool
 
 AWAY = (
     "http://127.0.0.1:1",

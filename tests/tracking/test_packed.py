@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from llmtrack.metrics import ENV_TAG_PREFIX
 from llmtrack.tracking import packed
 from llmtrack.tracking.limits import MAX_TAG_VALUE
-from llmtrack.tracking.query import runs, studies
+from llmtrack.tracking.read.query import runs, studies
 
 FACTS = {
     "cpu": "An \u00e9lan 5",

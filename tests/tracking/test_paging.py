@@ -8,8 +8,8 @@ import pytest
 from mlflow import MlflowClient
 
 from llmtrack.errors import UsageError
-from llmtrack.tracking import paging
-from llmtrack.tracking.paging import newest_runs, read_pages
+from llmtrack.tracking.read import paging
+from llmtrack.tracking.read.paging import newest_runs, read_pages
 from tests.tracking.test_query import clone
 
 YEAR = 365 * 86_400_000

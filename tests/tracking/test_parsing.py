@@ -11,7 +11,7 @@ from llmtrack.experiment import Experiment
 from llmtrack.tracked.frames import ID_COLUMNS, PARAM_COLUMNS, frame_of, runs_of
 from llmtrack.tracked.run import Run, Spread
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking.parsing import RunParser
+from llmtrack.tracking.read.parsing import RunParser
 
 PARAMS = {"scenario": "a", "batch_size": "4", "use_cache": "False", "stride": "none", "dtype": "float32"}
 TAGS = {

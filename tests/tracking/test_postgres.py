@@ -14,9 +14,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from llmtrack.tracking import database_waits, store, sync
-from llmtrack.tracking.query import runs, studies
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking import database_waits, store
+from llmtrack.tracking.read.query import runs, studies
+from llmtrack.tracking.write import sync
+from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking import team_server
 from tests.tracking.conftest import free_port
 from tests.tracking.samples import ENVIRONMENT, measurement

@@ -10,9 +10,9 @@ from mlflow.entities import Metric, Param, RunTag
 from llmtrack import metrics as schema
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.tracked.frames import ID_COLUMNS
-from llmtrack.tracking.artifacts import series
-from llmtrack.tracking.query import runs, studies
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.read.artifacts import series
+from llmtrack.tracking.read.query import runs, studies
+from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity, scenario
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.read_runs import fill
 from benchmarks.read_while_writing import EXPERIMENT, read_while_writing
-from llmtrack.tracking import direct, paging, store
+from llmtrack.tracking import store
+from llmtrack.tracking.read import direct, paging
 from tests.conftest import made_once
 from tests.forking import processes
 

@@ -7,7 +7,7 @@ import pytest
 from llmtrack.spec.serialization import from_json, to_json
 from llmtrack.tracking import packed
 from llmtrack.tracking.limits import MAX_TAG_VALUE
-from llmtrack.tracking.records import (
+from llmtrack.tracking.write.records import (
     RunRecord,
     StudyContext,
     begun_record,

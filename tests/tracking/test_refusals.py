@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 
 from llmtrack.errors import TrackingError
 from llmtrack.tracking import store
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.write.tracker import Tracker
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):

@@ -8,9 +8,10 @@ import pytest
 from mlflow import MlflowClient
 
 from llmtrack.errors import TrackingError
-from llmtrack.tracking import store, sync
-from llmtrack.tracking.query import runs, studies
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking import store
+from llmtrack.tracking.read.query import runs, studies
+from llmtrack.tracking.write import sync
+from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, measurement
 
 pytestmark = pytest.mark.slow(5)

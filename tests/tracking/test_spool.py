@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from llmtrack.errors import TrackingError
-from llmtrack.tracking.records import StudyContext, scenario_record
-from llmtrack.tracking.spool import Entry, NewerEntryError, Spool, Target
-from llmtrack.tracking.sync import sync
+from llmtrack.tracking.write.records import StudyContext, scenario_record
+from llmtrack.tracking.write.spool import Entry, NewerEntryError, Spool, Target
+from llmtrack.tracking.write.sync import sync
 from tests.conftest import HANG_S
 from tests.forking import at_once
 from tests.tracking.samples import measurement
@@ -220,7 +220,7 @@ def test_an_entry_is_held_by_one_process_at_a_time(spool):
 
 
 def test_a_record_that_is_on_its_way_keeps_nobody_from_another(spool, monkeypatch):
-    monkeypatch.setattr("llmtrack.tracking.spool._PUT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("llmtrack.tracking.write.spool._PUT_TIMEOUT_S", 0.2)
     slow = spool.put(entry("slow"), {"checkpoint.bin": b"1"})
     other = Spool(spool.folder)
     with spool.claim(slow.name, 1):

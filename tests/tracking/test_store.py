@@ -16,7 +16,7 @@ from llmtrack.errors import TrackingError, UsageError
 from llmtrack.host import telemetry
 from llmtrack.host.packages import installed_version
 from llmtrack.tracking import store, store_errors
-from llmtrack.tracking.artifacts import artifact_text, local_artifact
+from llmtrack.tracking.read.artifacts import artifact_text, local_artifact
 from llmtrack.tracking.store import resolve_tracking_uri
 from tests.forking import at_once
 

@@ -8,8 +8,8 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from llmtrack.errors import TrackingError
-from llmtrack.tracking import push, sync
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.write import push, sync
+from llmtrack.tracking.write.tracker import Tracker
 from tests.forking import at_once
 from tests.search_path import with_folders
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
@@ -388,7 +388,7 @@ def test_a_study_that_starts_offline_is_whole_after_sync(uri, tmp_path, said):
 @pytest.mark.slow(2)
 def test_tracking_imports_neither_torch_nor_anything_heavy_at_start():
     code = (
-        "import sys, llmtrack.tracking.tracker, llmtrack.tracking.query, llmtrack.tracking.environment\n"
+        "import sys, llmtrack.tracking.write.tracker, llmtrack.tracking.read.query, llmtrack.tracking.environment\n"
         "print([name for name in ('torch', 'transformers', 'mlflow', 'pandas') if name in sys.modules])\n"
     )
     root = Path(__file__).parents[2]
@@ -401,8 +401,8 @@ def test_tracking_imports_neither_torch_nor_anything_heavy_at_start():
 def test_tracking_and_reading_back_never_imports_torch(uri, tmp_path):
     code = (
         "import sys\n"
-        "from llmtrack.tracking.tracker import Tracker\n"
-        "from llmtrack.tracking.query import runs\n"
+        "from llmtrack.tracking.write.tracker import Tracker\n"
+        "from llmtrack.tracking.read.query import runs\n"
         "from llmtrack.tracking.environment import environment\n"
         "from tests.tracking.samples import measurement\n"
         f"tracker = Tracker.open({uri!r})\n"

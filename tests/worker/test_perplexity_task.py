@@ -21,7 +21,7 @@ from llmtrack.spec.serialization import from_json, to_json
 from llmtrack.spec.task import PerplexityTask, workload_id
 from llmtrack.tracked.run import FINISHED, Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking.records import params_of
+from llmtrack.tracking.write.records import params_of
 from llmtrack.worker.perplexity import measure_perplexity
 from tests.quality.tokenizers import SlowTokenizer, TokenizingEngine, word_piece, wrap
 

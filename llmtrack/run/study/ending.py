@@ -13,10 +13,10 @@ from rich.console import Console
 
 from llmtrack.host.console import console_of
 from llmtrack.host.words import plural
-from llmtrack.report.parts import Parts
-from llmtrack.report.place import Place
-from llmtrack.report.study import Written, say_incomplete
-from llmtrack.tracking.tracker import Study, Tracker
+from llmtrack.report.page.parts import Parts
+from llmtrack.report.page.place import Place
+from llmtrack.report.page.study import Written, say_incomplete
+from llmtrack.tracking.write.tracker import Study, Tracker
 
 
 def end_study(

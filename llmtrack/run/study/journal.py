@@ -11,8 +11,8 @@ from typing import Any
 
 from filelock import Timeout
 
-from llmtrack.tracking.spool import Notify, to_stderr
 from llmtrack.tracking.store import own_lock
+from llmtrack.tracking.write.spool import Notify, to_stderr
 
 
 class Journal:

@@ -9,7 +9,7 @@ from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import GenerateTask, workload_id
 from llmtrack.tracked.run import FINISHED, MODEL_DIGESTS, REFERENCE_DIGESTS, Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking.query import tracked_runs
+from llmtrack.tracking.read.query import tracked_runs
 
 
 def finished_already(

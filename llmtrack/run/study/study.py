@@ -17,8 +17,8 @@ from llmtrack.host.console import on_one_line
 from llmtrack.host.signals import stop_in_order
 from llmtrack.host.words import cut, plural
 from llmtrack.metrics import as_shown
-from llmtrack.report.place import Place
-from llmtrack.report.study import Written, write_study
+from llmtrack.report.page.place import Place
+from llmtrack.report.page.study import Written, write_study
 from llmtrack.report.terminal import hanging, say, width_of
 from llmtrack.run.executors.inline import Executor
 from llmtrack.run.study.announcing import keep_time, last_time, plan_of
@@ -35,12 +35,12 @@ from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.serialization import digest
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking.checkpoints import fetch_checkpoints
-from llmtrack.tracking.claim import WORK_TAG, open_claimed
 from llmtrack.tracking.environment import environment, environment_id
-from llmtrack.tracking.query import tracked_runs
-from llmtrack.tracking.taken_over import link_to, taken_over_tag
-from llmtrack.tracking.tracker import Study, Tracker
+from llmtrack.tracking.read.checkpoints import fetch_checkpoints
+from llmtrack.tracking.read.query import tracked_runs
+from llmtrack.tracking.read.taken_over import link_to, taken_over_tag
+from llmtrack.tracking.write.claim import WORK_TAG, open_claimed
+from llmtrack.tracking.write.tracker import Study, Tracker
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from llmtrack.run.reproduce import variant_of
 from llmtrack.run.tune.search_space import Candidate
 from llmtrack.spec.scenario import Variant
 from llmtrack.tracked.run import Run
-from llmtrack.tracking.query import tracked_runs
+from llmtrack.tracking.read.query import tracked_runs
 
 # Options tracked as resolved, not as requested.
 _RESOLVED = ("provider", "threads")

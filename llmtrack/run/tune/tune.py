@@ -38,10 +38,10 @@ from llmtrack.run.tune.trials import FRESH, SAMPLE, Asked, Trials, scenario_of
 from llmtrack.spec.outcome import Failure, Measurement, Outcome
 from llmtrack.spec.scenario import Scalar
 from llmtrack.spec.serialization import digest
-from llmtrack.tracking.checkpoints import fetch_checkpoints
-from llmtrack.tracking.claim import WORK_TAG, open_claimed
 from llmtrack.tracking.environment import environment, environment_id
-from llmtrack.tracking.tracker import Study, Tracker
+from llmtrack.tracking.read.checkpoints import fetch_checkpoints
+from llmtrack.tracking.write.claim import WORK_TAG, open_claimed
+from llmtrack.tracking.write.tracker import Study, Tracker
 
 CHAMPION = "champion"
 MOST_NAMED = 3

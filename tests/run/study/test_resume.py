@@ -23,7 +23,7 @@ from llmtrack.spec.task import TrainTask
 from llmtrack.tracked.frames import lines_of
 from llmtrack.tracked.run import REFERENCE_DIGESTS, Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.read.query import runs
 from llmtrack.worker.identity import identify
 from tests.engines.models import small
 

@@ -19,7 +19,7 @@ from llmtrack.run.study.study import outcome_line, run_study
 from llmtrack.run.suite import run_suite
 from llmtrack.spec.options import taken
 from llmtrack.spec.outcome import Failure, Measurement, Summary
-from llmtrack.tracking.query import runs, studies
+from llmtrack.tracking.read.query import runs, studies
 from llmtrack.worker import generate
 from tests.run.scenarios import generating
 

@@ -18,7 +18,7 @@ from llmtrack.run.suite import run_suite
 from llmtrack.spec.options import taken
 from llmtrack.spec.scenario import QualityCheck
 from llmtrack.spec.task import RepeatPolicy, TrainTask
-from llmtrack.tracking.query import tracked_runs
+from llmtrack.tracking.read.query import tracked_runs
 from tests.decide.scripted import noisy_scripts
 from tests.tracking.samples import measurement, scenario
 

@@ -15,7 +15,7 @@ from llmtrack.decide.tuning import Tuning
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.quality.corpora import load_corpus
-from llmtrack.report import study as report_of_study
+from llmtrack.report.page import study as report_of_study
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.executors.pool import Pool
 from llmtrack.run.tune.search_space import Candidate, Space
@@ -23,8 +23,8 @@ from llmtrack.run.tune.trials import Asked, parts_of
 from llmtrack.run.tune.tune import NOT_PROVEN, run_tune
 from llmtrack.spec.scenario import Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask
-from llmtrack.tracking.artifacts import artifact_text, raw_samples
-from llmtrack.tracking.query import runs, tracked_runs
+from llmtrack.tracking.read.artifacts import artifact_text, raw_samples
+from llmtrack.tracking.read.query import runs, tracked_runs
 
 TASK = GenerateTask(("abc",), max_new_tokens=5)
 # Seconds a step, nats a token, and seconds to load, by quantization.

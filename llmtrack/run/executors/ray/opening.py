@@ -9,7 +9,7 @@ from llmtrack.run.executors.ray import node
 from llmtrack.run.executors.ray.connect import Cluster
 from llmtrack.run.executors.ray.executor import RayExecutor
 from llmtrack.run.executors.ray.kinds import kinds_of, read_resources, split_by_version
-from llmtrack.tracking.spool import Notify, to_stderr
+from llmtrack.tracking.write.spool import Notify, to_stderr
 
 
 def open_cluster(

@@ -29,7 +29,7 @@ from llmtrack.spec.events import Progress
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import PerplexityTask, RepeatPolicy
-from llmtrack.tracking.query import runs, studies
+from llmtrack.tracking.read.query import runs, studies
 from tests.conftest import HANG_S
 from tests.run.scenarios import generating, outcomes
 

@@ -1,0 +1,1 @@
+"""Reports of studies and suites: their content, page, files and views in MLflow."""

@@ -1,0 +1,155 @@
+"""The HTML report: one self-contained file, rendered from plain data, that works offline.
+
+Nothing is loaded from elsewhere, so plots are embedded. MLflow shows HTML artifacts in a sandboxed frame where links do
+nothing, so runs are shown by id, which is a link elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING
+
+from llmtrack.host.console import shown
+from llmtrack.report.page.phases import Call, Timeline, timeline
+from llmtrack.report.tables.table import Table, metric_columns
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table with the kind of each row: `baseline`, `failed`, `same_as` or empty."""
+
+    table: Table
+    kinds: tuple[str, ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Column order: results first, visible without scrolling, then the differing conditions."""
+        titles = self.table.titles
+        after, last = titles.index("scenario") + 1, len(titles) - 1
+        results = {column.title for column in metric_columns()}
+        rest = sorted(range(after, last), key=lambda column: titles[column] not in results)
+        return (*range(after), last, *rest)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture with its alternative text."""
+
+    name: str
+    alt: str
+    png: bytes
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """A generated text, and the scenarios that produced it."""
+
+    scenarios: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment.
+
+    Attributes:
+        run_id: MLflow run of its study.
+        settings: as resolved.
+    """
+
+    name: str
+    question: str
+    run_id: str
+    rows: Rows
+    reading: tuple[str, ...]
+    plots: tuple[Plot, ...] = ()
+    samples: tuple[GeneratedText, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Content of a report.
+
+    Attributes:
+        question: question of the whole.
+        run_id: MLflow run that holds the report.
+        conditions: labels and values of what was measured, where, and with which versions.
+        takeaways: the few lines to read first.
+        sections: one per experiment.
+        summary: all runs, one table per task by title; empty if a section's table suffices.
+        call: the timed call for the diagram of prefill and decoding, or None.
+        remarks: notes on how it was measured, such as what a quick run leaves out.
+        runs_at: URL prefix of run pages; empty for no links.
+        start: command that starts MLflow there; empty if a server runs.
+    """
+
+    title: str
+    question: str
+    run_id: str
+    conditions: tuple[tuple[str, str], ...]
+    takeaways: tuple[str, ...]
+    sections: tuple[Section, ...]
+    summary: Mapping[str, Rows] = field(default_factory=dict)
+    call: Call | None = None
+    remarks: tuple[str, ...] = ()
+    runs_at: str = ""
+    start: str = ""
+
+
+GLOSSARY = (
+    ("token", "the piece of text that a model reads and writes: a short word or a part of one"),
+    ("prefill", "the pass over the whole prompt, at whose end the first new token is chosen"),
+    ("decode", "the steps after it, each of which makes one further token of every row"),
+    ("TTFT", "time to first token: from the call to the first new token"),
+    ("ITL", "inter-token latency: the mean gap between consecutive new tokens"),
+    ("latency s", "seconds of the whole call"),
+    ("tokens/s", "new tokens of all rows per second of the whole call"),
+    ("ms/token", "milliseconds of the whole call per new token of a row"),
+    ("batch", "prompts that are generated from together; each is a row"),
+    ("KV cache", "keys and values of the tokens so far, kept so that no step computes them again"),
+    ("MBU", "memory bandwidth utilization: the share of the device's copy bandwidth that decoding reaches"),
+    (
+        "roofline, floor",
+        "the least time that the device could take: for the bytes that must be moved at its copy bandwidth, or for the "
+        "operations at its rate of matrix products, whichever takes longer",
+    ),
+    ("MFU", "model FLOPs utilization: the share of the device's rate of matrix products that is reached"),
+    ("loss, perplexity", "how badly the model predicts a text, lower is better; perplexity is exp(loss)"),
+    ("peak MiB", "most memory in use while it was measured"),
+    ("baseline", "the scenario that the others of its experiment are compared with"),
+    (
+        "no significant difference",
+        "no difference was shown: the repeats of both could be of one speed, or equal settings differed by as much",
+    ),
+)
+
+
+def render_report(report: Report) -> str:
+    """Render a report as one HTML file."""
+    drawn: Timeline | None = timeline(report.call) if report.call else None
+    return page_template().render(report=report, drawn=drawn, glossary=GLOSSARY)
+
+
+@cache
+def page_template() -> Template:
+    """Return the compiled page template."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    # Always escape: texts come from models and prompts.
+    templates = Environment(
+        loader=PackageLoader("llmtrack.report.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: shown(value) if type(value) is str else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["base64"] = lambda data: base64.b64encode(data).decode("ascii")
+    return templates.get_template("report.html.j2")

@@ -1,0 +1,1 @@
+"""Plots of tracked runs, and tables as pictures."""

@@ -1,0 +1,88 @@
+"""Draw a table as a picture."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from llmtrack.host.console import on_one_line
+from llmtrack.host.words import cut
+from llmtrack.report.escape import in_plot
+from llmtrack.report.plots.drawing import new_figure
+from llmtrack.report.tables.fit import fit_to_width
+from llmtrack.report.tables.table import DASH, Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Maximum characters of a cell: the longest change from the baseline in three metrics.
+WIDEST = 110
+# Maximum characters of a row: some 1,600 pixels.
+MOST_ACROSS = 100
+# Between words that one line keeps; `textwrap` breaks at plain spaces only.
+_JOINED = "\N{NO-BREAK SPACE}"
+# Maximum rows: Matplotlib cannot draw a longer picture.
+MOST_DRAWN = 100
+
+
+def to_figure(table: Table | Mapping[str, Table], title: str) -> Figure:
+    """Draw a table, or several below each other with their titles."""
+    whole = {title: table} if isinstance(table, Table) else {f"{title}: {name}": each for name, each in table.items()}
+    tables = {name: _that_fits(each) for name, each in whole.items()}
+    sizes = [_picture_size(each, name) for name, each in tables.items()]
+    height = sum(size[1] for size in sizes)
+    figure = new_figure(figsize=(max(size[0] for size in sizes), height), dpi=150)
+    grid = figure.subplots(len(tables), squeeze=False, gridspec_kw={"height_ratios": [size[1] for size in sizes]})
+    for axes, (name, each) in zip(grid[:, 0], tables.items(), strict=True):
+        _draw_table(axes, each, name)
+    figure.tight_layout()
+    return figure
+
+
+def _that_fits(table: Table) -> Table:
+    """Return the part of a table that fits on a screen; table.csv has all of it."""
+    fitted = fit_to_width(table, MOST_ACROSS)
+    return table if fitted is None else fitted.table
+
+
+def _column_widths(table: Table, rows: Sequence[Sequence[str]]) -> list[int]:
+    widths = [max([len(title), *(len(row[i]) for row in rows)]) for i, title in enumerate(table.titles)]
+    return [min(width, WIDEST) + 2 for width in widths]
+
+
+def _picture_size(table: Table, title: str) -> tuple[float, float]:
+    rows = table.rows[:MOST_DRAWN]
+    return max(6.0, 0.085 * sum(_column_widths(table, rows))), 1.0 + 0.3 * (len(rows) + 1)
+
+
+def _draw_table(axes: Axes, table: Table, title: str) -> None:
+    left_out = len(table.rows) - MOST_DRAWN
+    rows = table.rows[:MOST_DRAWN]
+    widths = _column_widths(table, rows)
+    axes.axis("off")
+    cells = [[in_plot(cut(on_one_line(cell), WIDEST)) for cell in row] for row in rows] or [[DASH] * len(table.titles)]
+    drawn = axes.table(
+        cellText=cells,
+        colLabels=list(map(in_plot, table.titles)),
+        colWidths=[width / sum(widths) for width in widths],
+        cellLoc="right",
+        loc="center",
+    )
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(8)
+    drawn.scale(1, 1.35)
+    for (row, column), cell in drawn.get_celld().items():
+        cell.set_edgecolor("#d0d0d0")
+        cell.set_text_props(ha="right" if table.numeric[column] else "left")
+        if row == 0:
+            cell.set_text_props(weight="bold")
+            cell.set_facecolor("#eef2f7")
+    more = f"the first {MOST_DRAWN} of {len(table.rows)} rows; table.csv has all" if left_out > 0 else ""
+    # A condition's name stays beside its value.
+    conditions = " · ".join(on_one_line(each).replace(" ", _JOINED) for each in table.conditions)
+    head = filter(None, (on_one_line(title), conditions, more))
+    wrapped = [line for text in head for line in textwrap.wrap(text, MOST_ACROSS, break_on_hyphens=False)]
+    lines = [line.replace(_JOINED, " ") for line in wrapped]
+    axes.set_title("\n".join(map(in_plot, lines)), fontsize=9, loc="left")

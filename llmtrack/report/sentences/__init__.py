@@ -1,0 +1,1 @@
+"""Sentences about tracked runs: readings, takeaways, outliers."""

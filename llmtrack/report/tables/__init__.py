@@ -1,0 +1,1 @@
+"""Tables of tracked runs: rows, columns, widths and formats."""

@@ -1,0 +1,1 @@
+"""Read from MLflow: queries, filters, aliases and artifacts of tracked runs."""

@@ -1,0 +1,113 @@
+"""Aliases of runs, such as `production`, and the runs behind aliases in MLflow's registry, such as `smollm2@champion`.
+
+An alias is the id of its run in a tag of the MLflow experiment: one request moves it, and no run's page shows it. Older
+versions kept it in tags of the runs, whose values are times: where an experiment has none, the newest of these counts.
+"""
+
+from __future__ import annotations
+
+import re
+
+from llmtrack import metrics as schema
+from llmtrack.errors import UsageError
+from llmtrack.tracking import store_errors
+from llmtrack.tracking.read.direct import Known
+from llmtrack.tracking.read.filters import Wanted
+from llmtrack.tracking.read.ids import run_of_id
+from llmtrack.tracking.read.source import Source
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_MOST = 1000
+
+
+def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | None:
+    """Give a run an alias; any other run of its MLflow experiment loses it.
+
+    Args:
+        name: letters, digits and `_.-`.
+        run_id: run of a scenario, or of a study for all its scenarios; the first 8 characters suffice.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+
+    Returns:
+        The run that had the alias before, or None.
+
+    Raises:
+        UsageError: the name is invalid, or there is no such run.
+        TrackingError: the store cannot be used.
+    """
+    key = alias_tag(name)
+    source = Source(tracking_uri)
+    named = run_of_id(source, run_id)
+    if named is None:
+        raise UsageError(f"there is no run {run_id!r}: `llmtrack runs` lists them")
+    before = next((run.run_id for run in _holders(source, key) if run.experiment_id == named.experiment_id), None)
+    with store_errors.asking(source.client):
+        source.client.set_experiment_tag(named.experiment_id, key, named.run_id)
+    return before
+
+
+def run_of_alias(source: Source, name: str, experiment: str | None = None) -> str:
+    """Return the id of the run with an alias, or of the run that a version in MLflow's registry was made of.
+
+    Args:
+        name: an alias, or `MODEL@ALIAS` of a registered model.
+        experiment: llmtrack or MLflow experiment, if several have such an alias.
+
+    Raises:
+        UsageError: no run has it, or runs of several MLflow experiments do.
+        TrackingError: the store cannot be read.
+    """
+    if "@" in name:
+        return _run_of_version(source, name)
+    holders = [
+        run
+        for run in _holders(source, alias_tag(name))
+        if experiment in (None, source.names[run.experiment_id], run.tags.get("llmtrack.experiment"))
+    ]
+    if not holders:
+        where = f" in experiment {experiment!r}" if experiment else ""
+        raise UsageError(f"no run has the alias {name!r}{where}: give it by `llmtrack alias {name} RUN_ID`")
+    places = sorted({source.names[run.experiment_id] for run in holders})
+    if len(places) > 1:
+        raise UsageError(f"runs of several experiments have the alias {name!r} ({', '.join(places)}): name one")
+    return holders[0].run_id
+
+
+def alias_tag(name: str) -> str:
+    """Return the tag of an alias.
+
+    Raises:
+        UsageError: the name is invalid.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"invalid alias {name!r}: use letters, digits and _ . -")
+    return schema.ALIAS_PREFIX + name
+
+
+def _holders(source: Source, key: str) -> list[Known]:
+    """Return the runs with an alias, one of each MLflow experiment."""
+    given = source.experiment_tags(key)
+    holders = [run for run_id in given.values() if (run := run_of_id(source, run_id)) is not None]
+    older = source.newest(Wanted(has_tag=key), _MOST)
+    for run in sorted(older, key=lambda run: int(run.tags[key]), reverse=True):
+        if run.experiment_id not in {*given, *(each.experiment_id for each in holders)}:
+            holders.append(run)
+    return holders
+
+
+def _run_of_version(source: Source, text: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    name, _, alias = text.rpartition("@")
+    with store_errors.asking(source.client):
+        try:
+            version = source.client.get_model_version_by_alias(name, alias)
+        except MlflowException as error:
+            if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                raise
+            raise UsageError(
+                f"no registered model {name!r} has the alias {alias!r}: give it by `llmtrack promote RUN --as {text}`"
+            ) from error
+    if not version.run_id:
+        raise UsageError(f"version {version.version} of {name!r} was registered without a run: promote one")
+    return str(version.run_id)

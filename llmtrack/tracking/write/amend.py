@@ -1,0 +1,62 @@
+"""Add a report to the run of a finished study."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from llmtrack.errors import TrackingError
+from llmtrack.host.secrets import redact, secrets_of
+from llmtrack.tracking import store, store_errors
+from llmtrack.tracking.limits import MAX_TAG_VALUE, shorten
+from llmtrack.tracking.write.files import clean_content, safe_path
+from llmtrack.tracking.write.push import now_ms
+
+_WARNINGS = "llmtrack.warnings"
+
+
+def add_report(
+    run_id: str,
+    note: str,
+    files: Mapping[str, Path],
+    warnings: Sequence[str] = (),
+    tracking_uri: str | None = None,
+    metrics: Mapping[str, float] | None = None,
+) -> None:
+    """Replace the note, files and metrics of a report on a study's run.
+
+    Args:
+        run_id: the study's run.
+        note: Markdown for its page; empty to keep the current one.
+        files: artifact path to file.
+        warnings: failed parts of the report, replacing earlier ones.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+        metrics: headline metrics of the study.
+
+    Raises:
+        TrackingError: the store cannot be written.
+    """
+    from mlflow.entities import Metric
+
+    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    secrets = secrets_of(os.environ)
+    tags = {"mlflow.note.content": note, _WARNINGS: "\n".join(warnings)}
+    try:
+        for key, text in tags.items():
+            if text:
+                client.set_tag(run_id, key, shorten(redact(text, secrets), MAX_TAG_VALUE))
+        stamp = now_ms()
+        client.log_batch(run_id, [Metric(key, value, stamp, 0) for key, value in (metrics or {}).items()])
+        if not warnings and _WARNINGS in client.get_run(run_id).data.tags:
+            client.delete_tag(run_id, _WARNINGS)
+        with tempfile.TemporaryDirectory(prefix="llmtrack-") as folder:
+            for name, path in files.items():
+                target = Path(folder, safe_path(name))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                content = clean_content(path, secrets)
+                target.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+            client.log_artifacts(run_id, folder)
+    except Exception as error:
+        raise TrackingError(f"cannot write the report to run {run_id}: {store_errors.one_line(error)}") from error

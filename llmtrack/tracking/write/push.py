@@ -1,0 +1,282 @@
+"""Write a record to MLflow exactly once, regardless of retries."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmtrack.errors import TrackingError
+from llmtrack.host.secrets import redact
+from llmtrack.metrics import metric, series_key
+from llmtrack.spec.outcome import StepValues
+from llmtrack.tracked.run import RUNNING
+from llmtrack.tracking import packed
+from llmtrack.tracking.limits import Fitted, fit_limits
+from llmtrack.tracking.store_errors import is_permanent, one_line
+from llmtrack.tracking.write import datasets, logged_models
+from llmtrack.tracking.write.datasets import DataSet
+from llmtrack.tracking.write.files import safe_path
+from llmtrack.tracking.write.records import RunRecord
+from llmtrack.tracking.write.spool import Entry
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric
+
+# MLflow rejects requests over 1 MB, which may also carry up to 1,000 metrics.
+_MAX_REQUEST = 600_000
+
+_RECORD_ID = "llmtrack.record_id"
+
+
+class ArtifactsError(TrackingError):
+    """The numbers of a record are in MLflow, its files are not.
+
+    Attributes:
+        run_id: the run with the numbers.
+    """
+
+    def __init__(self, run_id: str, why: str) -> None:
+        super().__init__(f"its files could not be stored: {why}")
+        self.run_id = run_id
+
+
+def push(
+    client: MlflowClient,
+    experiment_id: str,
+    entry: Entry,
+    files: Path | None,
+    progress: Callable[[Entry], None],
+) -> str:
+    """Write an entry's record to its run, which is found or created; return the run id.
+
+    Every step is idempotent: equal params and metrics are merged, and if a run may have been created before, it is
+    looked up by the record's id first.
+
+    Args:
+        experiment_id: where a new run is created.
+        files: folder of the artifacts beside the record's texts, or None.
+        progress: called with the updated entry before each step, to persist it.
+
+    Raises:
+        mlflow.MlflowException: the store failed; retry with the entry last passed to `progress`.
+        ArtifactsError: only the files are missing.
+    """
+    was_open = entry.attempted or entry.run_id is not None
+    entry = _with_run(client, experiment_id, entry, progress)
+    run_id = entry.run_id or ""
+    record = entry.record
+    model_id = logged_models.logged_model_of(client, experiment_id, run_id, record)
+    fitted = _fit(record, model_id)
+    corpus = datasets.corpus_of(fitted.params, record.tags)
+    _log_values(client, run_id, record, fitted, model_id, corpus)
+    # What an older version kept in the spool names its corpus alone.
+    _log_inputs(client, run_id, model_id, record.inputs or filter(None, [corpus]))
+    try:
+        _log_artifacts(client, run_id, record, files)
+    except Exception as error:
+        raise ArtifactsError(run_id, one_line(error)) from error
+    finally:
+        # If only the artifacts fail, the run is otherwise complete; the next attempt adds them.
+        if record.status != RUNNING:
+            client.set_terminated(run_id, status=record.status, end_time=record.end_ms)
+    if was_open and record.status != RUNNING:
+        for key in packed.WHILE_RUNNING & set(client.get_run(run_id).data.tags):
+            client.delete_tag(run_id, key)
+    return run_id
+
+
+def push_steps(client: MlflowClient, run_id: str, rows: Iterable[StepValues]) -> None:
+    """Write steps to a run in requests of up to 1,000 values; repeated steps are merged.
+
+    Raises:
+        mlflow.MlflowException: the store failed; some values may be written.
+    """
+    client.log_batch(run_id, metrics=_step_metrics(rows), synchronous=True)
+
+
+def reopen(client: MlflowClient, run_id: str) -> None:
+    """Set a finished run back to RUNNING and remove its outcome.
+
+    Raises:
+        mlflow.MlflowException: the store failed.
+    """
+    client.update_run(run_id, status=RUNNING)
+    for tag in {"llmtrack.outcome", "llmtrack.failure", "llmtrack.reason"} & set(client.get_run(run_id).data.tags):
+        client.delete_tag(run_id, tag)
+
+
+def _step_metrics(rows: Iterable[StepValues]) -> list[Metric]:
+    """Return MLflow metrics with the times of the steps, so that repeated ones are merged."""
+    from mlflow.entities import Metric
+
+    return [
+        Metric(series_key(name), value, round(1000 * row.at), row.step)
+        for row in rows
+        for name, value in row.values.items()
+        if math.isfinite(value)
+    ]
+
+
+def redacted(record: RunRecord, secrets: tuple[str, ...]) -> RunRecord:
+    """Return the record with credentials removed from all texts."""
+
+    def clean(texts: Mapping[str, str]) -> dict[str, str]:
+        return {key: redact(str(text), secrets) for key, text in texts.items()}
+
+    params = {k: redact(v, secrets) if isinstance(v, str) else v for k, v in record.params.items()}
+    return dataclasses.replace(
+        record,
+        run_name=redact(record.run_name, secrets),
+        params=params,
+        tags=clean(record.tags),
+        texts=clean(record.texts),
+        inputs=tuple(
+            dataclasses.replace(each, name=redact(each.name, secrets), source=redact(each.source, secrets))
+            for each in record.inputs
+        ),
+    )
+
+
+def _with_run(client: MlflowClient, experiment_id: str, entry: Entry, progress: Callable[[Entry], None]) -> Entry:
+    from mlflow.exceptions import MlflowException
+
+    if entry.run_id is not None:
+        try:
+            client.get_run(entry.run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            entry = dataclasses.replace(entry, run_id=None, attempted=True)
+    if entry.run_id is None and entry.attempted:
+        entry = dataclasses.replace(entry, run_id=_find(client, experiment_id, entry.record.record_id))
+    if entry.run_id is None:
+        entry = dataclasses.replace(entry, attempted=True)
+        progress(entry)
+        entry = dataclasses.replace(entry, run_id=_create(client, experiment_id, entry.record))
+    progress(entry)
+    return entry
+
+
+def _find(client: MlflowClient, experiment_id: str, record_id: str) -> str | None:
+    """Return the run of a record; if retries left several, keep one and delete the rest."""
+    runs = list(client.search_runs([experiment_id], f"tags.`{_RECORD_ID}` = '{record_id}'"))
+    # Prefer the one with params; break ties deterministically, so that all processes keep the same one.
+    runs.sort(key=lambda run: (-len(run.data.params), run.info.run_id))
+    for ghost in runs[1:]:
+        client.delete_run(ghost.info.run_id)
+    return runs[0].info.run_id if runs else None
+
+
+def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> str:
+    fitted = _fit(record)
+    # Set the tags that runs are searched by on creation.
+    wanted = ("llmtrack.kind", "llmtrack.experiment", "llmtrack.study_id", _RECORD_ID)
+    tags = {key: fitted.tags[key] for key in wanted if key in fitted.tags}
+    run = client.create_run(
+        experiment_id, start_time=record.start_ms, tags={**tags, **_author_tags()}, run_name=fitted.run_name
+    )
+    if int(os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES") or 0) and client.tracking_uri.startswith("http"):
+        # MLflow retries when the response is lost, which creates a second run.
+        return _find(client, experiment_id, record.record_id) or run.info.run_id
+    return run.info.run_id
+
+
+def _fit(record: RunRecord, model_id: str | None = None) -> Fitted:
+    uri = {logged_models.URI_TAG: f"models:/{model_id}"} if model_id else {}
+    tags = packed.pack({**record.tags, **uri, _RECORD_ID: record.record_id}, running=record.status == RUNNING)
+    return fit_limits(record.params, record.metrics, record.series, tags, record.run_name)
+
+
+def _log_values(
+    client: MlflowClient,
+    run_id: str,
+    record: RunRecord,
+    fitted: Fitted,
+    model_id: str | None,
+    corpus: DataSet | None,
+) -> None:
+    from mlflow.entities import Metric, Param, RunTag
+
+    stamp = record.end_ms or record.start_ms
+    # Series stay with their run: MLflow reads all values of a logged model wherever it lists it.
+    metrics = [
+        Metric(
+            key, value, stamp, 0, model_id, *(corpus.identity if corpus and _of_corpus(key, fitted) else (None, None))
+        )
+        for key, value in fitted.metrics.items()
+    ]
+    metrics += [Metric(key, value, stamp, step) for key, steps in fitted.series.items() for step, value in steps]
+    metrics += _step_metrics(record.steps)
+    params = [Param(key, value) for key, value in fitted.params.items()]
+    tags = [RunTag(key, value) for key, value in fitted.tags.items()]
+    if _size(fitted.params) + _size(fitted.tags) > _MAX_REQUEST:
+        for param in params:
+            client.log_batch(run_id, params=[param], synchronous=True)
+        for tag in tags:
+            client.log_batch(run_id, tags=[tag], synchronous=True)
+        params, tags = [], []
+    client.log_batch(run_id, metrics=metrics, params=params, tags=tags, synchronous=True)
+
+
+def _log_inputs(client: MlflowClient, run_id: str, model_id: str | None, read: Iterable[DataSet]) -> None:
+    """Log what a run used, its logged model and data sets; MLflow keeps one use of each per run."""
+    from mlflow.entities import LoggedModelInput
+
+    inputs = list(map(datasets.entity, read))
+    models = [LoggedModelInput(model_id)] if model_id else []
+    # MLflow looks for a data set before it makes one: of two writers at once one is refused, and finds it when it asks again.
+    for left in range(len(inputs), -1, -1):
+        try:
+            if inputs or models:
+                client.log_inputs(run_id, inputs, models)
+            return
+        except Exception as error:
+            if not left or not is_permanent(error):
+                raise
+
+
+def _of_corpus(key: str, fitted: Fitted) -> bool:
+    """Return whether a metric of a run tells of its corpus, and not of what was generated beside."""
+    return fitted.params.get("task") == "perplexity" or metric(key).of_text or key.startswith("score_")
+
+
+def _size(texts: Mapping[str, str]) -> int:
+    """Return the bytes of texts in a request, which escapes non-ASCII characters."""
+    return sum(len(json.dumps(key)) + len(json.dumps(value)) for key, value in texts.items())
+
+
+def _log_artifacts(client: MlflowClient, run_id: str, record: RunRecord, files: Path | None) -> None:
+    # A running run writes them at its end.
+    texts = {**({} if record.status == RUNNING else packed.artifact(record.tags)), **record.texts}
+    if texts:
+        with tempfile.TemporaryDirectory(prefix="llmtrack-") as folder:
+            for name, text in texts.items():
+                path = Path(folder) / safe_path(name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8", errors="replace")
+            client.log_artifacts(run_id, folder)
+    if files is not None and files.is_dir():
+        client.log_artifacts(run_id, str(files))
+
+
+def _author_tags() -> dict[str, str]:
+    import getpass
+
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return {}
+    return {"mlflow.user": user, "mlflow.source.name": "llmtrack", "mlflow.source.type": "LOCAL"}
+
+
+def now_ms() -> int:
+    """Return milliseconds since the epoch."""
+    return round(1000 * time.time())

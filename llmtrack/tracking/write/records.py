@@ -1,0 +1,313 @@
+"""Records: the data of one run, built from an outcome, kept in the spool, and pushed to MLflow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmtrack import metrics as schema
+from llmtrack.spec.outcome import REPLACED, Failure, Measurement, Outcome, StepValues
+from llmtrack.spec.scenario import Scalar, Scenario
+from llmtrack.spec.serialization import digest, kept, to_json
+from llmtrack.spec.task import GenerateTask, not_asked
+from llmtrack.tracked.run import FAILED, FINISHED, KILLED, RUNNING
+from llmtrack.tracking import packed
+from llmtrack.tracking.write.datasets import DataSet, data_sets_of
+
+# Prompts are in the workload's digest, printing does not affect measurements, and the actual number of workers is
+# recorded by the measurement.
+_NOT_CONDITIONS = ("prompts", "verbose", "workers")
+_CLOCK = re.compile(r"-(\d\d)(\d\d)\d\d-")
+_LONGEST_MODEL = 40
+
+
+SET_ASIDE = "set_aside"
+"""Kind of a disturbed and remeasured run: kept, but not returned as a scenario run."""
+
+
+@dataclass(frozen=True)
+class StudyContext:
+    """Data common to all runs of a study.
+
+    Attributes:
+        study_id: such as `prompt_length-20261128-014301-3f2a`.
+        experiment: llmtrack experiment.
+        suite_id: id of its suite, or None.
+        tags: tags of every run of the study: versions, environment, git commit.
+    """
+
+    study_id: str
+    experiment: str
+    suite_id: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@kept("steps", "inputs")
+@dataclass(frozen=True)
+class RunRecord:
+    """All data of one run.
+
+    Attributes:
+        record_id: identity; pushing it twice creates one run.
+        status: `FINISHED`, `FAILED`, `KILLED`, or `RUNNING` for a study in progress.
+        start_ms: milliseconds since the epoch.
+        end_ms: milliseconds since the epoch.
+        params: conditions.
+        metrics: one value each.
+        series: one value per step each.
+        steps: values by step with times, for series with different steps.
+        tags: identity and provenance.
+        texts: artifact path to text.
+        inputs: data sets that it read.
+    """
+
+    record_id: str
+    run_name: str
+    status: str
+    start_ms: int
+    end_ms: int
+    params: Mapping[str, Scalar] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    steps: tuple[StepValues, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[DataSet, ...] = ()
+
+
+def study_record(study: StudyContext, question: str, settings: Mapping[str, Scalar], start_ms: int) -> RunRecord:
+    """Return the record of a starting study."""
+    return RunRecord(
+        record_id=study.study_id,
+        run_name=study_name(study, [str(settings.get("model", ""))]),
+        status=RUNNING,
+        start_ms=start_ms,
+        end_ms=0,
+        params={schema.SETTING_PREFIX + key: _plain(value) for key, value in settings.items()},
+        tags={**study.tags, **_study_tags(study), "llmtrack.kind": "study", "llmtrack.question": question},
+    )
+
+
+def study_name(study: StudyContext, models: Iterable[str]) -> str:
+    """Return the run name of a study: `precision 11:02, study of smollm2`, with the time in UTC.
+
+    MLflow's list shows some 20 characters, so the distinctive part comes first.
+
+    Args:
+        study: its experiment and its id, which contains the start time.
+        models: its models; the first of candidate lists.
+    """
+    named = list(dict.fromkeys(filter(None, map(short_name, models))))
+    began = _CLOCK.search(study.study_id)
+    what = f"{study.experiment} {began[1]}:{began[2]}" if began else study.experiment
+    of = named[0] if len(named) == 1 else f"{len(named)} models" if named else ""
+    if study.experiment in ("suite", "compare"):
+        return f"{what}, {of}" if of else what
+    return f"{what}, study of {of}" if of else f"{what}, study"
+
+
+def scenario_record(outcome: Outcome, study: StudyContext, remark: str = "") -> RunRecord:
+    """Return the record of a measured or failed scenario; a remark is appended to its listed name."""
+    record = _failure_record(outcome, study) if isinstance(outcome, Failure) else _measurement_record(outcome, study)
+    # The digests of what was read are part of the identity already.
+    record = dataclasses.replace(record, inputs=data_sets_of(outcome.scenario, record.params))
+    return _in_list(record, study, remark)
+
+
+def begun_record(
+    scenario: Scenario,
+    run_key: str,
+    facts: Mapping[str, Scalar],
+    tags: Mapping[str, str],
+    started_at: float,
+    study: StudyContext,
+) -> RunRecord:
+    """Return the record of a scenario whose run is written to while it goes on."""
+    record = _record(scenario, facts, study, RUNNING, (started_at, 0.0), {}, tags)
+    return _in_list(dataclasses.replace(record, record_id=run_key), study)
+
+
+def same_as_record(
+    scenario: Scenario,
+    facts: Mapping[str, Scalar],
+    same_as: str,
+    note: str,
+    study: StudyContext,
+    now_s: float,
+) -> RunRecord:
+    """Return the record of a scenario covered by another one's measurement.
+
+    Args:
+        facts: what would have been used, such as the dtype label.
+        same_as: name of the measured scenario.
+        note: why they are equal, in one line.
+        now_s: seconds since the epoch.
+    """
+    tags = {"llmtrack.outcome": "same_as", "llmtrack.same_as": same_as, "llmtrack.reason": note}
+    record = _identified(_record(scenario, facts, study, FINISHED, (now_s, now_s), tags))
+    return _in_list(record, study, f" = {same_as}")
+
+
+def params_of(scenario: Scenario) -> dict[str, Scalar]:
+    """Return the params implied by the request; None settings are left out."""
+    variant, task = scenario.variant, scenario.task
+    params: dict[str, Any] = {
+        "scenario": scenario.name,
+        "task": type(task).__name__.removesuffix("Task").lower(),
+        "model": variant.model,
+        "revision": variant.revision,
+        "backend": variant.backend,
+        "device_requested": variant.device,
+        "dtype_requested": variant.dtype,
+        "quantization": variant.quantization,
+    }
+    # New fields of a task are tracked automatically.
+    left_out = (*_NOT_CONDITIONS, *not_asked(task))
+    settings = (f.name for f in dataclasses.fields(task) if f.name not in left_out)
+    params.update({name: getattr(task, name) for name in settings})
+    if isinstance(task, GenerateTask):
+        params.update(
+            batch_size=task.batch_size or len(task.prompts),
+            decoding="greedy",
+            **to_json(scenario.repeat),
+        )
+    if scenario.quality is not None:
+        convention = to_json(scenario.quality.perplexity)
+        # For a timed task, batch size and padding refer to the timing; they do not affect perplexity.
+        params.update({k: v for k, v in convention.items() if k not in (*_NOT_CONDITIONS, *params)})
+    return {key: value for key, value in params.items() if value is not None}
+
+
+def _measurement_record(done: Measurement, study: StudyContext) -> RunRecord:
+    metrics = {name: float(value) for name, value in done.metrics.items()}
+    for name, summary in done.summaries.items():
+        values = {stat: getattr(summary, stat) for stat in schema.SPREAD_STATS}
+        metrics.update({schema.spread_key(name, stat): v for stat, v in values.items() if v is not None})
+    tags = {"llmtrack.outcome": "finished", "llmtrack.workload_id": done.workload_id}
+    texts = dict(done.texts)
+    if done.samples or done.summaries:
+        texts["samples.json"] = _samples_json(done)
+    if done.sample_text is not None:
+        texts["sample.txt"] = done.sample_text
+    if any(REPLACED in line for line in done.warnings):
+        # Kept, but excluded from views, tables and comparisons.
+        tags["llmtrack.kind"] = SET_ASIDE
+    if done.warnings:
+        tags["llmtrack.warnings"] = "\n".join(done.warnings)
+        texts["warnings.txt"] = "\n".join(done.warnings) + "\n"
+    record = _record(done.scenario, done.facts, study, FINISHED, (done.started_at, done.ended_at), tags, done.tags)
+    series = {schema.series_key(name): tuple(map(float, values)) for name, values in done.series.items()}
+    record = dataclasses.replace(record, metrics=metrics, series=series, steps=done.steps, texts=texts)
+    return _identified(record, done.run_key)
+
+
+def _failure_record(failure: Failure, study: StudyContext) -> RunRecord:
+    reason = " ".join(failure.reason.split())
+    killed = failure.kind == "interrupted"
+    tags = {
+        "llmtrack.outcome": "killed" if killed else "failed",
+        "llmtrack.failure": failure.kind,
+        "llmtrack.reason": reason,
+    }
+    times = (failure.started_at, failure.ended_at)
+    status = KILLED if killed else FAILED
+    record = _record(failure.scenario, failure.facts, study, status, times, tags, failure.tags)
+    text = f"{reason}\n\n{failure.details}".rstrip() + "\n"
+    # An interrupted run may be resumed, and artifacts cannot be removed.
+    texts = dict(failure.texts) if killed else {**failure.texts, "failure.txt": text}
+    return _identified(dataclasses.replace(record, steps=failure.steps, texts=texts), failure.run_key)
+
+
+def _record(
+    scenario: Scenario,
+    facts: Mapping[str, Scalar],
+    study: StudyContext,
+    status: str,
+    times_s: tuple[float, float],
+    tags: Mapping[str, str],
+    provenance: Mapping[str, str] | None = None,
+) -> RunRecord:
+    start_ms, end_ms = (round(1000 * second) for second in times_s)
+    return RunRecord(
+        record_id="",
+        run_name=scenario.name,
+        status=status,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        params={**params_of(scenario), **{key: _plain(value) for key, value in facts.items()}},
+        tags={
+            **study.tags,
+            **{_tag_key(key): value for key, value in (provenance or {}).items()},
+            **_study_tags(study),
+            "llmtrack.kind": "scenario",
+            "llmtrack.scenario": scenario.name,
+            "llmtrack.baseline": "true" if scenario.baseline else "false",
+            "llmtrack.scenario_id": scenario.scenario_id,
+            **tags,
+        },
+    )
+
+
+def _study_tags(study: StudyContext) -> dict[str, str]:
+    tags = {"llmtrack.experiment": study.experiment, "llmtrack.study_id": study.study_id}
+    return {**tags, "llmtrack.suite_id": study.suite_id} if study.suite_id else tags
+
+
+def _identified(record: RunRecord, run_key: str = "") -> RunRecord:
+    """Give a record its identity: its run key, or a digest of its content."""
+    if run_key:
+        return dataclasses.replace(record, record_id=run_key)
+    # Escape to ASCII, so that lone surrogates do not fail.
+    return dataclasses.replace(record, record_id=digest(json.dumps(to_json(record), sort_keys=True)))
+
+
+def _in_list(record: RunRecord, study: StudyContext, remark: str = "") -> RunRecord:
+    """Set a record's listed name, and move digests and spreads to tags.
+
+    The identity depends on what was measured, not on the listing, so this comes afterwards.
+    """
+    name = record.run_name
+    if name.partition("_")[0] != study.experiment:  # otherwise the name already says so
+        name = f"{study.experiment}/{name}"
+    digests = {name: str(value) for name, value in record.params.items() if schema.is_digest(name)}
+    metrics, spread = packed.split_spread(record.metrics)
+    return dataclasses.replace(
+        record,
+        run_name=name + remark,
+        params={name: value for name, value in record.params.items() if name not in digests},
+        metrics=metrics,
+        tags={
+            **record.tags,
+            **{schema.DIGEST_PREFIX + name: value for name, value in digests.items()},
+            **spread,
+        },
+    )
+
+
+def short_name(model: str) -> str:
+    """Return a model's name without where it comes from: of `packaged:smollm2,synthetic:tiny`, `smollm2`."""
+    first = model.split(",")[0].strip().rstrip("/\\")
+    return re.split(r"[/\\:]", first)[-1][:_LONGEST_MODEL]
+
+
+def _plain(value: Any) -> Scalar:
+    """Convert array-library scalars to Python's, and anything else to text."""
+    value = value.item() if hasattr(value, "item") else value
+    return value if isinstance(value, (str, int, float, bool)) else str(value)
+
+
+def _tag_key(key: str) -> str:
+    return key if key.startswith(("llmtrack.", "mlflow.")) else schema.ENV_TAG_PREFIX + key
+
+
+def _samples_json(done: Measurement) -> str:
+    data = {
+        "samples": {key: list(map(float, values)) for key, values in done.samples.items()},
+        **({"rounds": list(done.rounds)} if done.rounds else {}),
+        "summaries": to_json(done.summaries),
+    }
+    return json.dumps(data, indent=1) + "\n"
