@@ -220,7 +220,7 @@ def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
         if style != "table":
             raise UsageError("--repair prints one line: leave --format out")
         from llmtrack.host.words import plural
-        from llmtrack.tracking.write.abandoned import close_abandoned
+        from llmtrack.tracking.write.running import close_abandoned
 
         closed = close_abandoned(tracking_uri)
         print_text(f"{plural(len(closed), 'run')} ended as killed{': ' if closed else ''}{', '.join(closed)}")

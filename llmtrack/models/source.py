@@ -34,7 +34,7 @@ class ModelSource:
     Attributes:
         kind: `hub`, `folder`, `gguf`, `packaged`, `synthetic` or `run`.
         location: the hub id, the path with `~` expanded, the name of the packaged model or preset; for a run's
-            checkpoint, the folder that `llmtrack.tracking.read.checkpoints` downloads it into.
+            checkpoint, the folder that `llmtrack.tracking.read.artifacts` downloads it into.
         spec: the candidate as written.
     """
 

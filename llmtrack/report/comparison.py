@@ -32,8 +32,7 @@ from llmtrack.report.tables.columns import (
     shared_conditions,
     with_differing_params,
 )
-from llmtrack.report.tables.table import DASH, Column, Table, summary_table, with_noise_floor
-from llmtrack.report.tables.tasks import split_by_task
+from llmtrack.report.tables.table import DASH, Column, Table, split_by_task, summary_table, with_noise_floor
 from llmtrack.report.terminal import make_console, say
 from llmtrack.tracked.frames import check_columns, column_names, pick
 from llmtrack.tracked.runs import Runs

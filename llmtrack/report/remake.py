@@ -16,8 +16,7 @@ from llmtrack.host.console import make_folder
 from llmtrack.host.entry_points import EXPERIMENTS, named_experiment
 from llmtrack.metrics import SETTING_PREFIX
 from llmtrack.report.page.gather import Member
-from llmtrack.report.page.parts import Parts
-from llmtrack.report.page.place import Place
+from llmtrack.report.page.place import Parts, Place
 from llmtrack.report.page.study import Written, write_study
 from llmtrack.report.page.suite import write_suite
 from llmtrack.report.sentences.reading import doubts

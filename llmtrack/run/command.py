@@ -16,7 +16,7 @@ from llmtrack.run.main import USAGE, exit_codes, run_experiment
 from llmtrack.run.settings import unknown
 from llmtrack.spec.options import parameters
 from llmtrack.spec.parameter import Parameter, unexpected, written
-from llmtrack.tracking.write.refusal import explain_refusal
+from llmtrack.tracking.write.amend import explain_refusal
 
 
 class ConfigCommand(click.Command):

@@ -34,8 +34,8 @@ from llmtrack.run.study.study import StudyResult, run_study
 from llmtrack.run.suite import SuiteResult
 from llmtrack.tracking.read.artifacts import local_artifact
 from llmtrack.tracking.views import kept_views, run_link, runs_link
-from llmtrack.tracking.write.abandoned import close_abandoned
-from llmtrack.tracking.write.refusal import explain_refusal
+from llmtrack.tracking.write.amend import explain_refusal
+from llmtrack.tracking.write.running import close_abandoned
 from llmtrack.tracking.write.spool import Spool, to_stderr
 from llmtrack.tracking.write.tracker import Study, Tracker
 

@@ -31,8 +31,7 @@ from llmtrack.report.plots.picture import to_figure
 from llmtrack.report.show import Layout, show
 from llmtrack.report.tables.columns import with_differing_params
 from llmtrack.report.tables.fit import STAY, fit_to_width, without_constants
-from llmtrack.report.tables.table import DASH, Table, summary_table
-from llmtrack.report.tables.tasks import split_by_task, tables_by_task
+from llmtrack.report.tables.table import DASH, Table, split_by_task, summary_table, tables_by_task
 from llmtrack.report.terminal import metrics_block, render_recommendation
 from llmtrack.tracked.frames import column_names
 from llmtrack.tracked.runs import Runs

@@ -17,7 +17,7 @@ from llmtrack.measure import arithmetic, bandwidth
 from llmtrack.run.study.journal import Journal
 from llmtrack.tracking import owner
 from llmtrack.tracking.read.query import runs
-from llmtrack.tracking.write.claim import WORK_TAG, open_claimed
+from llmtrack.tracking.write.running import WORK_TAG, open_claimed
 from tests.conftest import HANG_S, draw_nothing
 from tests.forked import Forked
 

@@ -16,7 +16,7 @@ from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
 from experiments.suite import quick_remark
 from llmtrack.cli import main
 from llmtrack.report.escape import in_markdown
-from llmtrack.report.page.parts import Parts
+from llmtrack.report.page.place import Parts
 from llmtrack.tracking import store_errors
 from llmtrack.tracking.read.query import runs, studies
 from llmtrack.tracking.write import sync

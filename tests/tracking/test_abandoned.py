@@ -15,7 +15,7 @@ from llmtrack.cli import main
 from llmtrack.tracking import owner
 from llmtrack.tracking.owner import host_id, is_gone, started, this_process
 from llmtrack.tracking.read.query import runs, tracked_runs
-from llmtrack.tracking.write.abandoned import close_abandoned
+from llmtrack.tracking.write.running import close_abandoned
 from tests.tracking.samples import ENVIRONMENT
 
 

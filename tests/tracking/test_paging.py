@@ -8,8 +8,8 @@ import pytest
 from mlflow import MlflowClient
 
 from llmtrack.errors import UsageError
-from llmtrack.tracking.read import paging
-from llmtrack.tracking.read.paging import newest_runs, read_pages
+from llmtrack.tracking.read import source
+from llmtrack.tracking.read.source import newest_runs, read_pages
 from tests.tracking.test_query import clone
 
 YEAR = 365 * 86_400_000
@@ -25,8 +25,8 @@ TIMES = {
 
 @pytest.fixture
 def small_pages(monkeypatch):
-    monkeypatch.setattr(paging, "PAGE", 5)
-    monkeypatch.setattr(paging, "_FIRST_PAGE", 3)
+    monkeypatch.setattr(source, "PAGE", 5)
+    monkeypatch.setattr(source, "_FIRST_PAGE", 3)
 
 
 def store_with(uri: str, times: list[int]) -> tuple[MlflowClient, str, set[str]]:
@@ -39,7 +39,7 @@ def store_with(uri: str, times: list[int]) -> tuple[MlflowClient, str, set[str]]
 
 
 @pytest.mark.usefixtures("small_pages")
-@pytest.mark.parametrize("way", [paging._in_turn, paging._from_server])
+@pytest.mark.parametrize("way", [source._in_turn, source._from_server])
 @pytest.mark.parametrize("times", TIMES.values(), ids=TIMES)
 def test_all_runs_are_read(uri, way, times):
     client, number, expected = store_with(uri, times)
@@ -54,7 +54,7 @@ def test_all_runs_are_read(uri, way, times):
 @pytest.mark.usefixtures("small_pages")
 def test_a_filter_holds_for_every_stretch(uri):
     client, number, _ = store_with(uri, list(range(1, 20)))
-    pages = paging._from_server(client, [number], "attributes.start_time < 12")
+    pages = source._from_server(client, [number], "attributes.start_time < 12")
     assert {run.info.start_time for page in pages for run in page} == set(range(1, 12))
 
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.read_runs import fill
 from benchmarks.read_while_writing import EXPERIMENT, read_while_writing
 from llmtrack.tracking import store
-from llmtrack.tracking.read import direct, paging
+from llmtrack.tracking.read import direct, source
 from tests.conftest import made_once
 from tests.forking import processes
 
@@ -33,8 +33,8 @@ def test_every_reading_holds_what_was_there_before_it(filled, uri, monkeypatch, 
     monkeypatch.setattr(direct, "_SCANNED", 100)
     if reader == "MLflow":
         monkeypatch.setattr(direct, "read", lambda *_: None)
-    monkeypatch.setattr(paging, "PAGE", 10)
-    monkeypatch.setattr(paging, "_FIRST_PAGE", 10)
+    monkeypatch.setattr(source, "PAGE", 10)
+    monkeypatch.setattr(source, "_FIRST_PAGE", 10)
     found = read_while_writing(uri, writers=1, readings=2, context=processes())
     assert found[-1].rows > 40
     assert [each.rows for each in found] == sorted(each.rows for each in found)

@@ -6,7 +6,7 @@ import pytest
 from mlflow import MlflowClient
 
 from experiments import baseline
-from llmtrack.tracking.write.refusal import explain_refusal
+from llmtrack.tracking.write.amend import explain_refusal
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from llmtrack.report.page.phases import Call
 from llmtrack.report.plots.drawing import save
 from llmtrack.report.sentences.takeaways import plain_call
 from llmtrack.report.tables.fit import fit_to_width
-from llmtrack.report.tables.table import Table, summary_table
-from llmtrack.report.tables.tasks import split_by_task, tables_by_task
+from llmtrack.report.tables.table import Table, split_by_task, summary_table, tables_by_task
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 

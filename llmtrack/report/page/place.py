@@ -1,9 +1,10 @@
-"""Context of a report: its run and store, and where it is printed and written."""
+"""Context of a report: its run and store, where it is printed and written, and its parts, which may fail one by one."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -12,8 +13,8 @@ from rich.console import Console
 
 from llmtrack.host.secrets import redact
 from llmtrack.report.page.html import Report
-from llmtrack.report.page.parts import Parts
 from llmtrack.tracking.read.artifacts import artifact_text, series
+from llmtrack.tracking.store_errors import one_line
 from llmtrack.tracking.views import run_link
 
 
@@ -66,3 +67,22 @@ def server_of(tracking_uri: str) -> tuple[str, str]:
         port = f":{parts.port}" if parts.port else ""
         return f"{parts.scheme}://{host}{port}{parts.path.rstrip('/')}", ""
     return "http://127.0.0.1:5000", f"mlflow ui --backend-store-uri {shlex.quote(redact(tracking_uri))}"
+
+
+class Parts:
+    """The parts of a report.
+
+    Attributes:
+        problems: failed parts with the reason, one line each.
+    """
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Build a part; record an error instead of raising it."""
+        try:
+            yield
+        except Exception as error:
+            self.problems.append(f"{name}: {type(error).__name__}: {one_line(error)}")

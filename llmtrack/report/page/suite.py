@@ -18,8 +18,7 @@ from llmtrack.report.page.write import print_lines, print_report, write_html, wr
 from llmtrack.report.plots.drawing import drawing
 from llmtrack.report.plots.roofline import roofline_plots
 from llmtrack.report.sentences.takeaways import headline, takeaways
-from llmtrack.report.tables.table import summary_table
-from llmtrack.report.tables.tasks import tables_by_task
+from llmtrack.report.tables.table import summary_table, tables_by_task
 from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:

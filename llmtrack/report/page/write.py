@@ -13,7 +13,7 @@ from llmtrack.host.console import console_of, keep_text, make_folder, on_one_lin
 from llmtrack.host.words import plural
 from llmtrack.report.escape import in_markdown, plain
 from llmtrack.report.page.html import Report, render_report
-from llmtrack.report.page.parts import Parts
+from llmtrack.report.page.place import Parts
 from llmtrack.report.plots.drawing import drawing, save
 from llmtrack.report.plots.picture import to_figure
 from llmtrack.report.tables.fit import blocks, fit_to_width, without_constants

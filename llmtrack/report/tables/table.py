@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -240,3 +240,20 @@ def to_csv(runs: Runs) -> str:
     table = frame_of(runs)
     known = table[[name for name in dict.fromkeys(names) if name in table.columns]]
     return str(known.dropna(axis="columns", how="all").to_csv(index=False))
+
+
+TASKS = {"generate": "timing", "perplexity": "quality", "train": "training"}
+OTHER = "other runs"
+
+
+def split_by_task(runs: Runs) -> dict[str, Runs]:
+    """Group runs by task title, in the order of `TASKS`; unknown tasks come last."""
+    found: dict[str, list[Run]] = {title: [] for title in (*TASKS.values(), OTHER)}
+    for run in runs:
+        found[TASKS.get(run.text("task"), OTHER)].append(run)
+    return {title: Runs(own) for title, own in found.items() if own}
+
+
+def tables_by_task(runs: Runs) -> Mapping[str, Table]:
+    """Return a table per task title; baselines are looked up among all runs."""
+    return {title: summary_table(own, among=runs) for title, own in split_by_task(runs).items()}

@@ -20,9 +20,8 @@ from llmtrack.tracking.read import direct
 from llmtrack.tracking.read.aliases import run_of_alias
 from llmtrack.tracking.read.filters import Moment, Wanted, quoted
 from llmtrack.tracking.read.ids import run_of_id
-from llmtrack.tracking.read.paging import read_pages
 from llmtrack.tracking.read.parsing import RunParser
-from llmtrack.tracking.read.source import Source
+from llmtrack.tracking.read.source import Source, read_pages
 from llmtrack.tracking.read.taken_over import as_own, taken_over
 
 if TYPE_CHECKING:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from llmtrack.errors import UsageError
+from llmtrack.host.garbage import uncollected
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.read import direct
 from llmtrack.tracking.read.direct import Known
 from llmtrack.tracking.read.filters import Wanted, key_quoted
-from llmtrack.tracking.read.paging import newest_runs
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
+    from mlflow.store.entities import PagedList
 
 
 class Source:
@@ -66,3 +74,124 @@ class Source:
             Known(run.info.run_id, run.info.experiment_id, run.data.tags)
             for run in newest_runs(self.client, ids, text, limit)
         ]
+
+
+PAGE = 500
+_FIRST_PAGE = 100
+_AT_ONCE = 4
+NEWEST_FIRST = "attributes.start_time DESC"
+_OLDEST_FIRST = "attributes.start_time ASC"
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Start times from `low` to `high`, inclusive, in milliseconds; `token` if partly read."""
+
+    low: int
+    high: int
+    token: str | None = None
+
+
+def read_pages(client: MlflowClient, experiment_ids: Sequence[str], text: str) -> Iterator[list[Run]]:
+    """Yield all runs matching an MLflow filter, page by page; from a server unordered and with duplicates.
+
+    Raises:
+        UsageError: MLflow rejects the filter.
+        TrackingError: the store cannot be read.
+    """
+    if not experiment_ids:
+        return
+    read = _from_server if client.tracking_uri.startswith("http") else _in_turn
+    pages = read(client, experiment_ids, text)
+    with uncollected():
+        for page in pages:
+            yield page
+            # Only the young generation: the garbage of one page.
+            del page
+            gc.collect(1)
+
+
+def newest_runs(client: MlflowClient, experiment_ids: Sequence[str], text: str, limit: int = 1) -> list[Run]:
+    """Return the newest runs matching an MLflow filter; raises as `read_pages`."""
+    return list(_page(client, experiment_ids, text, limit)) if experiment_ids else []
+
+
+def _in_turn(client: MlflowClient, experiment_ids: Sequence[str], text: str) -> Iterator[list[Run]]:
+    token: str | None = None
+    while True:
+        page = _page(client, experiment_ids, text, PAGE, token)
+        token = page.token
+        yield list(page)
+        if not token:
+            return
+
+
+def _from_server(client: MlflowClient, experiment_ids: Sequence[str], text: str) -> Iterator[list[Run]]:
+    """Read the first page alone, which is usually everything, then intervals of start times concurrently.
+
+    An interval with more than a page is split at the end of its page, so that crowded times are shared among requests.
+    MLflow's page tokens only allow sequential reading.
+    """
+    first = _page(client, experiment_ids, text, _FIRST_PAGE)
+    yield list(first)
+    if not first.token:
+        return
+    oldest = _page(client, experiment_ids, text, 1, order=_OLDEST_FIRST)
+    # Another process may have deleted runs in the meantime.
+    low = min(run.info.start_time for run in [*oldest, *first])
+    todo = _split(_Stretch(low, first[-1].info.start_time), _AT_ONCE)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        pending: set[Future[tuple[list[Run], list[_Stretch]]]] = set()
+        try:
+            while todo or pending:
+                pending |= {pool.submit(_read_stretch, client, experiment_ids, text, each) for each in todo}
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                todo = []
+                for future in done:
+                    runs, rest = future.result()
+                    todo += rest
+                    yield runs
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _read_stretch(
+    client: MlflowClient, experiment_ids: Sequence[str], text: str, stretch: _Stretch
+) -> tuple[list[Run], list[_Stretch]]:
+    """Return one page of an interval, and the remaining intervals."""
+    limits = f"attributes.start_time >= {stretch.low} and attributes.start_time <= {stretch.high}"
+    page = _page(client, experiment_ids, f"{text} and {limits}" if text else limits, PAGE, token=stretch.token)
+    if not page.token:
+        return list(page), []
+    last = page[-1].info.start_time
+    if last == stretch.high:
+        # A whole page within one millisecond cannot be split by time.
+        return list(page), [_Stretch(stretch.low, stretch.high, page.token)]
+    # More runs may have started in the last millisecond: it is read again, and duplicates are dropped.
+    return list(page), _split(_Stretch(stretch.low, last), 2)
+
+
+def _split(stretch: _Stretch, parts: int) -> list[_Stretch]:
+    """Split an interval into at most `parts`."""
+    length = stretch.high - stretch.low + 1
+    edges = [stretch.low + length * part // parts for part in range(parts + 1)]
+    return [_Stretch(low, high - 1) for low, high in itertools.pairwise(edges) if low < high]
+
+
+def _page(
+    client: MlflowClient,
+    experiment_ids: Sequence[str],
+    text: str,
+    limit: int,
+    token: str | None = None,
+    order: str = NEWEST_FIRST,
+) -> PagedList[Run]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.search_runs(list(experiment_ids), text, max_results=limit, page_token=token, order_by=[order])
+    except MlflowException as error:
+        if error.error_code != "INVALID_PARAMETER_VALUE":
+            raise store_errors.unreadable(client, error) from error
+        raise UsageError(f"MLflow does not understand the filter {text!r}: {store_errors.one_line(error)}") from error

@@ -1,7 +1,8 @@
-"""Add a report to the run of a finished study."""
+"""Write to a run that is there: the report of a finished study, or why `mlflow run` measured nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -60,3 +61,22 @@ def add_report(
             client.log_artifacts(run_id, folder)
     except Exception as error:
         raise TrackingError(f"cannot write the report to run {run_id}: {store_errors.one_line(error)}") from error
+
+
+def explain_refusal(reason: str) -> None:
+    """Write the reason into the run created by `mlflow run`, unless a study has joined it.
+
+    Never raises; the reason is also printed.
+    """
+    run_id = os.environ.get("MLFLOW_RUN_ID")
+    if not run_id:
+        return
+    with contextlib.suppress(Exception):
+        client = store.open_existing(store.resolve_tracking_uri(None))
+        run = client.get_run(run_id)
+        text = shorten(redact(reason, secrets_of(os.environ)), MAX_TAG_VALUE)
+        tags = {"llmtrack.outcome": "failed", "llmtrack.reason": text, "mlflow.note.content": text}
+        if entry_point := run.data.tags.get("mlflow.project.entryPoint"):
+            tags["mlflow.runName"] = f"{entry_point} (refused)"
+        for key, value in tags.items():
+            client.set_tag(run_id, key, value)
