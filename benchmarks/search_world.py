@@ -35,6 +35,8 @@ class World:
         drift: amplitude of clock speed changes within minutes.
         heat: slowdown of the machine in the first ten minutes.
         load: factor on all times, as by other programs.
+        bursts: factor on the times of a way that uses all cores while another program runs, which comes and goes; of one
+            that uses half of them, its cube root.
         fixed: minimum and maximum seconds of a candidate's first start beyond the worker's.
         failing: share of the candidates that fail to start.
         stalling: share that hang.
@@ -46,6 +48,7 @@ class World:
     drift: float = 0.1
     heat: float = 0.0
     load: float = 1.0
+    bursts: float = 1.0
     fixed: tuple[float, float] = (2.0, 60.0)
     failing: float = 0.05
     stalling: float = 0.03
@@ -77,6 +80,11 @@ class World:
                 self.failures.add(name)
             elif chance < self.failing + self.stalling:
                 self.stalls.add(name)
+
+        # Of their own draws, so that a world without bursts is the same.
+        draw = np.random.default_rng([self.seed, 1])
+        self.narrow = {name for name in self.speeds if name != "base" and draw.random() < 0.5}
+        self._bursts = np.cumsum([draw.uniform(20, 90 if number % 2 else 150) for number in range(60)])
 
     @property
     def able(self) -> dict[str, float]:
@@ -120,7 +128,9 @@ class World:
 
     def _call(self, name: str, seconds: float, begins: float) -> Seen:
         slower = self.heat * min(1.0, self.now / 600) + self.drift * math.sin(self.now / 40 + self.seed)
-        value = self.speeds[name] / self.load
+        disturbed = self.bursts > 1 and np.searchsorted(self._bursts, self.now) % 2 == 1
+        burst = self.bursts if disturbed else 1.0
+        value = self.speeds[name] / self.load / (burst ** (1 / 3) if name in self.narrow else burst)
         value *= math.exp(self.noise * self.random.standard_normal() - slower)
         again = max(NEW_TOKENS / value, 0.5)
         took = begins + again * (2 if begins else 1)
@@ -128,7 +138,7 @@ class World:
             return self._late(seconds)
         self.now += took
         values = {"decode_tokens_per_sec": value, "inter_token_latency_ms": 1000 / value}
-        return Seen(values, took, again=again)
+        return Seen(values, took, again=again, disturbed=bool(disturbed))
 
     def _late(self, seconds: float) -> Seen:
         self.now += seconds

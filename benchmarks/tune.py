@@ -40,6 +40,7 @@ LOADS: dict[str, dict[str, Any]] = {
     "load 2, noise 8 %": {"noise": 0.08, "load": 2.0},
     "load 3, noise 15 %": {"noise": 0.15, "load": 3.0},
     "load 5, noise 25 %": {"noise": 0.25, "load": 5.0, "heat": 0.2},
+    "another program comes and goes": {"noise": 0.03, "bursts": 4.0},
 }
 CANDIDATES = (3, 8, 24, 60)
 BUDGETS = (60.0, 180.0, 300.0, 900.0)

@@ -23,6 +23,7 @@ class Seen:
         why: reason of the failure.
         again: expected seconds of a further sample; None for the same duration.
         late: phase in which it timed out, such as `loading`; empty if it did not.
+        disturbed: whether other programs disturbed the machine, or the calls varied or drifted.
     """
 
     values: Mapping[str, float]
@@ -30,6 +31,7 @@ class Seen:
     why: str = ""
     again: float | None = None
     late: str = ""
+    disturbed: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Samples of one block are taken within seconds, so that drift affects all of them alike. The logarithm of a sample is
 modelled as candidate + block + noise and fitted by least squares, so that candidates are compared within blocks, also
-indirectly through a third one.
+indirectly through a third one. A block during which other programs disturbed the machine counts less, and on its own
+decides nothing unless all blocks are so: a way that uses all cores loses more to them than one that uses few.
 
 A candidate is dropped when the interval of its ratio to the leader excludes 1. The interval is corrected for the number
 of candidates and of looks, so that the best one is dropped with probability at most `Rules.alpha`.
@@ -21,6 +22,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llmtrack.decide.significance import ALPHA, Ratio
+
+# Weight of a disturbed block in the fit, and the common blocks after which two candidates are comparable without a calm one.
+_DISTURBED_WEIGHT = 0.1
+_ENOUGH_BLOCKS = 3
+# Degrees of freedom from which the calm blocks alone tell the noise.
+_LEAST_FREEDOM = 2
 
 
 @dataclass(frozen=True)
@@ -107,12 +114,18 @@ class Race:
     dropped: dict[str, Dropped] = field(init=False, default_factory=dict)
     waiting: set[str] = field(init=False, default_factory=set)
     _blocks: list[dict[str, list[float]]] = field(init=False, default_factory=lambda: [{}])
+    _weights: list[float] = field(init=False, default_factory=lambda: [1.0])
     _fitted: _Fit | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.samples = {name: [] for name in self.names}
         self._number = {name: number for number, name in enumerate(self.names)}
-        self._closed = self._sums_of({})
+        # Of the blocks before the current one: the calm ones, and the disturbed ones.
+        self._sums = {1.0: self._sums_of({}), _DISTURBED_WEIGHT: self._sums_of({})}
+        # Pairs by number: blocks that both were sampled in, and whether one of those that are closed was calm.
+        self._common = np.zeros((len(self.names), len(self.names)), dtype=int)
+        self._calm = np.zeros((len(self.names), len(self.names)), dtype=bool)
+        self._comparable: np.ndarray | None = None
 
     @property
     def alive(self) -> list[str]:
@@ -127,11 +140,16 @@ class Race:
     def begin_block(self) -> None:
         """Begin a block of samples to compare with each other."""
         if self._blocks[-1]:
-            self._closed = self._closed + self._sums_of(self._blocks[-1])
+            self._sums = self._all_sums()
+            self._calm = self._calm_pairs()
             self._blocks.append({})
+            self._weights.append(1.0)
 
-    def tell(self, name: str, value: float) -> None:
+    def tell(self, name: str, value: float, disturbed: bool = False) -> None:
         """Add a sample, and drop the candidates that are significantly worse.
+
+        Args:
+            disturbed: whether the machine was disturbed meanwhile; the whole block counts as disturbed then.
 
         Raises:
             ValueError: it is not positive.
@@ -140,8 +158,15 @@ class Race:
             raise ValueError(f"a ratio needs samples above 0, and {name} has {value}")
         self.samples[name].append(value)
         sign = 1 if self.better == "higher" else -1
-        self._blocks[-1].setdefault(name, []).append(sign * math.log(value))
-        self._fitted = None
+        block = self._blocks[-1]
+        if name not in block:
+            here, others = self._number[name], [self._number[other] for other in block]
+            self._common[here, others] += 1
+            self._common[others, here] += 1
+        block.setdefault(name, []).append(sign * math.log(value))
+        if disturbed:
+            self._weights[-1] = _DISTURBED_WEIGHT
+        self._fitted = self._comparable = None
         self._eliminate(self.alive)
 
     def drop(self, name: str, why: str) -> None:
@@ -164,9 +189,24 @@ class Race:
         return float(fit.effects[fit.of[name]])
 
     def leader(self, among: Iterable[str] | None = None) -> str | None:
-        """Return the best eligible candidate, or the best of the given ones; None if there is none."""
+        """Return the best eligible candidate, or the best of the given ones; None if there is none.
+
+        Those compared with the others only while the machine was disturbed do not lead.
+        """
         able = [name for name in self.tried if name not in self.waiting] if among is None else [*among]
-        return max(able, key=self.goodness, default=None)
+        return max(self.settled(able) or able, key=self.goodness, default=None)
+
+    def settled(self, names: Iterable[str]) -> list[str]:
+        """Return those of some candidates that were compared with most others while the machine was calm.
+
+        Where it never was, these are all; three common disturbed blocks are as good as a calm one.
+        """
+        if min(self._weights) == 1.0:
+            return [*names]
+        parts = self._comparable_parts()
+        sampled = [self._number[name] for name in self.names if self.samples[name]]
+        most = np.bincount(parts[sampled], minlength=1).argmax() if sampled else 0
+        return [name for name in names if parts[self._number[name]] == most]
 
     def ratio(self, one: str, other: str) -> Ratio | None:
         """Return how many times as good one candidate is as another, with an interval valid over all looks.
@@ -221,6 +261,8 @@ class Race:
         for name in names:
             if name == leader or name in self.dropped or not self.samples[name]:
                 continue
+            if not self.comparable(leader, name):
+                continue
             ratio = self.ratio(leader, name)
             single = len(self.samples[name]) == 1 and not self.exact
             if ratio is None or ratio.low <= 1 or (single and ratio.value < self.rules.far):
@@ -228,14 +270,46 @@ class Race:
             self.dropped[name] = Dropped(f"{leader} is better", ratio, leader)
             self.waiting.discard(name)
 
+    def comparable(self, one: str, other: str) -> bool:
+        """Return whether two candidates were compared while the machine was calm, directly or through others; see
+        `settled`.
+        """
+        parts = self._comparable_parts()
+        return self.exact or bool(parts[self._number[one]] == parts[self._number[other]])
+
+    def _comparable_parts(self) -> np.ndarray:
+        """Return the component of each candidate by the pairs that are comparable."""
+        if self._comparable is None:
+            calm = self._calm_pairs()
+            linked = calm | (self._common >= _ENOUGH_BLOCKS) if calm.any() else self._common > 0
+            self._comparable = _parts(linked.astype(float))
+        return self._comparable
+
+    def _calm_pairs(self) -> np.ndarray:
+        """Return the pairs with a common calm block, the current one included."""
+        if self._weights[-1] < 1.0:
+            return self._calm
+        here = [self._number[name] for name in self._blocks[-1]]
+        calm = self._calm.copy()
+        calm[np.ix_(here, here)] |= ~np.eye(len(here), dtype=bool)
+        return calm
+
     def _own_variance(self, one: str, other: str) -> float:
         """Estimate the sample variance from two candidates alone: one may be noisier than the rest."""
-        pairs = [(block[one], block[other]) for block in self._blocks if one in block and other in block]
+        pairs = [
+            (weight, block[one], block[other])
+            for weight, block in zip(self._weights, self._blocks, strict=True)
+            if one in block and other in block
+        ]
+        calm = [pair for pair in pairs if pair[0] == 1.0]
+        pairs = calm if len(calm) >= 2 else pairs
         if len(pairs) < 2:
             return 0.0
-        differences = [float(np.mean(left) - np.mean(right)) for left, right in pairs]
-        sizes = [1 / len(left) + 1 / len(right) for left, right in pairs]
-        return float(np.var(differences, ddof=1) / np.mean(sizes))
+        weights = np.array([weight for weight, _, _ in pairs])
+        differences = np.array([float(np.mean(left) - np.mean(right)) for _, left, right in pairs])
+        sizes = [1 / len(left) + 1 / len(right) for _, left, right in pairs]
+        about = differences - np.average(differences, weights=weights)
+        return float((weights * about**2).sum() / (len(pairs) - 1) / np.mean(sizes))
 
     def _fit(self) -> _Fit:
         if self._fitted is None:
@@ -244,21 +318,26 @@ class Race:
 
     def _least_squares(self) -> _Fit:
         """Fit candidate + block by least squares, with block effects eliminated."""
-        sums = self._closed + self._sums_of(self._blocks[-1])
+        calm, disturbed = self._all_sums().values()
         known = np.array([number for number, name in enumerate(self.names) if self.samples[name]], dtype=int)
         of = {self.names[number]: position for position, number in enumerate(known)}
-        normal, right = sums.normal[np.ix_(known, known)], sums.right[known]
-        spread = np.linalg.pinv(normal, rcond=1e-9, hermitian=True)
-        effects = spread @ right
-        parts = _parts(normal)
-        freedom = sums.count - sums.blocks - (len(known) - len(np.unique(parts)))
-        variance = max(0.0, sums.squares - float(effects @ right)) / freedom if freedom > 0 else 0.0
+        effects, spread, parts, variance, freedom = _solved(calm + disturbed, known)
+        if calm.blocks and disturbed.blocks:
+            # A disturbance is no noise of the others: one that slows candidates unequally would hide all differences.
+            *_, own_variance, own_freedom = _solved(calm, np.flatnonzero(calm.normal.diagonal()))
+            if own_freedom >= _LEAST_FREEDOM:
+                variance, freedom = own_variance, own_freedom
         # Effects are relative within a connected component; an isolated candidate is placed by its own samples.
         effects = effects + self._levels(of, effects, parts)
         return _Fit(of, effects, spread, parts[:, None] == parts[None, :], variance, freedom)
 
-    def _sums_of(self, block: Mapping[str, Sequence[float]]) -> _Sums:
-        """Return a block's contribution to the normal equations."""
+    def _all_sums(self) -> dict[float, _Sums]:
+        """Return the normal equations of the calm and of the disturbed blocks, the current one included."""
+        weight = self._weights[-1]
+        return self._sums | {weight: self._sums[weight] + self._sums_of(self._blocks[-1], weight)}
+
+    def _sums_of(self, block: Mapping[str, Sequence[float]], weight: float = 1.0) -> _Sums:
+        """Return a block's contribution to the weighted normal equations."""
         size = len(self.names)
         values = np.array([value for values in block.values() for value in values])
         if not len(values):
@@ -268,7 +347,7 @@ class Race:
         centred = values - values.mean()
         normal = np.diag(amounts) - np.outer(amounts, amounts) / len(values)
         right = np.bincount(members, weights=centred, minlength=size)
-        return _Sums(normal, right, float((centred**2).sum()), len(values), 1)
+        return _Sums(weight * normal, weight * right, weight * float((centred**2).sum()), len(values), 1)
 
     def _levels(self, of: Mapping[str, int], effects: np.ndarray, parts: np.ndarray) -> np.ndarray:
         sign = 1 if self.better == "higher" else -1
@@ -278,6 +357,17 @@ class Race:
             inside = parts == part
             levels[inside] = float(np.mean(means[inside] - effects[inside]))
         return levels
+
+
+def _solved(sums: _Sums, known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, int]:
+    """Solve the normal equations of some candidates: effects, their covariances and components, variance, freedom."""
+    normal, right = sums.normal[np.ix_(known, known)], sums.right[known]
+    spread = np.linalg.pinv(normal, rcond=1e-9, hermitian=True)
+    effects = spread @ right
+    parts = _parts(normal)
+    freedom = sums.count - sums.blocks - (len(known) - len(np.unique(parts)))
+    variance = max(0.0, sums.squares - float(effects @ right)) / freedom if freedom > 0 else 0.0
+    return effects, spread, parts, variance, freedom
 
 
 def _parts(normal: np.ndarray) -> np.ndarray:
@@ -299,11 +389,13 @@ class Sample:
         value: the sample, or None if it failed.
         seconds: duration.
         why: reason of the failure, or of being ineligible.
+        disturbed: whether the machine was disturbed meanwhile.
     """
 
     value: float | None
     seconds: float
     why: str = ""
+    disturbed: bool = False
 
 
 def duel(
@@ -312,12 +404,12 @@ def duel(
     seconds: float,
     least: int = 5,
     most: int = 12,
-) -> dict[str, list[float]]:
-    """Measure two candidates afresh against each other; return the samples of each.
+) -> dict[str, list[Sample]]:
+    """Measure two candidates afresh against each other; return the samples of each, those of a round at one position.
 
-    Claims use only these samples, because the race selects its winner partly by luck. The number of samples is fixed
-    from the remaining time and the first sample of each, before any comparison. The order alternates (A B B A), so that
-    drift affects both.
+    Claims use only these samples (see `counted`), because the race selects its winner partly by luck. The number of
+    rounds is fixed from the remaining time and the first sample of each, before any comparison. The order alternates (A
+    B B A), so that drift affects both. A disturbed round is repeated while the time allows.
 
     Args:
         measure: measures a candidate once; a failure ends the duel.
@@ -325,21 +417,30 @@ def duel(
         least: minimum samples of each, regardless of time; 4 against 4 can be significant (see `differences.too_few`).
         most: maximum samples of each.
     """
-    found: dict[str, list[float]] = {name: [] for name in names}
-    rounds, cost = least, 0.0
-    done = 0
-    while done < rounds:
+    found: dict[str, list[Sample]] = {name: [] for name in names}
+    wanted, spent, done = least, 0.0, 0
+    while done < wanted:
+        before = spent
         for name in names if done % 2 == 0 else names[::-1]:
             sample = measure(name)
             if sample.value is None:
                 return found
-            found[name].append(sample.value)
-            cost += sample.seconds if done < 2 else 0.0
+            found[name].append(sample)
+            spent += sample.seconds
         done += 1
         if done == 2:  # A first sample may include first-call overhead.
-            more = min((seconds - cost) / max(cost / 2, 1e-9), most)
-            rounds = min(most, max(least, 2 + int(more)))
+            more = min((seconds - spent) / max(spent / 2, 1e-9), most)
+            wanted = min(most, max(least, 2 + int(more)))
+        if any(found[name][-1].disturbed for name in names) and wanted < 2 * most and 2 * spent - before <= seconds:
+            wanted += 1
     return found
+
+
+def counted(samples: Mapping[str, Sequence[Sample]], least: int) -> list[int]:
+    """Return the rounds of a duel that count: those without a disturbance, or all where these are fewer than `least`."""
+    rounds = [*zip(*samples.values(), strict=False)]
+    calm = [number for number, both in enumerate(rounds) if not any(sample.disturbed for sample in both)]
+    return calm if len(calm) >= least else [*range(len(rounds))]
 
 
 def quantile(chance: float, freedom: float) -> float:

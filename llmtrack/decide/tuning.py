@@ -25,7 +25,7 @@ from llmtrack.decide.costs import Costs
 from llmtrack.decide.differences import Difference, difference, enough_repeats, judge
 from llmtrack.decide.goal import Ending, Goal, Measurer, SearchState, Seen
 from llmtrack.decide.promise import Base, Prediction, Predictor, Way, keeps_quality
-from llmtrack.decide.racing import Race, Sample, duel
+from llmtrack.decide.racing import Race, Sample, counted, duel
 from llmtrack.decide.text_quality import TextQuality
 from llmtrack.host.words import significant
 from llmtrack.metrics import metric
@@ -66,7 +66,8 @@ class Tuning:
         race: samples and eliminations.
         quality: perplexity of each model relative to the baseline's.
         proven_of: candidate whose fresh comparison with the baseline is the evidence of the result; empty without one.
-        fresh: samples of that comparison, by candidate.
+        fresh: samples of that comparison that count, by candidate.
+        proof_rounds: rounds of that comparison that count.
         claim: result of that comparison.
         ending: `proven`: measured afresh and within the bound; `unproven`: the best so far; `none`: no answer.
         winner: the answer, proven or not.
@@ -84,6 +85,7 @@ class Tuning:
     quality: TextQuality = field(init=False)
     proven_of: str = field(init=False, default="")
     fresh: dict[str, list[float]] = field(init=False, default_factory=dict)
+    proof_rounds: list[int] = field(init=False, default_factory=list)
     claim: Difference | None = field(init=False, default=None)
     ending: Ending = field(init=False, default="none")
     winner: str | None = field(init=False, default=None)
@@ -110,7 +112,7 @@ class Tuning:
         models = frozenset(map(self.model_of, task.names))
         self.quality = TextQuality(self.model_of(task.baseline), models, task.parts, task.most_perplexity)
         # By candidate: the samples of it and of the baseline, measured afresh.
-        self._duels: dict[str, dict[str, list[float]]] = {}
+        self._duels: dict[str, dict[str, list[Sample]]] = {}
         self._rounds = 0
         self._told: set[str] = set()
         if task.most_perplexity is not None:
@@ -234,7 +236,7 @@ class Tuning:
         bar = -math.inf if leader is None else self.race.goodness(leader)
         return [
             name
-            for name in self.race.tried
+            for name in self.race.settled(self.race.tried)
             if name in self.race.waiting and self._scorable(name) and self.race.goodness(name) > bar
         ]
 
@@ -246,15 +248,16 @@ class Tuning:
         bar = self.race.goodness(leader)
         near = math.log(self.goal.rules.far)
         rivals = [
-            name
-            for name in self.race.open_against(leader)
-            if bar - self.race.goodness(name) < near and (name not in self.race.waiting or self._scorable(name))
+            name for name in self.race.open_against(leader) if name not in self.race.waiting or self._scorable(name)
         ]
-        if not rivals:
-            return False
-        contenders = sorted([leader, *rivals], key=self.race.goodness, reverse=self._rounds % 2 == 0)
-        cost = math.fsum(self._again[name] for name in contenders)
-        if not self._fits(cost, self._prove_s(leader)):
+        close = [name for name in rivals if bar - self.race.goodness(name) < near]
+        doubtful = [name for name in rivals if not self.race.comparable(leader, name)]
+        for among in (dict.fromkeys([*close, *doubtful]), close):
+            contenders = sorted([leader, *among], key=self.race.goodness, reverse=self._rounds % 2 == 0)
+            cost = math.fsum(self._again[name] for name in contenders)
+            if among and self._fits(cost, self._prove_s(leader)):
+                break
+        else:
             return False
         self._rounds += 1
         self._show(f"round {self._rounds}, {len(contenders)} candidates")
@@ -309,7 +312,7 @@ class Tuning:
         if why := self._beyond(name, seen.values):
             self.race.drop(name, why)
             return seen
-        self.race.tell(name, value)
+        self.race.tell(name, value, seen.disturbed)
         return seen
 
     def _lost(self, name: str, seen: Seen) -> None:
@@ -333,7 +336,7 @@ class Tuning:
     def _afresh(self, proven: str, name: str) -> Sample:
         seen = self.measurer.measure_afresh(name, proven, max(self._left(), self._again.get(name, 0.0)))
         self.spent += seen.seconds
-        return Sample(seen.values.get(self.goal.objective), seen.seconds, seen.why)
+        return Sample(seen.values.get(self.goal.objective), seen.seconds, seen.why, seen.disturbed)
 
     def _beyond(self, name: str, values: Mapping[str, float]) -> str:
         """Name the limit that a candidate violates; empty if none is known to be."""
@@ -376,7 +379,8 @@ class Tuning:
             return {}
         samples = sum(map(len, self.race.samples.values()))
         if self._predicted[0] != samples:
-            seen = {name: self.race.goodness(name) for name in self.goal.names if self.race.samples[name]}
+            known = self.race.settled(name for name in self.goal.names if self.race.samples[name])
+            seen = {name: self.race.goodness(name) for name in known}
             self._predicted = samples, self._predictor.predict(seen)
         return self._predicted[1]
 
@@ -408,7 +412,7 @@ class Tuning:
         decided = self._decided()
         likely = [
             self.race.goodness(name)
-            for name in self.race.tried
+            for name in self.race.settled(self.race.tried)
             if name not in self.race.waiting or keeps_quality(self._way(name), decided) >= 0.5
         ]
         return max(likely, default=-math.inf) if likely else -50.0
@@ -510,7 +514,7 @@ class Tuning:
 
     def _fresh_claim(self, name: str | None) -> Difference | None:
         """Return a candidate's difference from the baseline measured afresh, or None."""
-        samples = self._duels.get(name, {}) if name is not None else {}
+        samples = self._counted(name) if name in self._duels else {}
         before, after = samples.get(self.goal.baseline, ()), samples.get(name or "", ())
         if not before or not after:
             return None
@@ -571,7 +575,14 @@ class Tuning:
 
     def _claim_of(self, name: str) -> None:
         """Use a candidate's own fresh comparison as the claim."""
-        self.proven_of, self.claim, self.fresh = name, self._fresh_claim(name), self._duels[name]
+        self.proven_of, self.claim, self.fresh = name, self._fresh_claim(name), self._counted(name)
+        self.proof_rounds = counted(self._duels[name], enough_repeats(self.proofs))
+
+    def _counted(self, name: str) -> dict[str, list[float]]:
+        """Return the samples that count of a candidate and the baseline measured afresh."""
+        samples = self._duels[name]
+        rounds = counted(samples, enough_repeats(self.proofs))
+        return {of: [each[number].value or math.nan for number in rounds] for of, each in samples.items()}
 
     def _exact_claim(self, answer: str) -> Difference | None:
         samples = [self.race.samples[name] for name in (self.goal.baseline, answer)]

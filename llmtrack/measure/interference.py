@@ -9,8 +9,9 @@ import psutil
 from llmtrack.measure.gpus import ask, card_of, other_pids, torch_uuid
 
 BUSY_SHARE = 0.10
-# The counters tick in 10 ms: a shorter interval cannot resolve a share of a tenth.
-_LEAST_CPU_S = 2.0
+# The counters tick in 10 ms: four readings are uncertain by as many ticks, and a shorter interval resolves no tenth.
+_UNCERTAIN_S = 0.04
+_LEAST_CPU_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,10 @@ def busy_warning(before: CpuReading | None, after: CpuReading) -> tuple[str, ...
     """Warn if other programs used a notable share of the CPU time; without a first reading nothing is known."""
     if before is None:
         return ()
-    share = others_share(before, after)
-    if share <= BUSY_SHARE or after.available - before.available < _LEAST_CPU_S:
+    available, share = after.available - before.available, others_share(before, after)
+    if available < _LEAST_CPU_S or share <= BUSY_SHARE + _UNCERTAIN_S / available:
         return ()
-    stolen = max(0.0, after.stolen - before.stolen) / (after.available - before.available)
+    stolen = max(0.0, after.stolen - before.stolen) / available
     if stolen > share / 2:
         return (
             f"the machine was busy: its host gave {stolen:.0%} of its CPU time to other virtual machines (steal), and "

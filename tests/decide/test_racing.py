@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtrack.decide.racing import Race, Rules, Sample, duel, quantile
+from llmtrack.decide.racing import Race, Rules, Sample, counted, duel, quantile
 
 
 def told(blocks: list[list[tuple[str, float]]], names: str, **how) -> Race:
@@ -184,3 +184,61 @@ def test_a_duel_measures_there_and_back_as_often_as_the_time_allows():
     assert len(duel(("a", "b"), measure, seconds=0)["a"]) == 5
     assert len(duel(("a", "b"), measure, seconds=1e9)["a"]) == 12
     assert len(duel(("a", "b"), measure, seconds=0, least=4)["a"]) == 4
+
+
+def test_a_disturbed_round_of_a_duel_is_repeated_and_does_not_count():
+    asked: list[str] = []
+
+    def measure(name):
+        asked.append(name)
+        # The second round: one of its two samples, 4 times as slow.
+        return Sample(0.25, 4.0, disturbed=True) if len(asked) == 3 else Sample(1.0, 1.0)
+
+    found = duel(("a", "b"), measure, seconds=0)
+    assert [len(values) for values in found.values()] == [5, 5], "no time: as planned"
+    assert counted(found, least=4) == [0, 2, 3, 4]
+    assert counted(found, least=5) == [0, 1, 2, 3, 4], "too few are calm: all"
+    asked.clear()
+    found = duel(("a", "b"), measure, seconds=15, least=5, most=5)
+    assert [len(values) for values in found.values()] == [6, 6]
+    assert counted(found, least=5) == [0, 2, 3, 4, 5]
+
+
+def raced(*blocks, names=("base", "wide", "narrow")):
+    """Return a race of blocks: name -> value, where None marks the block as disturbed."""
+    race = Race(names)
+    for block in blocks:
+        race.begin_block()
+        for name, value in block.items():
+            if name is not None:
+                race.tell(name, value, disturbed=None in block)
+    return race
+
+
+CALM = ({"base": 10.0, "wide": 20.0}, {"base": 10.1, "wide": 20.2}, {"base": 9.9, "wide": 19.9})
+
+
+def test_one_disturbed_block_neither_drops_a_leader_nor_makes_one():
+    """A way that uses all cores fell behind one that uses half of them while another program ran."""
+    burst = {"wide": 5.0, "narrow": 9.0, None: None}
+    race = raced(*CALM, burst)
+    assert race.leader() == "wide"
+    assert "wide" not in race.dropped
+    assert not race.comparable("wide", "narrow")
+    # Calm again: the one is far behind the other, and 1.8 times ahead of it nevermore.
+    race = raced(*CALM, burst, {"wide": 20.1, "narrow": 12.0}, {"narrow": 12.1, "wide": 19.9})
+    assert (race.leader(), list(race.dropped)) == ("wide", ["base", "narrow"])
+
+
+def test_what_is_always_disturbed_is_judged_as_if_it_were_not():
+    calm, noisy = ([dict(block) | more for block in CALM] for more in ({}, {None: None}))
+    races = [raced(*blocks, names=("base", "wide")) for blocks in (calm, noisy)]
+    ratios = [race.ratio("wide", "base") for race in races]
+    assert ratios[0].low == pytest.approx(ratios[1].low)
+    assert races[0].dropped.keys() == races[1].dropped.keys()
+
+
+def test_three_disturbed_blocks_of_two_candidates_are_evidence():
+    burst = {"wide": 5.0, "narrow": 9.0, None: None}
+    assert not raced(*CALM, burst, burst).comparable("wide", "narrow")
+    assert raced(*CALM, burst, burst, burst).comparable("wide", "narrow")

@@ -149,8 +149,11 @@ def test_share_of_others_by_hand():
     assert busy_warning(before, CpuReading(113, 62, 1020)) == ()
     assert others_share(before, before) == 0
     assert others_share(CpuReading(0, 0, 0), CpuReading(0.03, 0.0, 0.02)) == 1.0
-    # 1 of 1.9 s of CPU time: too short for the counters to tell.
-    assert busy_warning(before, CpuReading(101, 50, 1001.9)) == ()
+    # 0.2 of 0.4 s of CPU time: too short for the counters to tell.
+    assert busy_warning(before, CpuReading(100.2, 50, 1000.4)) == ()
+    # 0.08 of 0.6 s are 13 %, but four readings in ticks of 10 ms may make 0.04 s of them.
+    assert busy_warning(before, CpuReading(100.08, 50, 1000.6)) == ()
+    assert "took 20%" in busy_warning(before, CpuReading(100.12, 50, 1000.6))[0]
 
 
 def test_the_real_counters_advance():

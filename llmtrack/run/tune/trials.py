@@ -231,7 +231,7 @@ class Trials:
         done.append(outcome)
         calls = outcome.samples.get("total_latency_s", ())
         again = _OVERHEAD * sum(calls) + _OVERHEAD_S
-        return Seen(outcome.metrics, took, again=again)
+        return Seen(outcome.metrics, took, again=again, disturbed=outcome.disturbed)
 
     def _act(self, key: list[Any], scenario: Scenario, seconds: float, quiet: bool = False) -> tuple[Outcome, float]:
         """Measure a scenario, or replay its recorded outcome; return it with its duration."""

@@ -183,7 +183,8 @@ def _outcome_of(name: str, trials: Trials, tuning: Tuning) -> Outcome:
     candidate = trials.of[name]
     is_base = name == tuning.goal.baseline
     facts: dict[str, Scalar] = {"tuned_for": tuning.goal.objective, **_place(name, tuning)}
-    fresh = trials.fresh.get((tuning.proven_of, name), [])
+    afresh = trials.fresh.get((tuning.proven_of, name), [])
+    fresh = [afresh[number] for number in tuning.proof_rounds] if afresh else []
     done = fresh or trials.rounds[name]
     if fresh:
         facts["race_proofs"] = tuning.proofs
