@@ -6,10 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from llmtrack.host.words import significant
+
 Better = Literal["lower", "higher", "-"]
 Need = Literal["work", "machine", "convention", "text", "tokens", "reference"]
 Sureness = Literal["sampled", "exact", "once"]
 Role = Literal["configuration", "work", "convention", "repeats", "found", "implied"]
+
+_PLAIN = 1e-4
+"""Least number that is written without an exponent."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,14 @@ class Tag:
 
 
 def decimals(places: int) -> Callable[[Any], str]:
-    """Return a formatter with a fixed number of decimals."""
-    return lambda value: f"{value:,.{places}f}"
+    """Return a formatter with a fixed number of decimals, and two significant digits of what is smaller."""
+    least = 10 ** min(0, 1 - places)
+
+    def written(value: Any) -> str:
+        small = _PLAIN <= abs(value) < least
+        return significant(value, 2) if small else f"{value:,.{places}f}"
+
+    return written
 
 
 def percent(places: int) -> Callable[[Any], str]:

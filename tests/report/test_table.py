@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from llmtrack.metrics import decimals
 from llmtrack.report.page.write import print_report, write_report
 from llmtrack.report.plots.picture import to_figure
 from llmtrack.report.tables.formats import to_markdown, to_rich
@@ -209,6 +210,22 @@ def test_the_picture_shows_every_cell():
     assert cells[2, len(table.titles) - 1] == "1.20x tokens/s (inconclusive: one value each)"
     assert "a title" in axes.get_title(loc="left")
     assert "device: cpu" in axes.get_title(loc="left")
+
+
+def test_what_is_small_keeps_two_digits():
+    """A GPU's milliseconds in a column of seconds: 0.000 would be no time at all."""
+    table = table_of(
+        BASE, run("fast", latency_per_sample_s=0.00014, batch_latency_s=0.0087, time_to_first_token_ms=0.53)
+    )
+    cells = dict(zip(table.titles, table.rows[1], strict=True))
+    assert (cells["s/sample"], cells["s/batch"], cells["TTFT ms"]) == ("0.00014", "0.0087", "0.53")
+    assert [decimals(4)(value) for value in (0.0, 0.00002, 0.00023, 0.0345)] == [
+        "0.0000",
+        "0.0000",
+        "0.00023",
+        "0.0345",
+    ]
+    assert [decimals(0)(value) for value in (0.4, 4.4, 12345.6)] == ["0.4", "4", "12,346"]
 
 
 def test_a_table_without_rows_has_a_picture():
