@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
+import io
 import json
 import os
 import re
@@ -47,6 +48,8 @@ def on_one_line(text: str) -> str:
 def console_of(**settings: Any) -> Console:
     """Return a rich console that honours its `file`; in a notebook, rich's own always writes to the cell output.
 
+    What is written to memory has no escape codes: Jupyter kernels set FORCE_COLOR, which makes any file a terminal.
+
     Args:
         settings: arguments of `rich.console.Console`.
     """
@@ -60,6 +63,8 @@ def console_of(**settings: Any) -> Console:
             for segment in super().render(*given, **named):
                 yield segment if segment.control else Segment(shown(segment.text), segment.style)
 
+    if isinstance(settings.get("file"), io.StringIO):
+        settings = {"force_terminal": False, **settings}
     return Neutral(force_jupyter=False, **settings)
 
 

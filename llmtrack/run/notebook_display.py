@@ -24,7 +24,7 @@ def progress_console(quiet: bool = False) -> Console:
     if quiet:
         return console_of(file=io.StringIO(), stderr=True, width=_WIDTH)
     if in_notebook():
-        return console_of(file=Cell(), stderr=True, width=_WIDTH, highlight=False, emoji=False)
+        return console_of(file=Cell(), stderr=True, width=_WIDTH, highlight=False, emoji=False, force_terminal=False)
     return make_console(outlive=True, stderr=True)
 
 

@@ -128,6 +128,7 @@ def test_in_a_notebook_a_console_writes_where_it_is_told_to(monkeypatch):
     console = llmtrack.host.console.console_of(file=written, width=200)
     llmtrack.report.page.write.print_report(console, "precision", table, ["a line"])
     assert all(text in written.getvalue() for text in ("precision", "bfloat16", "a line"))
+    assert "\x1b" not in written.getvalue()
 
 
 def test_every_console_is_made_by_the_one_function_that_knows_of_notebooks():
@@ -181,12 +182,16 @@ def test_in_a_notebook_one_display_shows_the_last_lines(monkeypatch):
     kernel = SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
     monkeypatch.setitem(sys.modules, "IPython.display", display)
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # as a kernel does
+        monkeypatch.setenv(name, "1")
     console = progress_console()
+    assert not console.is_terminal, "it shows lines, and no bar that is drawn over and over"
     for number in range(40):
-        console.print(f"line {number} <b>")
+        console.print(f"line {number} <b>", style="bold")
     shown = display.pages[-1]
     assert "line 39 &lt;b&gt;" in shown
     assert "line 20" not in shown
+    assert "[1m" not in shown
     assert console.stderr, "a report is not printed there"
 
 
