@@ -37,6 +37,7 @@ def share_keys(model: Any) -> None:
     if SHARES_WITHOUT_CACHE or not shared or any(map(_is_own, body._forward_pre_hooks.values())):
         return
     body.register_forward_pre_hook(partial(_with_cache, model.config), with_kwargs=True)
+    body.register_forward_hook(_without_cache, with_kwargs=True)
 
 
 def _with_cache(
@@ -47,6 +48,12 @@ def _with_cache(
     if named.get("past_key_values") is not None:
         return args, named
     return args, {**named, "past_key_values": DynamicCache(config=config)}
+
+
+def _without_cache(module: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+    """Drop a cache that was not asked for: `generate` would pass it on, and the next pass would extend it."""
+    if named.get("use_cache") is False and hasattr(output, "past_key_values"):
+        output.past_key_values = None
 
 
 def _is_own(hook: Any) -> bool:

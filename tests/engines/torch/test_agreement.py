@@ -77,9 +77,9 @@ def score(engine, row=ROW):
     return float(engine.score(ids, torch.ones_like(ids))[0])
 
 
-def texts(engine):
+def texts(engine, row=ROW, new_tokens=8):
     return [
-        engine.generate(GenerateRequest((ROW,), 8, use_cache=cached), lambda: None).new_ids[0]
+        engine.generate(GenerateRequest((row,), new_tokens, use_cache=cached), lambda: None).new_ids[0]
         for cached in (True, False)
     ]
 
@@ -90,8 +90,9 @@ def test_layers_that_reuse_keys_do_so_without_a_cache(tmp_path):
     engine = load_engine(folder, device="cpu", dtype="float32")
     expected = stepwise(folder, ROW)
     assert score(engine) == pytest.approx(expected, rel=1e-5)
-    cached, uncached = texts(engine)
-    assert cached == uncached
+    for length in range(2, len(ROW)):
+        cached, uncached = texts(engine, ROW[-length:], 16)
+        assert cached == uncached
     # Training, and what converted models are compared with, is the same model.
     model, ids = load_model(folder, device="cpu", dtype=torch.float32).model, torch.tensor([ROW])
     for mode in (model.train(), model.eval()):
