@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.search_world import World, search
+from benchmarks.tune import LOADS
 from experiments.tune import OBJECTIVES, Config, space_of
 from llmtrack.decide.goal import Goal, PartScore, SearchState, Seen
 from llmtrack.decide.promise import Way
@@ -467,22 +468,12 @@ def test_wherever_it_is_killed_it_goes_on_to_the_same_answer_without_doing_again
     assert again.asked == whole.asked
 
 
-LOADS = (
-    {},
-    {"noise": 0.03, "heat": 0.3},
-    {"noise": 0.05, "load": 1.5},
-    {"noise": 0.08, "load": 2.0},
-    {"noise": 0.15, "load": 3.0},
-    {"noise": 0.25, "load": 5.0, "heat": 0.2},
-)
-
-
 @pytest.mark.slow(9)
 def test_in_worlds_of_fixed_costs_the_best_is_named_where_it_is_reached_and_no_claim_is_false():
-    """3 to 60 candidates, 60 to 900 s, six levels of load, fixed costs of 2 to 60 s, failing and hanging starts."""
+    """3 to 60 candidates, 60 to 900 s, seven kinds of load, fixed costs of 2 to 60 s, failing and hanging starts."""
     found = [
         search(World(seed, candidates, **load), seconds)
-        for load in LOADS
+        for load in LOADS.values()
         for candidates in (3, 8, 24, 60)
         for seconds in (60.0, 180.0, 900.0)
         for seed in range(3)
