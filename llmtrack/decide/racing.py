@@ -24,7 +24,7 @@ import numpy as np
 from llmtrack.decide.significance import ALPHA, Ratio
 
 # Weight of a disturbed block in the fit, and the common blocks after which two candidates are comparable without a calm one.
-_DISTURBED_WEIGHT = 0.1
+_DISTURBED_WEIGHT = 0.01
 _ENOUGH_BLOCKS = 3
 # Degrees of freedom from which the calm blocks alone tell the noise.
 _LEAST_FREEDOM = 2

@@ -114,6 +114,8 @@ class Tuning:
         # By candidate: the samples of it and of the baseline, measured afresh.
         self._duels: dict[str, dict[str, list[Sample]]] = {}
         self._rounds = 0
+        # Whether the machine was calm during the last sample.
+        self._calm = True
         self._told: set[str] = set()
         if task.most_perplexity is not None:
             for name in task.names:
@@ -133,6 +135,8 @@ class Tuning:
     def _step(self) -> bool:
         """Take the next action; return whether there was one."""
         self._drop_hopeless()
+        if self._compare_calmly():
+            return True
         if len(self._attempts) < FIRST and self._try_next(with_proof=True):
             return True
         return (
@@ -240,6 +244,25 @@ class Tuning:
             if name in self.race.waiting and self._scorable(name) and self.race.goodness(name) > bar
         ]
 
+    def _compare_calmly(self) -> bool:
+        """Sample the leader with all that were compared with it only while the machine was disturbed, once it is calm."""
+        leader = self.race.leader()
+        if leader is None or not self._calm:
+            return False
+        doubtful = [name for name in self.race.tried if not self.race.comparable(leader, name) and self._may_win(name)]
+        cost = math.fsum(self._again[name] for name in (leader, *doubtful))
+        if not doubtful or not self._fits(cost, self._prove_s(leader)):
+            return False
+        self._show(f"comparing {len(doubtful) + 1} candidates again")
+        self.race.begin_block()
+        for name in (leader, *doubtful):
+            if name in self.race.alive:
+                self._sample(name, self._left())
+        return True
+
+    def _may_win(self, name: str) -> bool:
+        return name not in self.race.waiting or self._scorable(name)
+
     def _take_round(self) -> bool:
         """Sample each candidate among which the answer is open."""
         leader = self.race.leader() or self._top()
@@ -247,9 +270,7 @@ class Tuning:
             return False
         bar = self.race.goodness(leader)
         near = math.log(self.goal.rules.far)
-        rivals = [
-            name for name in self.race.open_against(leader) if name not in self.race.waiting or self._scorable(name)
-        ]
+        rivals = [name for name in self.race.open_against(leader) if self._may_win(name)]
         close = [name for name in rivals if bar - self.race.goodness(name) < near]
         doubtful = [name for name in rivals if not self.race.comparable(leader, name)]
         for among in (dict.fromkeys([*close, *doubtful]), close):
@@ -312,6 +333,7 @@ class Tuning:
         if why := self._beyond(name, seen.values):
             self.race.drop(name, why)
             return seen
+        self._calm = not seen.disturbed
         self.race.tell(name, value, seen.disturbed)
         return seen
 
