@@ -82,6 +82,23 @@ class NvmlGauge:
             others=other_pids(int(process.pid) for process in processes),
         )
 
+    def usage(self) -> dict[str, float]:
+        """Return the card's memory, utilization and power by MLflow's names; unsupported ones are left out."""
+        memory, busy = self._get("nvmlDeviceGetMemoryInfo"), self._get("nvmlDeviceGetUtilizationRates")
+        power, limit = self._get("nvmlDeviceGetPowerUsage"), self._get("nvmlDeviceGetEnforcedPowerLimit")
+        values: dict[str, float] = {}
+        if memory is not None:
+            values |= {"memory_usage_percentage": 100 * memory.used / memory.total}
+            values |= {"memory_usage_megabytes": memory.used / 1e6}
+        if busy is not None:
+            values["utilization_percentage"] = busy.gpu
+        if power is not None:
+            values["power_usage_watts"] = power / 1000
+        if power is not None and limit:
+            values["power_usage_percentage"] = 100 * power / limit
+        index = self._get("nvmlDeviceGetIndex") or 0
+        return {f"gpu_{index}_{name}": value for name, value in values.items()}
+
     def _get(self, name: str, *more: int) -> Any:
         """Call an NVML function; return None if the library or the card does not support it."""
         ask: Callable[..., Any] | None = getattr(self._nvml, name, None)

@@ -29,8 +29,10 @@ from llmtrack.metrics.names import SERIES_PREFIX as SERIES_PREFIX
 from llmtrack.metrics.names import SETTING_PREFIX as SETTING_PREFIX
 from llmtrack.metrics.names import SPREAD_PREFIX as SPREAD_PREFIX
 from llmtrack.metrics.names import SPREAD_STATS as SPREAD_STATS
+from llmtrack.metrics.names import SYSTEM_PREFIX as SYSTEM_PREFIX
 from llmtrack.metrics.names import interval_key as interval_key
 from llmtrack.metrics.names import is_digest as is_digest
+from llmtrack.metrics.names import is_series as is_series
 from llmtrack.metrics.names import series_key as series_key
 from llmtrack.metrics.names import spread_key as spread_key
 

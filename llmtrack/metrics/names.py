@@ -7,6 +7,8 @@ SPREAD_PREFIX = "spread/"
 INTERVAL_ENDS = {"low": "ci_low", "high": "ci_high"}
 """Ends of a 95 % interval as metrics of their own, and the statistics that they repeat."""
 SERIES_PREFIX = "series/"
+SYSTEM_PREFIX = "system/"
+"""Of series under MLflow's own names, which its page of system metrics shows."""
 ENV_TAG_PREFIX = "llmtrack.env."
 SEARCHED_FACTS = ("cpu", "git_branch", "gpu")
 """Environment facts with their own tags, for searching."""
@@ -33,5 +35,10 @@ def interval_key(metric: str, end: str) -> str:
 
 
 def series_key(name: str) -> str:
-    """Return the key of a metric with a value per step."""
-    return f"{SERIES_PREFIX}{name}"
+    """Return the key of a metric with a value per step; MLflow's system metrics have theirs already."""
+    return name if is_series(name) else f"{SERIES_PREFIX}{name}"
+
+
+def is_series(key: str) -> bool:
+    """Return whether a metric has a value per step, so that its last value does not describe the run."""
+    return key.startswith((SERIES_PREFIX, SYSTEM_PREFIX))

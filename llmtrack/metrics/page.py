@@ -44,7 +44,8 @@ def page() -> str:
         "`llmtrack.runs` has no columns of them.",
         f"A metric with a value per step is tracked as `{schema.series_key('NAME')}`; of training these are `train_loss`, "
         "`learning_rate`, `grad_norm`, `train_tokens_per_sec` and `mfu` at each step, and `val_loss` and "
-        "`val_perplexity` (of the held-out text) at each evaluation. A value that is not finite is "
+        "`val_perplexity` (of the held-out text) at each evaluation. The state of the machine is tracked under MLflow's own "
+        f"names, such as `{schema.SYSTEM_PREFIX}cpu_utilization_percentage`. `llmtrack.runs` has columns of neither. A value that is not finite is "
         "not tracked; the tag `llmtrack.omitted` names it.",
         "## Params",
         _table(("param", "type", "meaning", "role"), param_rows),

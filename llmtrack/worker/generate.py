@@ -12,6 +12,7 @@ from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import CpuReading, busy_warning, read_cpu
 from llmtrack.measure.prompts import Prompts, tokenize_prompts
 from llmtrack.measure.statistics import disturbed
+from llmtrack.measure.system import system_reader, system_steps
 from llmtrack.measure.timing import Arm, Clock, Timing, requests_for, time_arms
 from llmtrack.spec.events import Emit, Progress, SoFar
 from llmtrack.spec.outcome import Measurement
@@ -47,7 +48,7 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
 
     gauge = gauge_for(engine.info, Beside())  # before anything warms the device up
     before = Beside().get("the load of the machine", read_cpu, None)
-    for name, result in time_arms(engine, arms, clock, on_call, gauge):
+    for name, result in time_arms(engine, arms, clock, on_call, gauge, system_reader(gauge)):
         scenario, task, prompts = asked[name]
         try:
             if isinstance(result, Exception):
@@ -83,6 +84,7 @@ def _timed(
         warnings=prompts.warnings + timing.warnings + _padding_warning(arm.requests) + engine.info.warnings,
         tags=dict(engine.info.tags),
         series={"token_latency_ms": timing.gaps_ms, **engine.info.series},
+        steps=system_steps(timing.around),
         texts=dict(engine.info.texts),
         model_folder=engine.info.folder if scenario.keep_model else "",
         disturbed=disturbed(timing.samples.get("total_latency_s", ())),

@@ -14,6 +14,7 @@ from llmtrack.engine import Engine
 from llmtrack.errors import in_words
 from llmtrack.host.words import plural
 from llmtrack.measure.beside import Beside
+from llmtrack.measure.system import system_steps
 from llmtrack.measure.timing import Clock
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.models import durations
@@ -24,7 +25,7 @@ from llmtrack.quality.drift import compare_distributions
 from llmtrack.quality.figures import cut_warnings, quality_warnings
 from llmtrack.quality.perplexity import Batch
 from llmtrack.spec.events import Emit, Log, Progress, SoFar
-from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.outcome import Failure, Measurement, StepValues
 from llmtrack.spec.scenario import QualityCheck, Scalar, Scenario, Variant
 from llmtrack.spec.task import PerplexityTask, workload_id
 from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_kind, failure_of
@@ -43,6 +44,7 @@ class ScoredText:
     batch_losses: tuple[float, ...]
     batch_size: int
     peak_memory_bytes: int | None
+    steps: tuple[StepValues, ...]
 
 
 def measure_perplexity(scenario: Scenario, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock) -> None:
@@ -62,6 +64,7 @@ def measure_perplexity(scenario: Scenario, task: PerplexityTask, engine: Engine,
             warnings=scored.warnings + engine.info.warnings,
             tags=dict(engine.info.tags),
             series={"batch_loss": scored.batch_losses, **engine.info.series},
+            steps=scored.steps,
             started_at=started,
             ended_at=time.time(),
             texts=dict(engine.info.texts),
@@ -195,6 +198,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
         quality.batch_losses,
         quality.batch_size,
         peak,
+        system_steps(watch.around),
     )
 
 

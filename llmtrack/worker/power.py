@@ -13,6 +13,7 @@ from llmtrack.measure.causes import causes, other_processes
 from llmtrack.measure.energy import energy_of
 from llmtrack.measure.gauge import Gauge, GaugeReading, Interval
 from llmtrack.measure.interference import busy_warning, gpu_warning, read_cpu
+from llmtrack.measure.system import Around, SystemReading, system_reader
 from llmtrack.spec.scenario import Scalar
 
 IDLE_S = 1.0
@@ -53,15 +54,27 @@ class Watch:
     def __init__(self, device: str, gauge: Gauge | None, beside: Beside) -> None:
         self._device, self._gauge, self._beside = device, gauge, beside
         self._before = beside.get("the load of the machine", read_cpu, None)
+        self._system = system_reader(gauge)
+        self._around = [self._read_system()]
         self._began = self._read()
 
     def end(self) -> tuple[Sequence[Interval], tuple[str, ...]]:
         """Return the counters before and after, if readable, and warnings about device and machine."""
         ended, beside = self._read(), self._beside
+        self._around.append(self._read_system())
         readings = ((self._began, ended),) if self._began is not None and ended is not None else ()
         busy = beside.get("the load of the machine", lambda: busy_warning(self._before, read_cpu()), ())
         device_findings = partial(device_warnings, self._device, readings)
         return readings, (*busy, *beside.get("what held the device back", device_findings, ((), False))[0])
+
+    @property
+    def around(self) -> tuple[Around, ...]:
+        """The state of the machine at both moments, if readable."""
+        began, ended = self._around[0], self._around[-1]
+        return ((began, ended),) if began is not None and ended is not None else ()
+
+    def _read_system(self) -> SystemReading | None:
+        return self._beside.get("the state of the machine", self._system, None)
 
     def _read(self) -> GaugeReading | None:
         return self._beside.get("the state of the device", self._gauge.read, None) if self._gauge else None

@@ -16,6 +16,7 @@ from llmtrack.measure import gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import summarize_rate
+from llmtrack.measure.system import system_reader, system_values
 from llmtrack.measure.timing import Clock
 from llmtrack.quality.figures import compute_perplexity, quality_warnings
 from llmtrack.quality.perplexity import Batch
@@ -111,6 +112,8 @@ class _Training:
         device = session.engine.info.device
         gauge = beside.get("the state of the device", lambda: gauges.gauge_of(device), None)
         watch = Watch(device, gauge, beside)
+        self._read_system = system_reader(gauge)
+        self._system = beside.get("the state of the machine", self._read_system, None)
         try:
             if self._task.explain:
                 self._explanation = beside.get("the explanation of the loss", session.explain, "")
@@ -206,7 +209,7 @@ class _Training:
 
     def _on_evaluated(self, state: State) -> None:
         perplexity = compute_perplexity(state.loss)
-        self._teller.tell(state.step, {"val_loss": state.loss, "val_perplexity": perplexity})
+        self._teller.tell(state.step, {"val_loss": state.loss, "val_perplexity": perplexity, **self._system_values()})
         self._teller.flush()
         parts = [f"validation loss {state.loss:.4f} (perplexity {perplexity:.2f})"]
         if self._rates:
@@ -215,6 +218,11 @@ class _Training:
         self._emit(Log(f"  step {state.step}/{self._task.steps}: {', '.join(parts)}"))
         if text := self._session.samples.get(str(state.step)):
             self._emit(Log(f"    {' '.join(text.split())}"))
+
+    def _system_values(self) -> dict[str, float]:
+        """Return system metrics since the evaluation before."""
+        before, self._system = self._system, self._beside.get("the state of the machine", self._read_system, None)
+        return system_values([(before, self._system)]) if before is not None and self._system is not None else {}
 
     def _last_loss(self) -> float:
         return next(row.values["train_loss"] for row in reversed(self._session.history) if "train_loss" in row.values)

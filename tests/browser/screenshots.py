@@ -29,6 +29,7 @@ def places(tracked: Tracked) -> dict[str, str]:
         "compare": compare_place(experiment, pair),
         "scenario": f"/experiments/{experiment}/runs/{pair[0]}",
         "charts": f"/experiments/{experiment}/runs/{pair[0]}/model-metrics",
+        "system": f"/experiments/{experiment}/runs/{pair[0]}/system-metrics",
         "models": models_place(experiment),
         "study": run_link("", experiment, study).removeprefix("#"),
         "table": artifact_place(experiment, study, "table.png"),

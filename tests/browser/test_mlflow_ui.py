@@ -84,6 +84,13 @@ def test_the_charts_of_a_scenario_are_of_its_metrics_and_not_of_their_spread(tab
     expect(page.get_by_role("heading", name=re.compile(r"\.(ci_low|ci_high|mean|sd|n)$"))).to_have_count(0)
 
 
+def test_the_page_of_system_metrics_shows_the_machine_during_the_calls(tab, tracked):
+    run_id = tracked.scenarios["prompt_16"]
+    page = tab.open(f"/experiments/{tracked.experiment_id}/runs/{run_id}/system-metrics")
+    for chart in ("cpu_utilization_percentage", "system_memory_usage_megabytes", "system_memory_usage_percentage"):
+        expect(page.get_by_role("heading", name=chart, exact=True)).to_be_visible()
+
+
 def test_the_prepared_view_shows_the_scenarios_of_the_study_with_the_columns_that_matter(tab, tracked):
     page = tab.open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("#"))
     # Neither the study's own run nor, of a busy machine, those that were set aside.

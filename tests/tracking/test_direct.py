@@ -58,7 +58,16 @@ PARAMS = (
     "status",
     "x y",
 )
-METRICS = ("tokens_per_sec", "tokens_per_sec.low", "loss", "series/loss", "theirs", "spread/loss.sd", "dtype")
+METRICS = (
+    "tokens_per_sec",
+    "tokens_per_sec.low",
+    "loss",
+    "series/loss",
+    "system/disk_usage_percentage",
+    "theirs",
+    "spread/loss.sd",
+    "dtype",
+)
 NUMBERS = (0.0, -1.5, 1e-300, math.nan, math.inf, -math.inf)
 ASKED = (
     {"kind": None},

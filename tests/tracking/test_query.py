@@ -9,6 +9,7 @@ from mlflow.entities import Metric, Param, RunTag
 
 from llmtrack import metrics as schema
 from llmtrack.errors import TrackingError, UsageError
+from llmtrack.spec.outcome import StepValues
 from llmtrack.tracked.frames import ID_COLUMNS
 from llmtrack.tracking.read.artifacts import series
 from llmtrack.tracking.read.query import runs, studies
@@ -201,6 +202,20 @@ def test_a_series_is_read_back_by_step(tracker, uri):
     assert series(run_id, "token_latency_ms", uri) == [1.0, 2.0, 3.0]
     assert series(run_id, "nothing", uri) == []
     assert series("0" * 32, "token_latency_ms", uri) == []
+
+
+@pytest.mark.slow(1)
+def test_the_state_of_the_machine_is_a_series_under_mlflows_own_name(tracker, uri):
+    key = "system/cpu_utilization_percentage"
+    steps = tuple(StepValues(step, 1_790_000_001.5 + step, {key: 50.0 + step}) for step in range(2))
+    run_id = tracker.log(tracker.start_study("e", "q", {}, {}), measurement(steps=steps))
+    history = MlflowClient(uri).get_metric_history(run_id, key)
+    assert [(m.step, m.timestamp, m.value) for m in history] == [
+        (0, 1_790_000_001_500, 50.0),
+        (1, 1_790_000_002_500, 51.0),
+    ]
+    assert series(run_id, key, uri) == [50.0, 51.0]
+    assert not [name for name in runs(tracking_uri=uri).columns if "system" in name]
 
 
 def test_no_database_is_a_clear_error(tmp_path):

@@ -67,8 +67,11 @@ def train(folder, variant=TINY, watch=lambda event: None, **changes):
 
 
 def curve(outcome):
-    """Return all events of the steps, without times."""
-    return [(row.step, {k: v for k, v in row.values.items() if k != "train_tokens_per_sec"}) for row in outcome.steps]
+    """Return all events of the steps, without times and the state of the machine."""
+    return [
+        (row.step, {k: v for k, v in row.values.items() if k != "train_tokens_per_sec" and not k.startswith("system/")})
+        for row in outcome.steps
+    ]
 
 
 @pytest.fixture(scope="module")

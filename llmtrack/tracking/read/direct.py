@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from llmtrack.host import packages
 from llmtrack.host.garbage import uncollected
-from llmtrack.metrics import SERIES_PREFIX
+from llmtrack.metrics import SERIES_PREFIX, SYSTEM_PREFIX
 from llmtrack.tracking import store
 from llmtrack.tracking.read.filters import Wanted
 from llmtrack.tracking.read.parsing import RunParser
@@ -182,7 +182,7 @@ def _fill(found: RunParser, database: sqlite3.Connection, experiment_ids: Sequen
     # Values of a run are found by an index; for most of the runs, a table scan is faster.
     read_table = _all if 2 * len(found) > count else partial(_of_runs, tuple(found.run_ids))
     # Skip NaN, and series, whose last value does not describe the run as a whole.
-    numbers = f"NOT is_nan AND key NOT LIKE '{SERIES_PREFIX}%'"
+    numbers = f"NOT is_nan AND key NOT LIKE '{SERIES_PREFIX}%' AND key NOT LIKE '{SYSTEM_PREFIX}%'"
     found.put(
         params=read_table(database, "params", "value"),
         metrics=read_table(database, "latest_metrics", "value", numbers),

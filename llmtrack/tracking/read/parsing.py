@@ -90,9 +90,7 @@ class RunParser:
         self.begin(run_id, info.run_name, info.status, info.experiment_id, info.start_time, info.end_time)
         # Skip NaN, and series, whose last value does not describe the run as a whole.
         metrics = {
-            key: number
-            for key, number in data.metrics.items()
-            if number == number and not key.startswith(schema.SERIES_PREFIX)
+            key: number for key, number in data.metrics.items() if number == number and not schema.is_series(key)
         }
         self.put(*([(run_id, *item) for item in each.items()] for each in (data.params, metrics, data.tags)))
 

@@ -1,0 +1,97 @@
+"""Readings of the machine around timed calls, and MLflow's system metrics from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Protocol, runtime_checkable
+
+import psutil
+
+from llmtrack.measure.gauge import Gauge
+from llmtrack.measure.interference import CpuReading, read_cpu
+from llmtrack.metrics import SYSTEM_PREFIX
+from llmtrack.spec.outcome import StepValues
+
+MOST_POINTS = 30
+"""Maximum points of a series."""
+
+LEAST_S = 1.0
+"""Minimum seconds of calls behind a point, if there are as many: CPU counters tick in 10 ms."""
+
+_MEGABYTE = 1e6
+"""As in MLflow."""
+
+
+@dataclass(frozen=True)
+class SystemReading:
+    """The state of the machine at one moment.
+
+    Attributes:
+        at: seconds since the epoch.
+        cpu: cumulative CPU time.
+        values: by MLflow's name without prefix, such as `system_memory_usage_megabytes`.
+    """
+
+    at: float
+    cpu: CpuReading
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+Around = tuple[SystemReading, SystemReading]
+"""Readings right before and after a timed call."""
+
+
+@runtime_checkable
+class Card(Protocol):
+    """A gauge that reads the use of a GPU."""
+
+    def usage(self) -> Mapping[str, float]:
+        """Return values by MLflow's name without prefix."""
+        ...
+
+
+def system_reader(gauge: Gauge | None) -> Callable[[], SystemReading]:
+    """Return a function that reads the machine, and the GPU of a gauge if it has one."""
+    return partial(_read, gauge if isinstance(gauge, Card) else None)
+
+
+def system_steps(around: Sequence[Around]) -> tuple[StepValues, ...]:
+    """Return system metrics as a series over timed calls: the CPU's use during them, and means of the state after them.
+
+    Args:
+        around: readings before and after each call; calls in a row share a point if they are short or many.
+    """
+    seconds = sum(after.at - before.at for before, after in around)
+    points = min(MOST_POINTS, len(around), max(1, int(seconds / LEAST_S)))
+    bounds = [number * len(around) // points for number in range(points + 1)] if around else []
+    return tuple(
+        StepValues(step, around[last - 1][1].at, system_values(around[first:last]))
+        for step, (first, last) in enumerate(pairwise(bounds))
+    )
+
+
+def system_values(around: Sequence[Around]) -> dict[str, float]:
+    """Return system metrics over calls as one point."""
+    values: dict[str, float] = {}
+    available = sum(after.cpu.available - before.cpu.available for before, after in around)
+    if available > 0:
+        busy = sum(after.cpu.everything - before.cpu.everything for before, after in around)
+        values["cpu_utilization_percentage"] = min(100.0, max(0.0, 100 * busy / available))
+    states = [after.values for _, after in around]
+    for name in dict.fromkeys(name for state in states for name in state):
+        found = [state[name] for state in states if name in state]
+        values[name] = sum(found) / len(found)
+    return {SYSTEM_PREFIX + name: round(value, 1) for name, value in values.items()}
+
+
+def _read(card: Card | None) -> SystemReading:
+    memory = psutil.virtual_memory()
+    of_memory = {
+        "system_memory_usage_megabytes": memory.used / _MEGABYTE,
+        "system_memory_usage_percentage": 100 * memory.used / memory.total,
+    }
+    return SystemReading(time.time(), read_cpu(), {**of_memory, **(card.usage() if card else {})})
