@@ -9,6 +9,7 @@ from dataclasses import replace
 from llmtrack.quality.figures import Drift
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import QualityCheck, Scalar, Variant
+from llmtrack.spec.scores import Item
 
 
 def with_scored(
@@ -17,6 +18,7 @@ def with_scored(
     facts: Mapping[str, Scalar],
     warnings: tuple[str, ...],
     batch_losses: tuple[float, ...],
+    items: tuple[Item, ...] = (),
 ) -> Measurement:
     """Add the results of scoring a text to a timed measurement."""
     return replace(
@@ -25,6 +27,7 @@ def with_scored(
         facts={**timed.facts, **facts},
         warnings=tuple(dict.fromkeys((*timed.warnings, *warnings))),
         series={**timed.series, "batch_loss": batch_losses},
+        items=items,
         ended_at=time.time(),
     )
 

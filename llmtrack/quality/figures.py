@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from llmtrack.metrics import SPIKE
 from llmtrack.quality.bootstrap import gather_blocks, stderr_of_ratio
 from llmtrack.quality.encoding import lost_warning, unknown_warning
-from llmtrack.spec.scores import RowSums, Scored, Text
+from llmtrack.spec.scores import Item, RowSums, Scored, Text
 from llmtrack.spec.task import PerplexityTask
 
 GARBAGE_RATIO = 3.0
@@ -42,6 +42,7 @@ class Quality:
         documents_scored: documents with at least one predicted token; None in `rolling`.
         documents_skipped: documents of one token, which predict nothing; None in `rolling`.
         windows_scored: windows over the stream; None in `documents`.
+        items: results of the first documents, in the order of the text; empty in `rolling`.
     """
 
     loss: float
@@ -62,11 +63,12 @@ class Quality:
     documents_scored: int | None = None
     documents_skipped: int | None = None
     windows_scored: int | None = None
+    items: tuple[Item, ...] = ()
 
     @property
     def figures(self) -> dict[str, float]:
         """The known metrics, by their tracked names."""
-        excluded = {"batch_losses", "tokens_read", "tokens_digest", "text_digest"}
+        excluded = {"batch_losses", "tokens_read", "tokens_digest", "text_digest", "items"}
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in excluded}
         return {name: float(value) for name, value in values.items() if value is not None}
 
@@ -123,7 +125,13 @@ def quality_of(text: Text, scored: Scored) -> Quality:
         documents_scored=text.rows if documents else None,
         documents_skipped=text.skipped if documents else None,
         windows_scored=None if documents else text.rows,
+        items=tuple(_item(*row) for row in zip(text.names, sums, counts, strict=False)),
     )
+
+
+def _item(name: str, nats: float, tokens: int) -> Item:
+    loss = nats / tokens
+    return Item(name, {"perplexity": compute_perplexity(loss), "loss": loss, "tokens_scored": tokens})
 
 
 def quality_warnings(quality: Quality) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import torch
 from llmtrack.devices import on_gpu
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.host.words import cut
 from llmtrack.measure.finite import not_finite
 from llmtrack.measure.room import check_memory
 from llmtrack.quality import ahead
@@ -30,6 +31,11 @@ from llmtrack.tensors.padding import pad_rows
 
 SEPARATOR = "\n\n"
 """Separator between the texts of a stream."""
+
+MOST_ITEMS = 200
+"""Maximum documents with results of their own."""
+_BEGINNING = 60
+"""Characters of a document in its name."""
 
 # Tokens and a window over them; they are copied only when a batch is collated.
 Row = tuple[Sequence[int], Window]
@@ -130,8 +136,15 @@ def prepare_documents(engine: Engine, texts: Sequence[str], max_length: int, bos
         lost=sum(each.lost for each in encoded),
         cut=sum(each.cut for each in encoded),
         skipped=len(encoded) - len(scorable),
+        names=_names(texts, [each.predicted > 0 for each in encoded]),
     )
     return Prepared(text, rows, order)
+
+
+def _names(texts: Sequence[str], scorable: Sequence[bool]) -> tuple[str, ...]:
+    """Name the first scorable documents by their number in the corpus, from 1, and their beginning."""
+    numbers = [number for number, is_scorable in enumerate(scorable, start=1) if is_scorable][:MOST_ITEMS]
+    return tuple(f"{number}: {cut(' '.join(texts[number - 1].split()), _BEGINNING, ' ...')}" for number in numbers)
 
 
 def score_rolling(
@@ -316,6 +329,7 @@ def _text(
     cut: int,
     skipped: int = 0,
     block: int = 0,
+    names: tuple[str, ...] = (),
 ) -> Text:
     texts = [each.text for each in encoded if each.text is not None]
     return Text(
@@ -330,6 +344,7 @@ def _text(
         block=block,
         tokens_digest=tokens_digest(encoded),
         text_digest=digest_of(texts) if len(texts) == len(encoded) else None,
+        names=names,
     )
 
 

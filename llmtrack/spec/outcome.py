@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from llmtrack.spec.scenario import Scenario
-from llmtrack.spec.scores import Compared, Part
+from llmtrack.spec.scores import Compared, Item, Part
 from llmtrack.spec.serialization import Scalar, tagged
 
 
@@ -81,6 +81,7 @@ class Measurement:
         model_folder: local folder of the model to log as an MLflow model; empty for none.
         part: partial result of a shard, to be merged with the others; never tracked.
         rounds: round of each repeat, from 1, if the scenario was interleaved with others.
+        items: results of the first documents of a scored text.
     """
 
     scenario: Scenario
@@ -103,6 +104,7 @@ class Measurement:
     disturbed: bool = False
     part: Part | Compared | None = None
     rounds: tuple[int, ...] = ()
+    items: tuple[Item, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Item:
+    """The result of one item of a text, such as a document.
+
+    Attributes:
+        name: its number in the corpus, and its beginning.
+        values: its metrics by name.
+    """
+
+    name: str
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -24,6 +38,7 @@ class Text:
         block: minimum number of predicted tokens per resampling block of the standard error; 0 for one block per row.
         tokens_digest: digest of the token ids read and predicted.
         text_digest: digest of the text covered by the predicted tokens; None if the tokenizer reports no offsets.
+        names: of the first rows, if they are documents.
     """
 
     protocol: str
@@ -37,6 +52,7 @@ class Text:
     block: int
     tokens_digest: str
     text_digest: str | None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

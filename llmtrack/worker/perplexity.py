@@ -27,6 +27,7 @@ from llmtrack.quality.perplexity import Batch
 from llmtrack.spec.events import Emit, Log, Progress, SoFar
 from llmtrack.spec.outcome import Failure, Measurement, StepValues
 from llmtrack.spec.scenario import QualityCheck, Scalar, Scenario, Variant
+from llmtrack.spec.scores import Item
 from llmtrack.spec.task import PerplexityTask, workload_id
 from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_kind, failure_of
 from llmtrack.worker.power import Watch, energy_figures, gauge_for
@@ -45,6 +46,7 @@ class ScoredText:
     batch_size: int
     peak_memory_bytes: int | None
     steps: tuple[StepValues, ...]
+    items: tuple[Item, ...]
 
 
 def measure_perplexity(scenario: Scenario, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock) -> None:
@@ -65,6 +67,7 @@ def measure_perplexity(scenario: Scenario, task: PerplexityTask, engine: Engine,
             tags=dict(engine.info.tags),
             series={"batch_loss": scored.batch_losses, **engine.info.series},
             steps=scored.steps,
+            items=scored.items,
             started_at=started,
             ended_at=time.time(),
             texts=dict(engine.info.texts),
@@ -112,7 +115,7 @@ def with_quality(
         if failure_kind(error) == "non_finite":
             return failure_of(timed.scenario, error, timed.started_at, engine)
         return without_scored(timed, in_words(error))
-    timed = with_scored(timed, scored.metrics, scored.facts, scored.warnings, scored.batch_losses)
+    timed = with_scored(timed, scored.metrics, scored.facts, scored.warnings, scored.batch_losses, scored.items)
     if check.reference is None or check.reference == timed.scenario.variant:
         return timed
     # Loading a second model takes the most memory, so it comes last.
@@ -199,6 +202,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
         quality.batch_size,
         peak,
         system_steps(watch.around),
+        quality.items,
     )
 
 

@@ -98,6 +98,11 @@ def models_place(experiment_id: str) -> str:
     return f"/experiments/{experiment_id}/models?workflowType=machine_learning"
 
 
+def evaluation_place(experiment_id: str) -> str:
+    """Return where MLflow compares the evaluation tables of runs."""
+    return f"{runs_place(experiment_id)}&compareRunsMode=ARTIFACT"
+
+
 def compare_place(experiment_id: str, run_ids: list[str]) -> str:
     """Return where MLflow compares runs."""
     return f"/compare-runs?runs={quote(json.dumps(run_ids))}&experiments={quote(json.dumps([experiment_id]))}"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser import chromium
 from tests.browser.chromium import Tab
-from tests.browser.study import Tracked, measure
+from tests.browser.study import Tracked, measure, score
 from tests.tracking.conftest import Server, server  # noqa: F401 - fixture
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ def browser() -> Iterator[Browser]:
 def tracked(browser: Browser, server: Server) -> Tracked:  # noqa: F811
     """The measured study; requests the browser first, without which no study is needed."""
     return measure(server.uri)
+
+
+@pytest.fixture(scope="session")
+def documents(tracked: Tracked, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """MLflow's id of an experiment with two runs that scored the same documents."""
+    return score(tracked.server, tmp_path_factory.mktemp("spool"))
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from pathlib import Path
 from llmtrack.tracking import store
 from llmtrack.tracking.views import run_link, runs_link
 from tests.browser import chromium
-from tests.browser.chromium import Tab, artifact_place, compare_place, models_place, runs_place
-from tests.browser.study import Tracked, measure
+from tests.browser.chromium import Tab, artifact_place, compare_place, evaluation_place, models_place, runs_place
+from tests.browser.study import Tracked, measure, score
 from tests.tracking.conftest import Server
 
 # For the last answers to come and the plots to be drawn; the page of runs never stops asking.
@@ -49,7 +49,7 @@ def take(folder: Path) -> None:
     try:
         tracked = measure(server.uri)
         with chromium.browser() as browser:
-            for name, place in places(tracked).items():
+            for name, place in {**places(tracked), "documents": evaluation_place(score(server.uri, work))}.items():
                 tab = Tab(browser, server.uri, height=1600)
                 page = tab.open(place)
                 page.get_by_role("button", name="Close").click()  # MLflow's assistant takes a quarter of the page

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+
+from llmtrack.spec.scores import Item
+from llmtrack.tracking.write.tracker import Tracker
+from tests.tracking.samples import measurement, perplexity
 
 EXPERIMENT = "browser"
 TINY = ["--model", "synthetic:tiny", "--max-new-tokens", "4", "--min-repeats", "2", "--min-seconds", "0"]
@@ -55,3 +60,19 @@ def measure(server: str) -> Tracked:
         dict(zip(scenarios["scenario"], scenarios["run_id"], strict=True)),
         [run.info.run_name for run in client.search_runs([experiment_id])],
     )
+
+
+def score(server: str, spool: Path) -> str:
+    """Track two runs that scored the same documents, and return MLflow's id of their experiment."""
+    names = ("1: Once upon a time", "2: A harbour wakes")
+    tracker = Tracker.open(server, "documents", spool)
+    study = tracker.start_study("perplexity", "q", {}, {})
+    for scenario, figures in {"float32": (8.5, 9.25), "int4": (11.5, 9.75)}.items():
+        items = tuple(Item(name, {"perplexity": figure}) for name, figure in zip(names, figures, strict=True))
+        found = {"perplexity": sum(figures) / 2}
+        tracker.log(
+            study, measurement(scenario, scenario=perplexity(scenario), metrics=found, summaries={}, items=items)
+        )
+    tracker.finish_study(study, "finished")
+    assert study.experiment_id is not None
+    return study.experiment_id

@@ -9,7 +9,14 @@ from mlflow import MlflowClient
 
 from llmtrack.tracking import views
 from llmtrack.tracking.views import run_link, runs_link
-from tests.browser.chromium import artifact_place, compare_place, expect, models_place, runs_place
+from tests.browser.chromium import (
+    artifact_place,
+    compare_place,
+    evaluation_place,
+    expect,
+    models_place,
+    runs_place,
+)
 
 pytestmark = pytest.mark.slow(5)
 
@@ -40,6 +47,15 @@ def test_the_models_tab_lists_each_way_once_with_its_figures(tab, tracked):
     page = tab.open(models_place(tracked.experiment_id))
     expect(page.get_by_text(re.compile(r"^tiny · torch float32 · \d+ threads?$"))).to_have_count(1)
     expect(page.get_by_text("Ready").first).to_be_visible()
+
+
+def test_documents_are_rows_of_mlflows_comparison_of_tables(tab, documents):
+    page = tab.open(evaluation_place(documents))
+    expect(page.get_by_text("eval_results_table.json").first).to_be_visible()
+    for document in ("1: Once upon a time", "2: A harbour wakes"):
+        expect(page.get_by_text(document)).to_be_visible()
+    for perplexity in ("8.5", "9.25"):  # the next run's column is beyond the page
+        expect(page.get_by_text(perplexity, exact=True)).to_be_visible()
 
 
 def test_a_png_is_shown(tab, tracked):

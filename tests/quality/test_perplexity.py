@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.quality import perplexity
 from llmtrack.quality.figures import compute_perplexity
-from llmtrack.quality.perplexity import Batch, score_documents
+from llmtrack.quality.perplexity import Batch, score_documents, score_rolling
 from tests.engines.models import bigram_engine
 from tests.quality.engines import LN2, B, scripted, two_letters
 
@@ -27,6 +28,26 @@ def test_by_hand():
     assert (quality.documents_scored, quality.documents_skipped) == (2, 1)
     assert quality.tokens_truncated == 0
     assert quality.batch_losses == (1.0,)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+def test_each_document_has_its_own_figures_in_the_order_of_the_corpus(batch_size):
+    """aab: 2 x 1 bit; ba: 3 bits; aaaaaa: 5 x 1 bit; what has one token predicts nothing, but keeps its number."""
+    quality = score_documents(two_letters(), ["aab", "b", "ba", "aaaaaa"], batch_size=batch_size)
+    assert [item.name for item in quality.items] == ["1: aab", "3: ba", "4: aaaaaa"]
+    assert [item.values["perplexity"] for item in quality.items] == pytest.approx([2.0, 8.0, 2.0])
+    assert [item.values["tokens_scored"] for item in quality.items] == [2, 1, 5]
+    weighed = sum(item.values["loss"] * item.values["tokens_scored"] for item in quality.items)
+    assert weighed / quality.tokens_scored == pytest.approx(quality.loss)
+
+
+def test_the_number_of_documents_with_figures_of_their_own_and_their_names_are_bounded(monkeypatch):
+    monkeypatch.setattr(perplexity, "MOST_ITEMS", 2)
+    quality = score_documents(two_letters(), ["a" * 1000, "ab", "ba"])
+    (first, second) = quality.items
+    assert (len(first.name), first.name[:7], second.name) == (len("1: ") + 60, "1: aaaa", "2: ab")
+    assert first.values["tokens_scored"] == 511
+    assert score_rolling(scripted(), ["ab", "ba"]).items == (), "windows are no documents"
 
 
 def test_bits_are_per_byte_and_not_per_token():

@@ -50,7 +50,7 @@ def test_every_batch_is_in_one_shard_and_none_costs_more_than_another_by_more_th
     assert share_out(costs, of) == shards
 
 
-WHOLE = Text("documents", 3, 8, 2, 0, 0, 0, 1, 0, "t", "u")
+WHOLE = Text("documents", 3, 8, 2, 0, 0, 0, 1, 0, "t", "u", ("1: a", "2: b", "3: c"))
 # Documents of 2, 1 and 1 predicted tokens, longest first, two to a batch.
 FIRST = Scored(rows=(2, 0), nats=(3.0, 0.5), tokens=(2, 1), losses=(3.5 / 3,), read=((2, 1),))
 SECOND = Scored(rows=(1,), nats=(4.5,), tokens=(1,), losses=(4.5,), read=((1,),))
@@ -65,6 +65,7 @@ def test_sums_and_counts_are_put_together_by_hand():
     assert (quality.documents_scored, quality.documents_skipped, quality.tokens_scored) == (3, 1, 4)
     assert quality.batch_losses == (3.5 / 3, 4.5), "in the order of a single worker"
     assert quality.batch_size == 2
+    assert [(item.name, item.values["loss"]) for item in quality.items] == [("1: a", 0.5), ("2: b", 4.5), ("3: c", 1.5)]
 
 
 @pytest.mark.parametrize(

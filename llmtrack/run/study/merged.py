@@ -11,7 +11,7 @@ from statistics import median
 
 from llmtrack.measure.statistics import disturbed, findings, summarize, summarize_rate
 from llmtrack.metrics import METRIC_BY_NAME
-from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.outcome import Measurement, StepValues
 from llmtrack.spec.task import RepeatPolicy
 
 _DURATION = "total_latency_s"
@@ -32,6 +32,10 @@ _OF_A_PASS = ("score_tokens_per_sec", "score_floor_share", "score_flops_utilizat
 
 _OF_ALL_CALLS = ("joules_per_token", "power_w", "idle_energy_share")
 """Metrics over all calls of a measurement: merged by the mean, weighted by the number of calls."""
+
+
+_MOST_STEPS = 30
+"""Maximum points of a series over all rounds, as of a single measurement."""
 
 
 def merged(measurements: Sequence[Measurement], policy: RepeatPolicy) -> Measurement:
@@ -74,8 +78,15 @@ def merged(measurements: Sequence[Measurement], policy: RepeatPolicy) -> Measure
         series=_series(measurements),
         texts={name: text for each in measurements for name, text in each.texts.items()},
         rounds=tuple(number for each in measurements for number in each.rounds),
+        steps=_thinned([row for each in measurements for row in each.steps]),
         started_at=measurements[0].started_at,
     )
+
+
+def _thinned(rows: Sequence[StepValues]) -> tuple[StepValues, ...]:
+    """Return evenly spaced rows, numbered anew."""
+    every = max(1, math.ceil(len(rows) / _MOST_STEPS))
+    return tuple(replace(row, step=number) for number, row in enumerate(rows[::every]))
 
 
 def _derived(measurements: Sequence[Measurement], metrics: Mapping[str, float]) -> dict[str, float]:

@@ -149,7 +149,7 @@ def _with_quality(
     except ScenarioError as error:
         return without_scored(timed, in_words(error))
     facts = {**found.facts, "score_workers": workers}
-    timed = with_scored(timed, found.metrics, facts, found.warnings, found.batch_losses)
+    timed = with_scored(timed, found.metrics, facts, found.warnings, found.batch_losses, found.items)
     timed = replace(timed, texts={**timed.texts, "shards.txt": found.listed})
     if check.reference is None or check.reference == timed.scenario.variant:
         return timed

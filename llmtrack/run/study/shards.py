@@ -20,7 +20,7 @@ from llmtrack.run.executors.parallel_workers import ParallelWorkers
 from llmtrack.spec.events import Emit, Event, Log, Progress, Warn
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import Scalar, Scenario
-from llmtrack.spec.scores import Compared, Part
+from llmtrack.spec.scores import Compared, Item, Part
 from llmtrack.spec.task import PerplexityTask, ShardTask
 
 SHARDS_EACH = 32
@@ -60,6 +60,7 @@ class Together:
         warnings: of the workers and about the text.
         batch_losses: mean loss of each batch, in the order of a single worker.
         batch_size: rows of the largest batch.
+        items: results of the first documents.
         listed: tab-separated table of each shard's worker, node and duration.
     """
 
@@ -68,6 +69,7 @@ class Together:
     warnings: tuple[str, ...]
     batch_losses: tuple[float, ...]
     batch_size: int
+    items: tuple[Item, ...]
     listed: str
 
 
@@ -98,6 +100,7 @@ def merge_figures(task: PerplexityTask, done: Sequence[Done]) -> Together:
         warnings=(*said, *quality_warnings(quality), *cut_warnings(quality, task)),
         batch_losses=quality.batch_losses,
         batch_size=quality.batch_size,
+        items=quality.items,
         listed=_listed(done),
     )
 
@@ -121,6 +124,7 @@ def merge_measurements(scenario: Scenario, task: PerplexityTask, done: Sequence[
         warnings=found.warnings,
         tags={**first.tags, **({"node": ", ".join(nodes)} if nodes else {})},
         series={**first.series, "batch_loss": found.batch_losses},
+        items=found.items,
         started_at=min(each.started_at for each in shards),
         ended_at=max(each.ended_at for each in shards),
         texts={**first.texts, "shards.txt": found.listed},

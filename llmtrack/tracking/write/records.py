@@ -16,6 +16,7 @@ from llmtrack.spec.serialization import digest, kept, to_json
 from llmtrack.spec.task import GenerateTask, not_asked
 from llmtrack.tracked.run import FAILED, FINISHED, KILLED, RUNNING
 from llmtrack.tracking import packed
+from llmtrack.tracking.write import evaluation
 from llmtrack.tracking.write.datasets import DataSet, data_sets_of
 
 # Prompts are in the workload's digest, printing does not affect measurements, and the actual number of workers is
@@ -188,7 +189,8 @@ def _measurement_record(done: Measurement, study: StudyContext) -> RunRecord:
         values = {stat: getattr(summary, stat) for stat in schema.SPREAD_STATS}
         metrics.update({schema.spread_key(name, stat): v for stat, v in values.items() if v is not None})
     tags = {"llmtrack.outcome": "finished", "llmtrack.workload_id": done.workload_id}
-    texts = dict(done.texts)
+    tables, tags_of_tables = evaluation.tables_of(done.items)
+    texts, tags = {**done.texts, **tables}, {**tags, **tags_of_tables}
     if done.samples or done.summaries:
         texts["samples.json"] = _samples_json(done)
     if done.sample_text is not None:

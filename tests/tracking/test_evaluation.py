@@ -1,0 +1,72 @@
+"""Results of single documents as MLflow's evaluation table: read by MLflow's own API, from SQLite and a server."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import mlflow
+import pytest
+
+from llmtrack.spec.scores import Item
+from llmtrack.tracking.write import sync
+from llmtrack.tracking.write.evaluation import TABLE, TAG, tables_of
+from llmtrack.tracking.write.records import StudyContext, scenario_record
+from llmtrack.tracking.write.tracker import Tracker
+from tests.tracking.samples import ENVIRONMENT, measurement, perplexity
+
+ITEMS = (
+    Item("1: Once upon a time", {"perplexity": 8.5, "loss": 2.14, "tokens_scored": 12}),
+    Item("3: Ärger \U0001f600", {"perplexity": math.inf, "loss": 900.0, "tokens_scored": 2}),
+)
+
+
+def scored(name: str = "ppl", items=ITEMS):
+    return measurement(name, scenario=perplexity(name), metrics={"perplexity": 9.0}, summaries={}, items=items)
+
+
+def test_the_first_columns_are_the_document_and_its_perplexity():
+    texts, tags = tables_of(ITEMS)
+    assert json.loads(texts[TABLE]) == {
+        "columns": ["document", "perplexity", "loss", "tokens_scored"],
+        "data": [["1: Once upon a time", 8.5, 2.14, 12], ["3: Ärger \U0001f600", "inf", 900.0, 2]],
+    }
+    assert json.loads(tags[TAG]) == [{"path": TABLE, "type": "table"}]
+
+
+def test_a_run_without_items_has_no_table():
+    record = scenario_record(scored(items=()), StudyContext("study-1", "precision"))
+    assert TABLE not in record.texts
+    assert TAG not in record.tags
+
+
+@pytest.mark.slow(3)
+@pytest.mark.parametrize("kind", ["uri", "server"])
+def test_mlflow_loads_the_tables_of_two_runs_side_by_side(kind, request, tmp_path):
+    there = request.getfixturevalue(kind)
+    uri = there if isinstance(there, str) else there.uri
+    tracker = Tracker.open(uri, "evaluation", tmp_path / "spool")
+    study = tracker.start_study("perplexity", "q", {}, ENVIRONMENT)
+    worse = (Item(ITEMS[0].name, {**ITEMS[0].values, "perplexity": 11.0}),)
+    run_ids = [tracker.log(study, scored("fp32")), tracker.log(study, scored("int4", worse))]
+    mlflow.set_tracking_uri(uri)
+    try:
+        mlflow.set_experiment(experiment_id=study.experiment_id)
+        found = mlflow.load_table(TABLE, run_ids=run_ids, extra_columns=["run_id"])
+    finally:
+        mlflow.set_tracking_uri(None)
+    of_first = found[found["document"] == ITEMS[0].name].set_index("run_id")["perplexity"]
+    assert of_first.astype(float).to_dict() == dict(zip(run_ids, [8.5, 11.0], strict=True))
+
+
+@pytest.mark.slow(1)
+def test_a_table_that_was_kept_in_the_spool_arrives(uri, tmp_path, monkeypatch):
+    tracker = Tracker.open(uri, "evaluation", tmp_path / "spool")
+    study = tracker.start_study("perplexity", "q", {}, ENVIRONMENT)
+    with monkeypatch.context() as away:
+        away.setattr("llmtrack.tracking.write.push._log_artifacts", lambda *_: (_ for _ in ()).throw(OSError("away")))
+        run_id = tracker.log(study, scored())
+    assert sync.sync(tracker.spool.folder).left == 0
+    client = mlflow.MlflowClient(uri)
+    assert TABLE in {each.path for each in client.list_artifacts(run_id)}
+    assert json.loads(client.get_run(run_id).data.tags[TAG])[0]["path"] == TABLE
