@@ -16,9 +16,9 @@ from llmtrack.experiment import Experiment
 from llmtrack.host.console import on_one_line
 from llmtrack.host.signals import stop_in_order
 from llmtrack.host.words import cut, plural
-from llmtrack.metrics import as_shown
 from llmtrack.report.page.place import Place
 from llmtrack.report.page.study import Written, write_study
+from llmtrack.report.sentences.outcomes import outcome_line, outcome_note
 from llmtrack.report.terminal import hanging, say, width_of
 from llmtrack.run.executors.inline import Executor
 from llmtrack.run.study.announcing import keep_time, last_time, plan_of
@@ -234,12 +234,12 @@ class _Outcomes:
         elif isinstance(event, Failure):
             self.failed += 1
             self.refused += event.kind == "extension"
-            self.tracker.log(self.study, event)
+            self.tracker.log(self.study, event, note=outcome_note(event))
             self._progress.ended(event.scenario.name, outcome_line(event))
 
     def _keep(self, done: Measurement) -> None:
         self.measured += 1
-        self.tracker.log(self.study, done)
+        self.tracker.log(self.study, done, note=outcome_note(done))
         self._progress.ended(done.scenario.name, outcome_line(done))
         if done.sample_text:
             self._progress.line(f"    sample: {cut(on_one_line(done.sample_text), 100)}")
@@ -248,7 +248,7 @@ class _Outcomes:
 
     def disturbed(self, first: Measurement) -> None:
         """Track a disturbed measurement that will be remeasured."""
-        self.tracker.log(self.study, first, remark=", disturbed")
+        self.tracker.log(self.study, first, remark=", disturbed", note=outcome_note(first))
         self._progress.line(f"{outcome_line(first)}: disturbed, will be remeasured")
 
     def same(self, same: SameAs) -> None:
@@ -267,29 +267,6 @@ def _measure(prepared: _Prepared, executor: Executor, outcomes: _Outcomes, resum
     run_groups(executor, groups, outcomes.hear, outcomes.disturbed, partial(Journal, path, resume))
     for same in prepared.plan.same:
         outcomes.same(same)
-
-
-_TOLD = {
-    "total_latency_s": "{} s",
-    "tokens_per_sec": "{} tokens/s",
-    "avg_latency_per_token_ms": "{} ms/token",
-    "time_to_first_token_ms": "TTFT {} ms",
-    "loss": "loss {}",
-    "perplexity_before": "perplexity {} before",
-    "perplexity": "perplexity {}",
-}
-"""Metrics printed for a measured scenario, if present."""
-
-
-def outcome_line(outcome: Measurement | Failure) -> str:
-    """Return a line about how a scenario ended."""
-    name = outcome.scenario.name
-    if isinstance(outcome, Failure):
-        word = "KILLED" if outcome.kind == "interrupted" else "FAILED"
-        return f"  {name}: {word} ({outcome.kind}): {outcome.reason}"
-    told = (words.format(as_shown(key, outcome.metrics[key])) for key, words in _TOLD.items() if key in outcome.metrics)
-    repeats = outcome.summaries.get("total_latency_s")
-    return f"  {name}: {', '.join(told)}" + (f" (median of {repeats.n})" if repeats else "")
 
 
 @contextmanager

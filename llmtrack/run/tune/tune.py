@@ -23,6 +23,7 @@ from llmtrack.experiment import Experiment
 from llmtrack.host.signals import stop_in_order
 from llmtrack.host.words import plural
 from llmtrack.measure.statistics import summarize
+from llmtrack.report.sentences.outcomes import outcome_note
 from llmtrack.report.terminal import say
 from llmtrack.run.executors.pool import Pool
 from llmtrack.run.reproduce import as_loaded, command_line, python_lines, resolved_as
@@ -174,7 +175,7 @@ def _track(study: Study, tracker: Tracker, trials: Trials, tuning: Tuning) -> di
         if not trials.rounds[name] and name not in trials.failures and name != tuning.goal.baseline:
             continue  # The answer's run lists the candidates that were never started.
         tracked[name] = _outcome_of(name, trials, tuning)
-        tracker.log(study, tracked[name])
+        tracker.log(study, tracked[name], note=outcome_note(tracked[name]))
     return tracked
 
 

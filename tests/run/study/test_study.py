@@ -15,10 +15,9 @@ from llmtrack.experiment import Experiment
 from llmtrack.measure.statistics import disturbed
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import Settings
-from llmtrack.run.study.study import outcome_line, run_study
+from llmtrack.run.study.study import run_study
 from llmtrack.run.suite import run_suite
 from llmtrack.spec.options import taken
-from llmtrack.spec.outcome import Failure, Measurement, Summary
 from llmtrack.tracking.read.query import runs, studies
 from llmtrack.worker import generate
 from tests.run.scenarios import generating
@@ -293,20 +292,6 @@ def test_an_interrupted_suite_is_killed_with_its_study(tracker, uri, console):
         "suite": "KILLED",
         "precision": "KILLED",
     }
-
-
-def test_outcome_lines():
-    scenario = generating("one")
-    spread = Summary(n=7, median=1.5, ci_low=1.4, ci_high=1.6, mean=1.5)
-    metrics = {
-        "total_latency_s": 1.5,
-        "tokens_per_sec": 21.333,
-        "time_to_first_token_ms": 1234.56,
-        "perplexity": 18.7444,
-    }
-    done = Measurement(scenario, "w", {}, metrics, {"total_latency_s": spread})
-    assert outcome_line(done) == "  one: 1.500 s, 21.33 tokens/s, TTFT 1,234.6 ms, perplexity 18.744 (median of 7)"
-    assert outcome_line(Failure(scenario, "load", "no model")) == "  one: FAILED (load): no model"
 
 
 class SmallMemory(ScriptedEngine):
