@@ -20,8 +20,10 @@ from llmtrack.metrics.measured import METRICS as METRICS
 from llmtrack.metrics.measured import SPIKE as SPIKE
 from llmtrack.metrics.names import ALIAS_PREFIX as ALIAS_PREFIX
 from llmtrack.metrics.names import ASKED_TAG as ASKED_TAG
+from llmtrack.metrics.names import DETAILS_TAG as DETAILS_TAG
 from llmtrack.metrics.names import DIGEST_PREFIX as DIGEST_PREFIX
 from llmtrack.metrics.names import ENV_TAG_PREFIX as ENV_TAG_PREFIX
+from llmtrack.metrics.names import ENVIRONMENT_TAG as ENVIRONMENT_TAG
 from llmtrack.metrics.names import INTERVAL_ENDS as INTERVAL_ENDS
 from llmtrack.metrics.names import REFERENCE_TAG_PREFIX as REFERENCE_TAG_PREFIX
 from llmtrack.metrics.names import SEARCHED_FACTS as SEARCHED_FACTS

@@ -123,7 +123,7 @@ class Tag:
     """A tag with identity or provenance of a run.
 
     Attributes:
-        packed: whether it is a part of `llmtrack.details` in MLflow, since no search needs it.
+        packed: whether it is a part of `DETAILS_TAG` in MLflow, since no search needs it.
         while_running: whether a run loses it when it ends.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmtrack.metrics.entry import Tag
-from llmtrack.metrics.names import ASKED_TAG
+from llmtrack.metrics.names import ASKED_TAG, DETAILS_TAG, ENVIRONMENT_TAG
 
 # One row each, regardless of line length.
 # fmt: off
@@ -24,8 +24,8 @@ TAGS: tuple[Tag, ...] = (
     Tag("llmtrack.scenario_id", "digest of what was asked", packed=True),
     Tag("llmtrack.workload_id", "digest of the prompts and lengths, or of the corpus and convention", packed=True),
     Tag("llmtrack.environment_id", "digest of what affects speed: hardware, versions, threads"),
-    Tag("llmtrack.environment", "JSON: the facts of the environment and the model's digests, also the artifact `environment.json`; read back as `env.KEY`"),
-    Tag("llmtrack.details", "JSON: the values below that no search needs; read back as columns of `llmtrack.runs`"),
+    Tag(ENVIRONMENT_TAG, "JSON: the facts of the environment and the model's digests, also the artifact `environment.json`; read back as `env.KEY`"),
+    Tag(DETAILS_TAG, "JSON: the values below that no search needs; read back as columns of `llmtrack.runs`"),
     Tag("llmtrack.record_id", "identity of the record that was pushed; no two runs have the same"),
     Tag("llmtrack.model_uri", "`models:/ID` of the logged model that stands for the way to run that was measured; its metrics hold those of all runs of that way", packed=True),
     Tag("llmtrack.omitted", "what was shortened or left out to fit MLflow's limits"),

@@ -17,6 +17,9 @@ SETTING_PREFIX = "cfg."
 ASKED_TAG = "llmtrack.asked"
 ALIAS_PREFIX = "llmtrack.alias."
 DIGEST_PREFIX = "llmtrack.digest."
+# MLflow's pages show no tag with its own prefix.
+ENVIRONMENT_TAG = "mlflow.llmtrack.environment"
+DETAILS_TAG = "mlflow.llmtrack.details"
 
 
 def is_digest(name: str) -> bool:

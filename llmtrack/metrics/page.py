@@ -35,7 +35,7 @@ def page() -> str:
         "the text that was really scored, with `tokens` also its tokens, with `reference` also the model that it was compared "
         "with.",
         "A sampled metric is taken once per repeat. Its tracked value is the median over the repeats, and "
-        "its spread is tracked beside it in the tag `llmtrack.details`, and read back by `llmtrack.runs` as "
+        f"its spread is tracked beside it in the tag `{schema.DETAILS_TAG}`, and read back by `llmtrack.runs` as "
         f"`{schema.spread_key('METRIC', 'STAT')}` for {stats}: number of "
         "samples, bootstrap 95 % interval of the median, mean, standard deviation (ddof=1), and percentiles "
         "(p90 for n >= 10, p99 for n >= 100). The raw samples are in the artifact `samples.json`.",
@@ -54,16 +54,17 @@ def page() -> str:
         "what others `implied` tell none apart.",
         "A study run has the experiment's settings as resolved, under `" + schema.SETTING_PREFIX + "NAME`; `mlflow "
         "run` logs the raw ones. A fact that is not in this table is tracked under its own name, as a `configuration`. What ends in "
-        "`_digest` is kept in the tag `llmtrack.details`, so that no table or plot of MLflow shows it unasked.",
+        f"`_digest` is kept in the tag `{schema.DETAILS_TAG}`, so that no table or plot of MLflow shows it unasked.",
         "## Tags",
-        "A run has the tags that runs are searched by; the rest is in two JSON tags, which `llmtrack.runs` reads back as columns. "
+        "A run's page shows the tags that runs are searched by. The rest is in two JSON tags under MLflow's own prefix, which its pages "
+        "do not show; `llmtrack.runs` reads them back as columns. "
         "`tag:KEY=VALUE` and `llmtrack.runs(tags=...)` find runs by the keys of both, too (`llmtrack.scenario_id`, "
         "`llmtrack.env.node`). Older versions had a tag for each; their runs are read as before.",
         _table(("tag", "meaning"), tag_rows),
-        "In `llmtrack.details`:",
+        f"In `{schema.DETAILS_TAG}`:",
         _table(("key", "meaning"), detail_rows),
         f"Facts about the machine, the versions and the model's origin (`weights_digest`, `config_digest`, `tokenizer_digest`, and the reference's under `{schema.REFERENCE_TAG_PREFIX}`) are the keys of "
-        "`llmtrack.environment`; of a package the key is `version.PACKAGE`, such as `version.transformers`. Those that runs are searched by "
+        f"`{schema.ENVIRONMENT_TAG}`; of a package the key is `version.PACKAGE`, such as `version.transformers`. Those that runs are searched by "
         f"are tags of their own, too: {', '.join(f'`{schema.ENV_TAG_PREFIX}{name}`' for name in schema.SEARCHED_FACTS)}. "
         "`git_branch`, `git_commit` and `git_dirty` are of the "
         f"user's repository (where the program was started, or else where the model lies), those of llmtrack's own code "

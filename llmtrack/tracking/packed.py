@@ -1,7 +1,7 @@
-"""Pack values that no search needs into two JSON tags: a tag per value would clutter MLflow's run page.
+"""Pack values that no search needs into two JSON tags that MLflow's pages do not show.
 
-`llmtrack.environment` has the facts of the environment, which many runs share; `llmtrack.details` the run's own values.
-Older versions had a tag per value; so has a value here that does not fit.
+One has the facts of the environment, which many runs share, the other the run's own values. Older versions had a tag per
+value, or `llmtrack.environment`; a value that does not fit still has its own.
 """
 
 from __future__ import annotations
@@ -13,10 +13,18 @@ from functools import lru_cache
 from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.metrics import DIGEST_PREFIX, ENV_TAG_PREFIX, SPREAD_PREFIX, SPREAD_STATS, spread_key
+from llmtrack.metrics import (
+    DETAILS_TAG,
+    DIGEST_PREFIX,
+    ENV_TAG_PREFIX,
+    ENVIRONMENT_TAG,
+    SPREAD_PREFIX,
+    SPREAD_STATS,
+    spread_key,
+)
 from llmtrack.tracking.limits import MAX_TAG_VALUE
 
-ENVIRONMENT, DETAILS, SPREAD = "llmtrack.environment", "llmtrack.details", "llmtrack.spread"
+SPREAD, OLDER_ENVIRONMENT = "llmtrack.spread", "llmtrack.environment"
 ARTIFACT = "environment.json"
 
 _PREFIX = "llmtrack."
@@ -56,14 +64,14 @@ def pack(tags: Mapping[str, str], running: bool = False) -> dict[str, str]:
         del details[largest]
         own |= groups[largest]
     if details:
-        own[DETAILS] = text
+        own[DETAILS_TAG] = text
     while len(text := _json(_without_prefix(facts, ENV_TAG_PREFIX))) > MAX_TAG_VALUE:
         own.update([facts.popitem()])
-    return {**own, ENVIRONMENT: text} if facts else own
+    return {**own, ENVIRONMENT_TAG: text} if facts else own
 
 
 def unpack(text: str) -> Mapping[str, Any]:
-    """Parse the tag `llmtrack.details`; empty if invalid."""
+    """Parse the tag of a run's own values; empty if invalid."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -73,7 +81,7 @@ def unpack(text: str) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1024)
 def facts_of(text: str) -> Mapping[str, str]:
-    """Parse the tag `llmtrack.environment`; empty if invalid."""
+    """Parse the tag of the environment; empty if invalid."""
     return {str(name): str(value) for name, value in unpack(text).items()}
 
 

@@ -92,6 +92,29 @@ def test_a_study_opens_with_its_answer_and_its_figures(tab, tracked):
     expect(page.get_by_role("button", name=re.compile(r"^1 prompt \([0-9a-f]{16}\)$"))).to_be_visible()
 
 
+def test_the_answer_is_the_first_thing_on_a_page_and_its_tags_are_short(fresh_tab, tracked):
+    study, scenario = tracked.study, tracked.scenarios["prompt_64"]
+    page = fresh_tab.open(run_link("", tracked.experiment_id, study).removeprefix("#"))
+    # MLflow's assistant, open at first, makes a page so narrow that what is beside the description comes above it.
+    page.get_by_role("button", name="Close").click()
+    for run_id, told, metric in (
+        (study, "From 16 to 64 prompt tokens", "scenarios_measured"),
+        (scenario, re.compile(r"tokens/s, .* ms/token"), "tokens_per_sec"),
+    ):
+        fresh_tab.open(run_link("", tracked.experiment_id, run_id).removeprefix("#"))
+        figures = page.get_by_role("link", name=metric, exact=True)
+        expect(figures).to_be_visible()
+        for width in (1400, 1600):
+            page.set_viewport_size({"width": width, "height": 900})
+            answer = page.get_by_text(told).first.bounding_box()
+            assert answer["y"] < min(250, figures.bounding_box()["y"])
+            expect(page.get_by_text("llmtrack.experiment", exact=True)).to_be_visible()
+        for name in ("process", "version", "environment", "spread", "asked", "scenario_id", "model_uri"):
+            expect(page.get_by_text(f"llmtrack.{name}", exact=True)).to_have_count(0)
+        for begun in ('{"llmtrack_version', '{"asked', '{"question'):
+            expect(page.get_by_text(begun)).to_have_count(0)
+
+
 def test_the_charts_of_a_scenario_are_of_its_metrics_and_not_of_their_spread(tab, tracked):
     run_id = tracked.scenarios["prompt_16"]
     page = tab.open(f"/experiments/{tracked.experiment_id}/runs/{run_id}/model-metrics")

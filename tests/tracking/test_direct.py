@@ -25,7 +25,7 @@ KEYS += (
     "llmtrack.digest.dtype",
     "llmtrack.digest.output_digest",
     "llmtrack.spread",
-    "llmtrack.details",
+    "mlflow.llmtrack.details",
     "llmtrack.outcome",
     "mlflow.note.content",
     "mlflow.runName",

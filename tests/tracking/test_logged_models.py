@@ -162,7 +162,7 @@ def test_metrics_of_each_run_are_those_of_its_way_and_of_the_text_that_was_score
     (model,) = models(uri, study.experiment_id)
     assert {metric.key for metric in own} == {*SPEED, *QUALITY, *INTERVAL}
     assert {metric.model_id for metric in own} == {model.model_id}
-    assert f"models:/{model.model_id}" in {tag.key: tag.value for tag in batch["tags"]}["llmtrack.details"]
+    assert f"models:/{model.model_id}" in {tag.key: tag.value for tag in batch["tags"]}["mlflow.llmtrack.details"]
     of_text = {metric.key: (metric.dataset_name, metric.dataset_digest) for metric in own}
     assert of_text == {
         **dict.fromkeys(SPEED | INTERVAL, (None, None)),

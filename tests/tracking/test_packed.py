@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from llmtrack.metrics import ENV_TAG_PREFIX
+from llmtrack.metrics import DETAILS_TAG, ENV_TAG_PREFIX, ENVIRONMENT_TAG
 from llmtrack.tracking import packed
 from llmtrack.tracking.limits import MAX_TAG_VALUE
 from llmtrack.tracking.read.query import runs, studies
@@ -25,8 +25,8 @@ TAGS = {ENV_TAG_PREFIX + key: value for key, value in FACTS.items()}
 
 def test_a_run_has_the_facts_in_one_tag_and_those_that_are_searched():
     found = packed.pack({"llmtrack.kind": "scenario", **TAGS})
-    assert sorted(found) == ["llmtrack.env.cpu", "llmtrack.env.git_branch", packed.ENVIRONMENT, "llmtrack.kind"]
-    assert packed.facts_of(found[packed.ENVIRONMENT]) == FACTS
+    assert sorted(found) == ["llmtrack.env.cpu", "llmtrack.env.git_branch", "llmtrack.kind", ENVIRONMENT_TAG]
+    assert packed.facts_of(found[ENVIRONMENT_TAG]) == FACTS
 
 
 OWN = {
@@ -43,8 +43,8 @@ OWN = {
 def test_what_no_search_needs_is_in_one_tag():
     kept = {"llmtrack.kind": "scenario", "llmtrack.outcome": "finished", "mlflow.user": "me"}
     found = packed.pack({**kept, **OWN, "llmtrack.scenario": "fp32", "llmtrack.version": "1"})
-    assert {key: found[key] for key in found if key != packed.DETAILS} == kept
-    details = packed.unpack(found[packed.DETAILS])
+    assert {key: found[key] for key in found if key != DETAILS_TAG} == kept
+    details = packed.unpack(found[DETAILS_TAG])
     assert details["spread"]["tokens_per_sec"] == {"n": 5, "ci_low": 9.5, "ci_high": 10.5}
     assert details["digest"] == {"output_digest": "0123"}
     assert {name: details[name] for name in ("scenario_id", "baseline", "asked")} == {
@@ -57,8 +57,8 @@ def test_a_value_without_room_stays_a_tag_and_the_others_do_not(long):
     text = json.dumps({"x" * 7_950: {"n": 1}})
     found = packed.pack({**OWN, long: text})
     assert found[long] == text
-    assert len(found[packed.DETAILS]) <= MAX_TAG_VALUE
-    assert set(found) == {long, packed.DETAILS}
+    assert len(found[DETAILS_TAG]) <= MAX_TAG_VALUE
+    assert set(found) == {long, DETAILS_TAG}
 
 
 def test_only_a_running_run_names_its_process():
@@ -75,9 +75,9 @@ def test_without_facts_nothing_is_added():
 def test_what_there_is_no_room_for_stays_a_tag():
     long = {ENV_TAG_PREFIX + f"f{n}": "x" * 3_000 for n in range(4)}
     found = packed.pack(long)
-    assert len(found[packed.ENVIRONMENT]) <= MAX_TAG_VALUE
-    facts = {ENV_TAG_PREFIX + name for name in packed.facts_of(found[packed.ENVIRONMENT])}
-    assert found.keys() - {packed.ENVIRONMENT} | facts == long.keys()
+    assert len(found[ENVIRONMENT_TAG]) <= MAX_TAG_VALUE
+    facts = {ENV_TAG_PREFIX + name for name in packed.facts_of(found[ENVIRONMENT_TAG])}
+    assert found.keys() - {ENVIRONMENT_TAG} | facts == long.keys()
 
 
 def test_a_broken_tag_is_no_fact():

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from llmtrack.host import packages
 from llmtrack.host.garbage import uncollected
-from llmtrack.metrics import SERIES_PREFIX, SYSTEM_PREFIX
+from llmtrack.metrics import DETAILS_TAG, ENVIRONMENT_TAG, SERIES_PREFIX, SYSTEM_PREFIX
 from llmtrack.tracking import store
 from llmtrack.tracking.read.filters import Wanted
 from llmtrack.tracking.read.parsing import RunParser
@@ -186,7 +186,9 @@ def _fill(found: RunParser, database: sqlite3.Connection, experiment_ids: Sequen
     found.put(
         params=read_table(database, "params", "value"),
         metrics=read_table(database, "latest_metrics", "value", numbers),
-        tags=read_table(database, "tags", "value", "key LIKE 'llmtrack.%'"),
+        tags=read_table(
+            database, "tags", "value", f"(key LIKE 'llmtrack.%' OR key IN ('{ENVIRONMENT_TAG}', '{DETAILS_TAG}'))"
+        ),
     )
 
 

@@ -117,7 +117,7 @@ class RunParser:
         for run_id, key, text in tags:
             if (run := read(run_id)) is None:
                 continue
-            if key == packed.DETAILS:
+            if key == schema.DETAILS_TAG:
                 _put_details(run, packed.unpack(text), text_of)
             else:
                 _put_tag(run, key, text_of(text, text))
@@ -145,7 +145,7 @@ class RunParser:
 def _put_tag(run: _Read, key: str, text: str) -> None:
     if key in _TAGS:
         run.tags[key.removeprefix(_PREFIX)] = text
-    elif key == packed.ENVIRONMENT:
+    elif key in (schema.ENVIRONMENT_TAG, packed.OLDER_ENVIRONMENT):
         run.environment |= packed.facts_of(text)
     elif key == packed.SPREAD:
         run.metrics |= packed.joined_spread(packed.unpack(text))
