@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.artifacts import download_artifacts
 
 from llmtrack.errors import TrackingError
+from llmtrack.spec.pointer import Pointer, read_pointer
+from llmtrack.spec.scenario import Variant
 from llmtrack.tracking import store
-from llmtrack.tracking.read.query import runs, studies
+from llmtrack.tracking.read.aliases import run_of_alias, set_alias
+from llmtrack.tracking.read.query import runs, runs_of_id, studies
+from llmtrack.tracking.read.source import Source
 from llmtrack.tracking.write import sync
+from llmtrack.tracking.write.registry import register
 from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, measurement
 
@@ -33,6 +39,28 @@ def test_a_study_is_tracked_and_read_back_through_a_server(server, experiment, t
     assert list(studies(experiment, tracking_uri=server.uri)["status"]) == ["FINISHED"]
     path = Path(MlflowClient(server.uri).download_artifacts(run_id, "sample.txt"))
     assert path.read_text() == "Once upon a time"
+
+
+def test_a_run_is_registered_and_found_by_its_aliases_through_a_server(server, experiment, tmp_path):
+    tracker = Tracker.open(server.uri, experiment, tmp_path / "spool")
+    study = tracker.start_study("precision", "q", {}, ENVIRONMENT)
+    run_id = tracker.log(study, measurement())
+    tracker.finish_study(study, "finished")
+    (run,) = runs_of_id(run_id, server.uri)
+    pointer = Pointer(Variant("packaged:tiny"), {"weights_digest": "abc"})
+    made = [register(run, pointer, experiment, alias, server.uri) for alias in ("champion", "challenger")]
+    assert [each.version for each in made] == ["1", "1"]
+    client = MlflowClient(server.uri)
+    (model,) = client.search_registered_models(f"name = '{experiment}'")
+    assert {alias: str(version) for alias, version in model.aliases.items()} == {"champion": "1", "challenger": "1"}
+    assert client.get_model_version_by_alias(experiment, "champion").run_id == run_id
+    target = tmp_path / "downloaded"
+    logged = client.get_logged_model(run.model_uri.removeprefix("models:/"))
+    download_artifacts(logged.artifact_location, dst_path=str(target), tracking_uri=server.uri)
+    assert read_pointer(next(target.rglob("llmtrack.json")).parent) == pointer
+    assert run_of_alias(Source(server.uri), f"{experiment}@champion") == run_id
+    assert set_alias(experiment, run_id, server.uri) is None
+    assert run_of_alias(Source(server.uri), experiment) == run_id
 
 
 @pytest.fixture

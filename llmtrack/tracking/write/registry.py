@@ -103,9 +103,14 @@ def _version_of(client: MlflowClient, name: str, model: LoggedModel) -> str:
 
 def _create(client: MlflowClient, name: str, model: LoggedModel, run: Run, pointer: Pointer) -> str:
     """Create a version; the logged model is told of it, as `mlflow.register_model` does, for the Models tab."""
-    # By the logged model's own URI, MLflow would look for it in the store of its global setting.
+    # By the logged model's own URI, MLflow would look for it in the store of its global setting; by its id, a server accepts that
+    # the files are not the run's.
     made = client.create_model_version(
-        name, model.artifact_location, run_id=run.run_id, tags={**pointer.digests, URI_TAG: run.model_uri}
+        name,
+        model.artifact_location,
+        run_id=run.run_id,
+        tags={**pointer.digests, URI_TAG: run.model_uri},
+        model_id=model.model_id,
     )
     known = json.loads(model.tags.get(_VERSIONS_TAG, "[]"))
     versions = [*known, {"name": name, "version": str(made.version)}]
