@@ -65,7 +65,7 @@ class Journal:
         if self.taken_over < len(self._known):
             kept = self._known[self.taken_over]
             if kept["key"] == key:
-                with contextlib.suppress(ValueError, KeyError, TypeError):
+                with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
                     found = read(kept["gave"])
                     self.taken_over += 1
                     return found

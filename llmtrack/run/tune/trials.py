@@ -7,8 +7,9 @@ import io
 import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,8 @@ class Trials:
             }
             return to_json(known, dict[str, Way])
 
-        return dict(from_json(self._journal.act(["ways", bool(measured)], look), dict[str, Way]))
+        found: dict[str, Way] = self._journal.act(["ways", bool(measured)], look, partial(_ways, self.of))
+        return found
 
     def show(self, state: SearchState) -> None:
         """Show the progress."""
@@ -279,6 +281,18 @@ class Trials:
         collected = Collected(hear)
         self._pool.run((scenario,), collected, seconds)
         return collected.outcomes[0]
+
+
+def _ways(names: Iterable[str], gave: Any) -> dict[str, Way]:
+    """Decode the recorded knowledge of the candidates.
+
+    Raises:
+        ValueError: it is of other candidates, or none.
+    """
+    found: dict[str, Way] = from_json(gave, dict[str, Way])
+    if found.keys() != set(names):
+        raise ValueError("it is of other candidates")
+    return found
 
 
 def _read(gave: Any) -> tuple[Outcome, float]:
