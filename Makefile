@@ -73,8 +73,8 @@ browser:
 	  echo "chromium could not be installed: the tests in a browser are skipped"
 
 docs: $(STAMP)
-	$(BIN)/python -m llmtrack.metrics > docs/metrics.md
-	$(BIN)/python -m docs.commands > docs/commands.md
+	$(BIN)/python -m llmtrack.metrics > docs/metrics.new && mv docs/metrics.new docs/metrics.md
+	$(BIN)/python -m docs.commands > docs/commands.new && mv docs/commands.new docs/commands.md
 	$(BIN)/python -m docs.project
 
 # Side by side with other programs, on a machine that does nothing else: docs/benchmarks.md. An hour; with SMALL=1 a trial.
