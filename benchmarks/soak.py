@@ -58,7 +58,7 @@ class Untracked:
         """Begin nothing."""
         return cast("Study", SimpleNamespace(study_id="soak", run_id=None, experiment_id=None))
 
-    def log(self, study: Study, outcome: Outcome) -> None:
+    def log(self, study: Study, outcome: Outcome, remark: str = "", note: str = "") -> None:
         """Discard the outcome of a scenario."""
 
     def has_finished(self, study: Study) -> bool:

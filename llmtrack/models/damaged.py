@@ -37,7 +37,7 @@ def refuse_damaged(folder: Path) -> None:
             _check_settings(folder / name)
 
 
-def settings_of(path: Path) -> Any:
+def read_settings(path: Path) -> Any:
     """Parse a JSON file of a model.
 
     Raises:
@@ -87,7 +87,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _check_settings(path: Path) -> None:
-    content = settings_of(path)
+    content = read_settings(path)
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path.name} is damaged (it holds no settings by name): fetch it again")
     if path.name == "config.json":

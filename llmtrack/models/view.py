@@ -19,7 +19,7 @@ from typing import Any
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models.cache import cache_root
-from llmtrack.models.damaged import settings_of
+from llmtrack.models.damaged import read_settings
 from llmtrack.models.digests import TOKENIZER_FILES, weight_files
 from llmtrack.spec.serialization import digest
 
@@ -181,7 +181,7 @@ def _without_code(path: Path) -> str | None:
     """
     # What cannot be read now might be by a library a moment later, with its code.
     try:
-        settings = settings_of(path)
+        settings = read_settings(path)
         clean = _stripped(settings)
         return None if clean == settings else json.dumps(clean, indent=2, ensure_ascii=False) + "\n"
     except RecursionError as error:
