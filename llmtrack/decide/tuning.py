@@ -598,13 +598,15 @@ class Tuning:
     def _claim_of(self, name: str) -> None:
         """Use a candidate's own fresh comparison as the claim."""
         self.proven_of, self.claim, self.fresh = name, self._fresh_claim(name), self._counted(name)
-        self.proof_rounds = counted(self._duels[name], enough_repeats(self.proofs))
+        self.proof_rounds = self._counted_rounds(name)
+
+    def _counted_rounds(self, name: str) -> list[int]:
+        return counted(self._duels[name], enough_repeats(self.proofs))
 
     def _counted(self, name: str) -> dict[str, list[float]]:
         """Return the samples that count of a candidate and the baseline measured afresh."""
-        samples = self._duels[name]
-        rounds = counted(samples, enough_repeats(self.proofs))
-        return {of: [each[number].value or math.nan for number in rounds] for of, each in samples.items()}
+        rounds = self._counted_rounds(name)
+        return {of: [each[number].value or math.nan for number in rounds] for of, each in self._duels[name].items()}
 
     def _exact_claim(self, answer: str) -> Difference | None:
         samples = [self.race.samples[name] for name in (self.goal.baseline, answer)]

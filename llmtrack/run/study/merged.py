@@ -10,6 +10,7 @@ from itertools import zip_longest
 from statistics import median
 
 from llmtrack.measure.statistics import disturbed, findings, summarize, summarize_rate
+from llmtrack.measure.system import MOST_POINTS
 from llmtrack.metrics import METRIC_BY_NAME
 from llmtrack.spec.outcome import Measurement, StepValues
 from llmtrack.spec.task import RepeatPolicy
@@ -32,10 +33,6 @@ _OF_A_PASS = ("score_tokens_per_sec", "score_floor_share", "score_flops_utilizat
 
 _OF_ALL_CALLS = ("joules_per_token", "power_w", "idle_energy_share")
 """Metrics over all calls of a measurement: merged by the mean, weighted by the number of calls."""
-
-
-_MOST_STEPS = 30
-"""Maximum points of a series over all rounds, as of a single measurement."""
 
 
 def merged(measurements: Sequence[Measurement], policy: RepeatPolicy) -> Measurement:
@@ -85,7 +82,7 @@ def merged(measurements: Sequence[Measurement], policy: RepeatPolicy) -> Measure
 
 def _thinned(rows: Sequence[StepValues]) -> tuple[StepValues, ...]:
     """Return evenly spaced rows, numbered anew."""
-    every = max(1, math.ceil(len(rows) / _MOST_STEPS))
+    every = max(1, math.ceil(len(rows) / MOST_POINTS))
     return tuple(replace(row, step=number) for number, row in enumerate(rows[::every]))
 
 
