@@ -334,11 +334,15 @@ class Tuning:
             self.race.drop(name, why)
             return seen
         self._calm = not seen.disturbed
+        self.untried.pop(name, None)
         self.race.tell(name, value, seen.disturbed)
         return seen
 
     def _lost(self, name: str, seen: Seen) -> None:
         """Eliminate a candidate that failed; one that timed out may be retried."""
+        if seen.late and self.race.samples[name]:
+            # Only time was short: what was measured before stands.
+            return
         if seen.late and name != self.goal.baseline:
             self.untried[name] = f"given up after {_duration(seen.seconds)} of {seen.late}"
             return

@@ -137,6 +137,29 @@ def test_where_no_time_is_left_for_the_proof_the_best_is_named_with_the_budget_t
     assert tuned(again, tuning.needs).ending == "proven"
 
 
+@dataclass
+class Late(Table):
+    """One call of one candidate is not in time: its first, or one after several."""
+
+    late: str = ""
+    after: int = 0
+
+    def measure(self, name: str, seconds: float) -> Seen:
+        if name != self.late or self.asked.count(name) != self.after:
+            return super().measure(name, seconds)
+        self.asked.append(name)
+        return self._say(Seen({}, 1.0, "not in time", late="repeat 1"))
+
+
+@pytest.mark.parametrize(("late", "after"), [("base", 1), ("fast", 2), ("close", 3), ("fast", 0)])
+def test_what_was_measured_stands_though_another_call_was_not_in_time(late, after):
+    trials = Late({"base": 1.0, "fast": 2.0, "close": 1.98}, noise=0.02, late=late, after=after)
+    tuning = tuned(trials, 100.0, parts=4)
+    assert trials.asked.count(late) > after
+    assert (tuning.ending, tuning.untried) == ("proven", {})
+    assert not [out.why for out in tuning.race.dropped.values() if "in time" in out.why]
+
+
 def test_a_candidate_that_promises_far_more_and_does_not_fit_into_the_time_is_named():
     slow = Way("onnx", "int8", 8.0, builds={"exporting": 70.0})
     trials = Table({"base": 1.0, "slow": 4.0}, converts={"slow": 70.0}, known={"slow": slow})

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -119,7 +120,10 @@ def mlflow_run_here(_there, checkout) -> Callable[..., Result]:
     def run(entry_point: str, **parameters: object) -> Result:
         from mlflow.cli import cli
 
-        return CliRunner().invoke(cli, arguments(str(checkout), entry_point, parameters))
+        done = CliRunner().invoke(cli, arguments(str(checkout), entry_point, parameters))
+        # What pytest shows beside a failed test.
+        print(done.output, "".join(traceback.format_exception(*done.exc_info)) if done.exc_info else "")
+        return done
 
     return run
 
