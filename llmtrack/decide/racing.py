@@ -174,6 +174,13 @@ class Race:
         self.waiting.discard(name)
         self.dropped.setdefault(name, Dropped(why))
 
+    def disqualify(self, name: str, why: str) -> None:
+        """Eliminate a candidate, even the leader, and readmit those that were worse than it."""
+        for other in [other for other, out in self.dropped.items() if out.by == name]:
+            del self.dropped[other]
+        self.waiting.discard(name)
+        self.dropped[name] = Dropped(why)
+
     def hold(self, name: str) -> None:
         """Exclude a candidate from winning and from dropping others until it is admitted."""
         self.waiting.add(name)

@@ -70,8 +70,17 @@ class TextQuality:
         pairs = zip(self._scores[model], self._scores[self.reference], strict=False)
         parts = [ComparedPart(own.nats, other.nats, own.tokens) for own, other in pairs]
         tests = max(1, len(self.models) - 1)
-        self.ratios[model] = perplexity_ratio(parts, self.parts, looks=self.parts, tests=tests)
-        verdict = judge_bound(self.ratios[model], self.most)
+        return self._judged(model, perplexity_ratio(parts, self.parts, looks=self.parts, tests=tests))
+
+    def take_whole(self, model: str, ratio: float) -> Judgement:
+        """Judge a model by its perplexity ratio on the whole text."""
+        return self._judged(model, Ratio(ratio, ratio, ratio))
+
+    def _judged(self, model: str, ratio: Ratio) -> Judgement:
+        self.ratios[model] = ratio
+        if self.most is None:
+            return "kept"
+        verdict = judge_bound(ratio, self.most)
         if verdict != "open":
             self.kept[model] = verdict == "kept"
         return verdict
@@ -79,9 +88,7 @@ class TextQuality:
     def over_the_bound(self, model: str) -> str:
         """Describe a model's violation of the bound."""
         assert self.most is not None
-        whole = self.scored(model) >= self.parts
-        change = change_text(self.ratios[model], interval=not whole)
-        return f"perplexity {change} is over {change_text(self.most)}"
+        return f"perplexity {change_text(self.ratios[model])} is over {change_text(self.most)}"
 
     # --- predicted time
 

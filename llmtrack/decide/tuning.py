@@ -127,6 +127,9 @@ class Tuning:
         self._measure_baseline()
         while self._step():
             self._tell_dropped()
+        for name in self.race.alive:
+            if not self.race.samples[name] and name != self.goal.baseline:
+                self.untried[name] = self._why_not_tried(name)
         self._conclude()
         self._tell_dropped()
 
@@ -397,6 +400,24 @@ class Tuning:
             elif verdict == "broken":
                 self.race.drop(each, self.quality.over_the_bound(model))
 
+    def take_whole(self, name: str, ratio: float) -> bool:
+        """Judge the answer by its perplexity ratio on the whole text; return whether it remains the answer.
+
+        If it is over the bound, what was worse than it is readmitted, and the result determined again.
+        """
+        model, base = self.model_of(name), self.model_of(self.goal.baseline)
+        if model == base or self.quality.take_whole(model, ratio) != "broken":
+            return True
+        self.race.disqualify(name, self.quality.over_the_bound(model))
+        for each in self.race.alive:
+            own = self.model_of(each)
+            if self.quality.kept.get(own) is False:
+                self.race.drop(each, self.quality.over_the_bound(own))
+            elif own != base and own not in self.quality.kept:
+                self.race.hold(each)
+        self._conclude()
+        return False
+
     # --- predictions
 
     def _predictions(self) -> dict[str, Prediction]:
@@ -554,9 +575,8 @@ class Tuning:
     def _conclude(self) -> None:
         """Determine the answer, its certainty, and what a larger budget would give."""
         base = self.goal.baseline
-        for name in self.race.alive:
-            if not self.race.samples[name] and name != base:
-                self.untried[name] = self._why_not_tried(name)
+        self.winner, self.ending, self.missing, self.needs = None, "none", "", 0.0
+        self.proven_of, self.claim, self.fresh, self.proof_rounds = "", None, {}, []
         self.equal = self.race.equal()
         answer, top = self.race.choice(), self._top()
         proven = [name for name in self._duels if self._proven(name) and name in self.race.alive]

@@ -29,7 +29,7 @@ def change_text(ratio: Ratio | float, interval: bool = True) -> str:
     """Format a ratio as a signed change with its interval: `+0.52 % (0.3 to 0.8)`; see `ratio_text`."""
     if not isinstance(ratio, Ratio):
         return share_text(ratio - 1)
-    if not interval:
+    if not interval or ratio.low == ratio.high:
         return share_text(ratio.value - 1)
     low, high = (100 * (end - 1) for end in (ratio.low, ratio.high))
     digits = next((n for n in (1, 2) if f"{low:.{n}f}" != f"{high:.{n}f}"), 2)

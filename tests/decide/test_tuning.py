@@ -15,6 +15,7 @@ from benchmarks.tune import LOADS
 from experiments.tune import OBJECTIVES, Config, space_of
 from llmtrack.decide.goal import Goal, PartScore, SearchState, Seen
 from llmtrack.decide.promise import Way
+from llmtrack.decide.significance import Ratio
 from llmtrack.decide.tuning import CANNOT_WIN, Tuning, budget_text
 from llmtrack.errors import UsageError
 from llmtrack.metrics import metric
@@ -396,6 +397,27 @@ def test_each_limit_is_kept_and_what_breaks_it_says_so(limit, key):
     assert (tuning.winner, tuning.ending) == ("kept", "proven")
     assert key in tuning.race.dropped["broken"].why
     assert "is over" in tuning.race.dropped["broken"].why
+
+
+def test_an_answer_that_is_over_the_bound_on_the_whole_text_is_replaced_by_what_it_had_beaten():
+    speeds = {"base": 1.0, "fast": 4.0, "next": 2.0, "lossy": 1.9, "slow": 0.5}
+    trials = Table(speeds, perplexity={"lossy": 1.05}, noise=0.01)
+    tuning = tuned(trials, 300.0, parts=4)
+    assert (tuning.winner, tuning.race.dropped["next"].by) == ("fast", "fast")
+    assert tuning.take_whole("fast", 1.008)
+    assert (tuning.winner, tuning.ending) == ("fast", "proven")
+    assert not tuning.take_whole("fast", 1.011)
+    # The proof of the first says nothing of the second.
+    assert (tuning.winner, tuning.ending, tuning.proven_of) == ("next", "unproven", "")
+    assert tuning.needs > 300
+    assert tuning.race.dropped["fast"].why == "perplexity +1.1 % is over +1 %"
+
+
+@pytest.mark.parametrize("most", [1.01, None])
+def test_the_ratio_on_the_whole_text_replaces_that_of_its_parts(most):
+    tuning = tuned(Table({"base": 1.0, "fast": 4.0}), 100.0, parts=4, most_perplexity=most)
+    assert tuning.take_whole("fast", 1.002)
+    assert tuning.quality.ratios == {"fast": Ratio(1.002, 1.002, 1.002)}
 
 
 def test_what_cannot_be_measured_here_is_said_after_one_measurement():

@@ -206,17 +206,34 @@ class Trials:
         return PartScore(outcome.metrics["loss"] * tokens, tokens, took)
 
     def score_answer(self, tuning: Tuning) -> None:
-        """Score the whole text with the answer and the baseline, so that both have scores comparable to other runs."""
-        names = dict.fromkeys((tuning.goal.baseline, tuning.winner or tuning.goal.baseline))
-        for name in names:
-            room = tuning.goal.seconds - tuning.spent
-            if room < tuning.scoring_s(name) or not self.rounds[name]:
+        """Score the whole text with the answer and the baseline, so that both have scores comparable to other runs.
+
+        An answer that is over the bound on the whole text is replaced by the next best.
+        """
+        base = tuning.goal.baseline
+        while self._score_whole(base, tuning):
+            name = tuning.winner
+            if (
+                name is None
+                or not self._score_whole(name, tuning)
+                or tuning.take_whole(name, self._whole_ratio(name, base))
+            ):
                 return
+
+    def _score_whole(self, name: str, tuning: Tuning) -> bool:
+        """Score the whole text with a candidate if there is time; return whether its score is known."""
+        room = tuning.goal.seconds - tuning.spent
+        if name not in self.answers and room >= tuning.scoring_s(name) and self.rounds[name]:
             scenario = Scenario(name, uncompiled(self.of[name].variant), self.asked.scoring)
             outcome, took = self._act(["answer", name], scenario, room, quiet=True)
             tuning.spent += took
             if isinstance(outcome, Measurement):
                 self.answers[name] = outcome
+        return name in self.answers
+
+    def _whole_ratio(self, name: str, base: str) -> float:
+        """Return the perplexity ratio of two candidates on the whole text."""
+        return math.exp(self.answers[name].metrics["loss"] - self.answers[base].metrics["loss"])
 
     def dropped(self, name: str) -> None:
         """Free the model of an eliminated candidate unless another one needs it."""

@@ -337,7 +337,7 @@ def _best(name: str, tuning: Tuning) -> str:
         else "the simplest without a significant difference to the best"
     )
     price = _price(name, tuning)
-    if price is not None and price.low != price.high and math.isfinite(price.high):
+    if price is not None and price.value != 1 and math.isfinite(price.high):
         words += f"; perplexity {change_text(price)}"
     return words
 

@@ -19,7 +19,7 @@ from llmtrack.report.page import study as report_of_study
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.executors.pool import Pool
 from llmtrack.run.tune.search_space import Candidate, Space
-from llmtrack.run.tune.trials import Asked, parts_of
+from llmtrack.run.tune.trials import Asked, Trials, parts_of
 from llmtrack.run.tune.tune import NOT_PROVEN, run_tune
 from llmtrack.spec.scenario import Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask
@@ -44,6 +44,8 @@ class Machine:
     """Loads scripted engines, and counts what it is asked."""
 
     ways: dict[str, tuple[float, float, float]]
+    # Nats a token from now on, by quantization.
+    nll: dict[str, float] = field(default_factory=dict)
     noise: float = 0.01
     clock: FakeClock = field(default_factory=FakeClock)
     loaded: list[str] = field(default_factory=list)
@@ -74,6 +76,7 @@ class Machine:
             def score(self, input_ids, attention_mask, scored=None):
                 if scored is None and len(input_ids) > 0 and input_ids.shape[1] > 5:
                     machine.scored.append(variant.quantization)
+                self._nll = machine.nll.get(variant.quantization, nll)
                 self.clock.advance(0.1)
                 return super().score(input_ids, attention_mask, scored)
 
@@ -205,6 +208,34 @@ def test_the_baseline_of_a_second_proof_has_the_samples_of_that_proof_alone(go, 
     assert found[1] == found[2]
     tracked = runs(tracking_uri=uri).set_index("scenario")
     assert list(tracked.loc[["none", "next"], "race_proofs"]) == [2, 2]
+
+
+@pytest.mark.slow(4)
+@pytest.mark.usefixtures("_no_pictures")
+@pytest.mark.parametrize(("nll", "winner"), [(1.008, "small"), (1.02, "next")])
+def test_what_is_told_of_the_answers_quality_is_that_of_the_whole_text(go, uri, monkeypatch, nll, winner):
+    """Of its first parts alone it may differ, and be within a bound that the whole text is not."""
+
+    def whole(trials, name, tuning):
+        machine.nll = {"small": nll}
+        return score(trials, name, tuning)
+
+    score = Trials._score_whole
+    monkeypatch.setattr(Trials, "_score_whole", whole)
+    machine = Machine({"none": (0.1, 1.0, 1.0), "small": (0.02, 1.002, 1.0), "next": (0.05, 1.001, 1.0)})
+    result = go(machine)
+    place, why = places(uri)
+    said = "+0.803 %" if winner == "small" else "+2.02 %"
+    assert f"perplexity {said}" in why["small"]
+    places_then = {
+        "small": {"none": "dropped", "small": "winner", "next": "dropped"},
+        "next": {"none": "open", "small": "dropped", "next": "unproven"},
+    }
+    assert place == places_then[winner]
+    assert winner in result.reading[0]
+    tracked = runs(tracking_uri=uri).set_index("scenario")
+    small, none = (tracked.loc[name] for name in ("small", "none"))
+    assert small["reference_perplexity_ratio"] == pytest.approx(small["perplexity"] / none["perplexity"])
 
 
 @pytest.mark.slow(2)
