@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,14 +75,15 @@ class Options(OnnxOptions):
             "rises by no more than this (such as 5%); none: quantize all; auto: each recipe's own."
         ),
     ] = "auto"
-    block_size: Annotated[int, Option("Weight-only: weights that share a scale; 0: the recipe's own.", min=0)] = 0
+    block_size: Annotated[
+        int, Option("Weight-only: weights that share a scale; 0: the recipe's own.", choices=(0, *BLOCK_SIZES))
+    ] = 0
     symmetric: Symmetric = Blocks.symmetric
     head_bits: Annotated[
         int,
         Option(
-            "int4-weight-only: bits of the head and of a tied embedding: 8 or 4; 0: the recipe's own.",
-            min=0,
-            max=8,
+            "int4-weight-only: bits of the head and of a tied embedding; 0: the recipe's own.",
+            choices=(0, *HEAD_BITS),
         ),
     ] = 0
     calibration: CalibrationCorpus = CalibrationText.calibration
@@ -149,7 +150,6 @@ def build(config: Config) -> Experiment:
         )
         for label in chosen
     )
-    _check_blocks(scenario.variant for scenario in scenarios)
     _refuse_what_nothing_takes(config, scenarios)
     return DECLARED.asking(config, scenarios, recipes=chosen)
 
@@ -265,16 +265,6 @@ def _refuse_what_nothing_takes(config: Config, scenarios: Sequence[Scenario]) ->
         raise UsageError(
             f"{' and '.join(nothing)} would change nothing: none of {', '.join(each.name for each in scenarios)} takes it"
         )
-
-
-def _check_blocks(variants: Iterable[Variant]) -> None:
-    """Validate options before the start that a recipe's check would reject hours later."""
-    told = [dict(variant.options) for variant in variants if variant.backend == "onnx"]
-    for name, possible in (("block_size", BLOCK_SIZES), ("head_bits", HEAD_BITS)):
-        for value in {options[name] for options in told if name in options} - {*possible}:
-            raise UsageError(
-                f"{name} {value} is not possible: use one of {', '.join(map(str, possible))}, or 0 for the recipe's own"
-            )
 
 
 def _check_texts(calibration: str, evaluation: str) -> None:

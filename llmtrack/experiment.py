@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from llmtrack.errors import ExtensionError
+from llmtrack.host.words import described
 from llmtrack.spec.options import changed, tracked
 from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.tracked.frames import frame_of
@@ -75,11 +77,18 @@ class Experiment:
 
     def draw(self, runs: Runs, series: SeriesOf) -> Mapping[str, Figure]:
         """Draw figures of tracked runs; see `plots`."""
-        return self.plots(runs if self.typed else frame_of(runs), series)
+        drawn = self.plots(runs if self.typed else frame_of(runs), series)
+        return self._checked("plots", drawn, Mapping, "a mapping of names to figures")
 
     def read(self, runs: Runs) -> list[str]:
         """Interpret tracked runs; see `reading`."""
-        return self.reading(runs if self.typed else frame_of(runs))
+        lines = self.reading(runs if self.typed else frame_of(runs))
+        return self._checked("reading", lines, (list, tuple), "a list of lines")
+
+    def _checked(self, function: str, gave: Any, kinds: Any, expected: str) -> Any:
+        if not isinstance(gave, kinds):
+            raise _returned(self.name, function, gave, expected)
+        return gave
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,19 @@ class Declaration(Generic[Config]):
 
     def experiment(self, config: Config) -> Experiment:
         """Build the experiment for a config, recording its non-default parameters."""
-        return replace(self.build(config), asked=changed(config))
+        built = self.build(config)
+        if not isinstance(built, Experiment):
+            raise _returned(self.name, "build", built, "an Experiment, such as of DECLARED.asking(config, scenarios)")
+        for each in built.scenarios:
+            if not isinstance(each, Scenario):
+                raise _returned(self.name, "build", each, "a Scenario", among=" among its scenarios")
+        return replace(built, asked=changed(config))
+
+
+def _returned(experiment: str, function: str, gave: Any, expected: str, among: str = "") -> ExtensionError:
+    return ExtensionError(
+        f"experiment {experiment} cannot be used: {function} returned {described(gave)}{among}, and not {expected}"
+    )
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def convert(converter: Converter, variant: Variant, open_folder: Open) -> Conver
         )
     recipe = None if variant.quantization == NONE else find_recipe(variant.backend, variant.quantization)
     options = recipe.settled(variant.options) if recipe else {}
-    arguments = recipe.apply(options) if recipe else converter.unquantized
+    arguments = recipe.applied(options) if recipe else converter.unquantized
     source = model_folder(variant.model, variant.revision)
     label = recipe.name if recipe else variant.dtype
     check = partial(says_alike if recipe else says_the_same, open_folder)

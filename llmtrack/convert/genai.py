@@ -9,6 +9,7 @@ from typing import Annotated
 
 from llmtrack.convert.build import Converter
 from llmtrack.convert.environment import BuildEnvironment, pinned
+from llmtrack.quantize.options import BLOCK_SIZES
 from llmtrack.quantize.recipe import Recipe
 from llmtrack.spec.options import Checked, Option
 from llmtrack.spec.scenario import Scalar
@@ -21,7 +22,7 @@ _UNQUANTIZED = ("-p", "fp32")
 class BuilderBlocks(Checked):
     """Options of the model builder's weight-only recipes, with its own defaults."""
 
-    block_size: Annotated[int, Option("Weights that share a scale: a power of two.", min=16, max=256)] = 32
+    block_size: Annotated[int, Option("Weights that share a scale.", choices=BLOCK_SIZES)] = 32
     symmetric: Annotated[bool, Option("Blocks without zero points.")] = True
     accuracy_level: Annotated[
         int, Option("Precision of products; 4: activations in 8 bits, 1: in float32.", min=0, max=4)

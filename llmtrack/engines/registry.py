@@ -11,10 +11,19 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from llmtrack.devices import DTYPES
-from llmtrack.engine import Backend, Engine, EngineInfo
+from llmtrack.engine import Backend, Engine, EngineInfo, Generated, Tokenized
 from llmtrack.engines.options import GenaiOptions, LlamacppOptions, OnnxOptions, OpenvinoOptions, TorchOptions
 from llmtrack.errors import UsageError
-from llmtrack.host.entry_points import ENGINE_POINTS, broken, extensions, load_extension
+from llmtrack.host.entry_points import (
+    ENGINE_POINTS,
+    Answer,
+    answer,
+    broken,
+    check_answers,
+    extensions,
+    load_extension,
+    named_in_errors,
+)
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.spec.options import accepted, why_unusable
 from llmtrack.spec.scenario import Scalar, Variant
@@ -109,10 +118,27 @@ def load_variant(variant: Variant) -> Engine:
     # Check before a slow export or conversion.
     if recipe := _recipe(variant):
         recipe.check(recipe.settled(variant.options))
-    engine = backend_of(variant.backend).load(variant)
-    if variant.backend not in BUILTIN and (why := incomplete(engine)):
-        raise broken(_point(variant.backend), why)
+    if variant.backend in BUILTIN:
+        return BUILTIN[variant.backend].load(variant)
+    backend, point = backend_of(variant.backend), _point(variant.backend)
+    with named_in_errors(point, "load"):
+        engine = backend.load(variant)
+    if why := incomplete(engine):
+        raise broken(point, why)
+    check_answers(engine, point, _ANSWERS)
     return engine
+
+
+_ANSWERS = {
+    "encode": Answer(lambda ids: hasattr(ids, "__len__") and not isinstance(ids, str), "a list of token ids"),
+    "tokenize": answer("a Tokenized", Tokenized),
+    "decode": answer("a text", str),
+    "generate": answer("a Generated", Generated),
+    "score": Answer(lambda found: isinstance(found, tuple) and len(found) == 2, "two tensors, sums and counts"),
+    "next_token_logits": Answer(lambda logits: len(getattr(logits, "shape", ())) == 2, "a tensor (tokens, vocabulary)"),
+    "peak_memory_bytes": answer("a number of bytes or None", int, float, type(None)),
+}
+"""What the methods of an engine return."""
 
 
 def extension_backend(point: EntryPoint) -> Backend:

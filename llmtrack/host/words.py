@@ -27,6 +27,12 @@ def some_of(names: Sequence[str]) -> str:
     return f"{', '.join(names[: _SOME - 1])} and {len(names) - _SOME + 1} others"
 
 
+def described(value: object) -> str:
+    """Return a value's type with its article, such as `a list`; `None` for None."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
 def cut(text: str, most: int, mark: str = "…") -> str:
     """Truncate a text, ending it with a mark."""
     return text if len(text) <= most else text[: most - len(mark)] + mark

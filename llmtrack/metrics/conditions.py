@@ -11,6 +11,7 @@ _work = partial(Param, role="work")
 _convention = partial(Param, role="convention")
 _repeats = partial(Param, role="repeats")
 _found = partial(Param, role="found")
+_named = partial(Param, role="named")
 _implied = partial(Param, role="implied")
 
 
@@ -22,7 +23,7 @@ def _multiple(value: Any) -> str:
 # fmt: off
 PARAMS: tuple[Param, ...] = (
     _implied("scenario", str, "name of the scenario, unique within its study"),
-    _found("tuned_for", str, "of `tune`: the metric to be best in"),
+    _named("tuned_for", str, "of `tune`: the metric to be best in"),
     _found("race_place", str, "of `tune`: `winner` (proven), `unproven` (the best so far), `proven` (but another measured better), `equal` (no significant difference to it), `dropped`, `not tried` (given up for want of time), or `open`", shown=Shown("place", place=5, keep=93)),
     _found("race_reason", str, "of `tune`: why it won or was dropped, and what was seen", shown=Shown("why", place=6, keep=79)),
     _found("race_proofs", int, "of `tune`, where the samples were measured afresh: number of candidates proven against the baseline"),
@@ -31,7 +32,7 @@ PARAMS: tuple[Param, ...] = (
     _work("task", str, "`generate`, `perplexity` or `train`"),
     _implied("model", str, "model as asked for, maybe a list of candidates"),
     Param("model_id", str, "the candidate that was really loaded", shown=Shown("model", place=10, keep=64), choice=None),
-    _found("revision", str, "git revision of a hub model"),
+    _named("revision", str, "git revision of a hub model"),
     Param("backend", str, "name of the engine", shown=Shown("backend", place=40, keep=59)),
     _implied("device_requested", str, "device as asked for"),
     Param("device", str, "device as used", shown=Shown("device", place=20, keep=58), choice="{}"),
@@ -46,7 +47,7 @@ PARAMS: tuple[Param, ...] = (
     _work("prompt_tokens", int, "real tokens of the prompt; of a batch, its longest row", shown=Shown("prompt tokens", place=60, keep=50)),
     _work("prompts", int, "number of prompts worked off by one repeat"),
     Param("pad_to_multiple", int, "a batch is padded to a multiple of so many tokens", shown=Shown("padded to", _multiple, place=120, quiet=True, keep=44), choice="padding to a multiple of {}"),
-    _found("compare_unpadded", bool, "whether each row is also generated alone, to compare"),
+    _named("compare_unpadded", bool, "whether each row is also generated alone, to compare"),
     _implied("rows_differing", str, "numbers (from 0) of the rows that differ from being generated alone, or none"),
     _implied("prompt_tokens_per_row", str, "real tokens of each prompt of the batch, as a comma list"),
     _implied("output_digest", str, "digest of the generated token ids: equal where two runs generated the same"),
@@ -68,7 +69,7 @@ PARAMS: tuple[Param, ...] = (
     _repeats("max_seconds", float, "cap on the counted repeats: after the first, none starts that would end beyond so many seconds"),
     _repeats("target_ci", float, "half width of the 95 % interval, as a share of the median, that ends early"),
     _implied("repeats", int, "counted calls really made"),
-    _found("corpus", str, "corpus that is scored or trained on"),
+    _named("corpus", str, "corpus that is scored or trained on"),
     _convention("corpus_digest", str, "digest of the corpus' text"),
     _found("corpus_blank_rows", int, "rows of the corpus that were left out because they hold no text"),
     _found("scored_text_digest", str, "digest of the original text that the scored tokens cover; absent where the tokenizer does not tell"),
@@ -99,7 +100,7 @@ PARAMS: tuple[Param, ...] = (
     Param("patience", int, "evaluations without a better one that end training early; 0: never"),
     Param("seed", int, "of the order of windows, of fresh weights and of dropout"),
     Param("sample_tokens", int, "tokens generated at each evaluation"),
-    _found("log_checkpoint", str, "how the best checkpoint is kept in MLflow: as files (`artifact`), also as an MLflow `model`, or not (`none`)"),
+    _named("log_checkpoint", str, "how the best checkpoint is kept in MLflow: as files (`artifact`), also as an MLflow `model`, or not (`none`)"),
     _found("ended", str, "how training ended: `finished`, or `stopped_early` by `patience`"),
     Param("tokenizer_tokens", int, "tokens of the tokenizer that was trained on the corpus", choice=None),
     Param("arithmetic", str, "what matrix products are computed in: `float32`, `tf32` (float32 with factors of 10 bits of mantissa), `float16`, `bfloat16`, `int8`, `float8`; absent where the engine does not tell", choice=None),

@@ -11,7 +11,7 @@ from llmtrack.host.words import significant
 Better = Literal["lower", "higher", "-"]
 Need = Literal["work", "machine", "convention", "text", "tokens", "reference"]
 Sureness = Literal["sampled", "exact", "once"]
-Role = Literal["configuration", "work", "convention", "repeats", "found", "implied"]
+Role = Literal["configuration", "work", "convention", "repeats", "named", "found", "implied"]
 
 _PLAIN = 1e-4
 """Least number that is written without an exponent."""
@@ -104,8 +104,9 @@ class Param:
         kind: Python type of its values when read back.
         shown: display in tables if runs differ in it, above them if they agree; None for only on request.
         role: what a difference means: another `configuration` (the default for unknown params), other `work`, another
-            scoring `convention`; or nothing, because it only records how often a call `repeats`, a `found` result or
-            name, or something `implied` by others.
+            scoring `convention`; or none of them, because it only records how often a call `repeats`, what is `named`
+            (a setting that changes nothing measured, or whose effect other params tell), what was `found` of this run
+            alone, which is no difference between scenarios, or something `implied` by others.
         choice: phrase in takeaways for a user's choice, with `{}` for the value; empty for name and value; None if it
             is not a choice but follows from the model or belongs to how quality is judged.
     """

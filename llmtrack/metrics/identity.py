@@ -13,6 +13,7 @@ TAGS: tuple[Tag, ...] = (
     Tag("llmtrack.study_id", "ties the scenario runs of a study together"),
     Tag("llmtrack.suite_id", "ties the studies of one suite together"),
     Tag("llmtrack.baseline", "`true` for the scenario that the others of its study are compared with", packed=True),
+    Tag("llmtrack.position", "place of the scenario in its study, from 0: tables keep this order", packed=True),
     Tag("llmtrack.outcome", "`finished`, `failed`, `killed` or `same_as`; `mlflow run` does not overwrite it"),
     Tag("llmtrack.process", "machine, its start, process id and start of the process that writes the run: by it a run that was left RUNNING is closed", while_running=True),
     Tag("llmtrack.work", "digest of all that a study measures and where: `resume=true` refuses what another process of the machine is at", while_running=True),

@@ -191,12 +191,14 @@ def _flat(text: str) -> str:
     return cut(" ".join(text.split()), MAX_CHARACTERS, "...")
 
 
+_OTHER_VERSION = re.compile(r"(Max|Min)imum required is ([\w.]+), got: ([\w.]+)")
+"""How optimum refuses a model that it exports with other versions of transformers only."""
 _UNKNOWN_TO_A_TOOL = re.compile(
-    r"M(ax|in)imum required|KeyError|NotImplementedError|AttributeError|(un|not (yet |currently )?)supported|does not support"
+    r"KeyError|NotImplementedError|AttributeError|(un|not (yet |currently )?)supported|does not support"
     r"|not implemented|not recognize|Unrecognized",
     re.IGNORECASE,
 )
-"""Errors of tools for unsupported models: a version check of their own packages, or an expected setting."""
+"""Errors of tools for unsupported models, such as a missing setting that they expect."""
 
 
 def tool_failed(tool: str, architecture: str, said: str, instead: str) -> str:
@@ -208,6 +210,12 @@ def tool_failed(tool: str, architecture: str, said: str, instead: str) -> str:
         said: its output; omitted if it only means that the model is unsupported.
         instead: the remedy, an imperative.
     """
+    if found := _OTHER_VERSION.search(said):
+        which = "older" if found[1] == "Max" else "newer"
+        return (
+            f"{tool} supports {architecture} only with transformers {found[2]} or {which}, and the environment that it runs in "
+            f"has {found[3]}: {instead}"
+        )
     if _UNKNOWN_TO_A_TOOL.search(said):
         return f"{tool} does not support {architecture}: {instead}"
     return f"{tool} cannot convert this {architecture} model ({cut(said, 300)}): {instead}"

@@ -152,7 +152,7 @@ def _quantize(
         found = calibrate(load_corpus(corpus), tokenizer, int(options["calibration_tokens"]))
         rows, warnings = found.rows, found.warnings
         facts = {"calibration": found.corpus, "calibration_digest": found.digest}
-    built = recipe.apply(Job(Path(source), target, options, rows))
+    built = recipe.applied(Job(Path(source), target, options, rows))
     for path in Path(source).iterdir():
         if not path.name.startswith((MODEL_FILE, MANIFEST)) and not (target / path.name).exists():
             shutil.copy2(path, target)

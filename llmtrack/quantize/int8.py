@@ -21,7 +21,7 @@ from llmtrack.host.machine import cpu_flags
 from llmtrack.host.packages import OWN_RECIPES
 from llmtrack.quantize.options import Blocks, Dynamic, Mixed, PerToken, Static
 from llmtrack.quantize.recipe import Built, Job, Recipe
-from llmtrack.quantize.weight_only import check_blocks, in_blocks
+from llmtrack.quantize.weight_only import in_blocks
 from llmtrack.spec.scenario import Scalar
 
 if TYPE_CHECKING:
@@ -36,13 +36,12 @@ SIGNED = ("avx512_vnni", "arm64")
 
 
 def check(options: Mapping[str, Scalar]) -> None:
-    """Check that this CPU supports 8-bit activations and that there is a kernel for the blocks.
+    """Check that this CPU supports 8-bit activations.
 
     Raises:
         ScenarioError: not supported.
     """
     instruction_set(platform.machine(), cpu_flags())
-    check_blocks(options)
 
 
 def apply(job: Job, *, static: bool = False, mixed: bool = False) -> Built:

@@ -25,7 +25,7 @@ def share(text: object) -> float | None:
         value = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
     except ValueError:
         value = -1.0
-    if not 0 <= value < 10:
+    if not 0 <= value < 1:
         raise UsageError(f"keep_quality {text!r} is not a share of the perplexity: use for example 3%, 0.03 or none")
     return value
 
@@ -46,10 +46,10 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)
 HEAD_BITS = (4, 8)
 """Values that ONNX Runtime has kernels for."""
 
-BlockSize = Annotated[int, Option("Weights that share a scale.", min=1)]
+BlockSize = Annotated[int, Option("Weights that share a scale.", choices=BLOCK_SIZES)]
 HeadBits = Annotated[
     int,
-    Option("int4-weight-only: bits of the head and of a tied embedding: 8 or 4.", min=4, max=8),
+    Option("int4-weight-only: bits of the head and of a tied embedding.", choices=HEAD_BITS),
 ]
 Symmetric = Annotated[bool, Option("Weight-only: blocks without zero points.")]
 CalibrationCorpus = Annotated[str, Option("Calibration text; must differ from the scored one.", min=1)]

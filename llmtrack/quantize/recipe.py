@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -13,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import ExtensionError, UsageError
-from llmtrack.host.entry_points import RECIPE_POINTS, broken, extensions, load_extension
+from llmtrack.host.entry_points import (
+    RECIPE_POINTS,
+    Answer,
+    answer,
+    broken,
+    extensions,
+    load_extension,
+    named_in_errors,
+)
 from llmtrack.host.packages import missing_modules, not_installed
 from llmtrack.quantize.options import CalibrationText
 from llmtrack.spec.options import NoOptions, chosen, parameters, why_unusable
@@ -143,14 +152,48 @@ class Recipe:
         """
         return dict(vars(chosen(self.options, given)))
 
-    def applied(self, *to: Any, options: Mapping[str, Scalar]) -> Any:
-        """Call `apply`, with the settled options if the recipe declares any."""
-        return self.apply(*to, options) if parameters(self.options) else self.apply(*to)
+    def applied(self, *to: Any, options: Mapping[str, Scalar] | None = None) -> Any:
+        """Call `apply`, with the settled options if some are given and the recipe declares any.
+
+        Raises:
+            ExtensionError: the recipe of another package raised an error, or returned something else than expected.
+        """
+        if options is not None and parameters(self.options):
+            to = (*to, options)
+        point, called = _provider(self), f"apply of {self.label}"
+        with named_in_errors(point, called) if point else nullcontext():
+            gave = self.apply(*to)
+        expected = _RETURNED.get(self.backend)
+        if point and expected and (why := expected.why_not(called, gave)):
+            raise broken(point, why)
+        return gave
 
     @property
     def takes(self) -> tuple[type, ...]:
         """The option classes that it accepts; a calibrated recipe also accepts the calibration text."""
         return (self.options, CalibrationText) if self.calibrated else (self.options,)
+
+
+def _are_facts(gave: Any) -> bool:
+    return gave is None or (isinstance(gave, Mapping) and all(isinstance(name, str) for name in gave))
+
+
+_RETURNED = {
+    "torch": Answer(_are_facts, "a mapping of facts to track, or None: it changes the model in place"),
+    "onnx": answer("a Built", Built),
+    "genai": answer("a list of the tool's arguments", list, tuple),
+    "openvino": answer("a list of the tool's arguments", list, tuple),
+}
+"""What `apply` returns, by backend."""
+
+
+def _provider(recipe: Recipe) -> EntryPoint | None:
+    """Return the entry point that provides a recipe, or None if it is built in."""
+    for point in extensions(RECIPE_POINTS):
+        found = _extension(point)
+        if not isinstance(found, ExtensionError) and recipe in found:
+            return point
+    return None
 
 
 @cache

@@ -5,16 +5,13 @@ weights.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.errors import ScenarioError
 from llmtrack.host.packages import OWN_RECIPES
 from llmtrack.quantize.options import (
-    BLOCK_SIZES,
-    HEAD_BITS,
     Blocks,
     GptqBlocks,
     HqqBlocks,
@@ -22,7 +19,6 @@ from llmtrack.quantize.options import (
     SmallBlocks,
 )
 from llmtrack.quantize.recipe import Built, Job, Recipe
-from llmtrack.spec.scenario import Scalar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,22 +33,6 @@ JUDGED_BY = 4
 """Every n-th calibration row is held out for the bound: weights look too good on rows that they were fitted to."""
 MOST_PRODUCTS = 2**30
 """Maximum bytes of input products in memory; the text is read again for the remaining layers."""
-
-
-def check_blocks(options: Mapping[str, Scalar]) -> None:
-    """Check that there is a kernel for the block size and bits.
-
-    Raises:
-        ScenarioError: not supported.
-    """
-    size = options.get("block_size", Blocks.block_size)
-    if size not in BLOCK_SIZES:
-        raise ScenarioError(
-            f"block_size {size} is not possible: use one of {', '.join(map(str, BLOCK_SIZES))}",
-            kind="unsupported",
-        )
-    if (bits := options.get("head_bits", 8)) not in HEAD_BITS:
-        raise ScenarioError(f"head_bits {bits} is not possible: use 8 or 4", kind="unsupported")
 
 
 def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:
@@ -182,7 +162,7 @@ def _together(layers: Sequence[Linear]) -> Iterator[list[Linear]]:
         yield group
 
 
-_recipe = partial(Recipe, needs=OWN_RECIPES["onnx"], check=check_blocks)
+_recipe = partial(Recipe, needs=OWN_RECIPES["onnx"])
 
 RECIPES = (
     _recipe(

@@ -22,7 +22,7 @@ from llmtrack.report.page.suite import write_suite
 from llmtrack.report.sentences.reading import doubts
 from llmtrack.report.terminal import say
 from llmtrack.tracked.run import Run
-from llmtrack.tracked.runs import Runs, when_measured
+from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.read.query import SUITE, study_run, tracked_runs
 from llmtrack.tracking.store import experiment_of_run, open_existing, resolve_tracking_uri
 from llmtrack.tracking.write.amend import add_report
@@ -115,6 +115,6 @@ def _experiment(own: Run, parts: Parts) -> Experiment:
 
 
 def _in_order(tracked: Runs) -> Runs:
-    """Sort runs as measured; of a remeasured scenario keep only the newest (they come first)."""
+    """Sort runs as their study does; of a remeasured scenario keep only the newest (they come first)."""
     kept = set(tracked.first_of_each("study_id", "scenario"))
-    return Runs(sorted((run for run in tracked if not run.scenario or run in kept), key=when_measured))
+    return tracked.where(lambda run: not run.scenario or run in kept).in_order_of_study()

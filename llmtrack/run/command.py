@@ -89,7 +89,7 @@ class Value(click.ParamType):
 
 
 def _click_option(parameter: Parameter) -> click.Option:
-    choices = parameter.option.choices
+    choices = tuple(map(str, parameter.option.choices))
     accepted = f"of {', '.join(choices)}" if parameter.many and choices else parameter.bounds
     shown = f"[default: {written(parameter.default)}{'; ' if accepted else ''}{accepted}]"
     switch: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if parameter.kind is bool else {}

@@ -7,17 +7,27 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import partial
+from importlib.metadata import EntryPoint
+from typing import Any, NoReturn, get_args
 
 from rich.console import Console
 
 from llmtrack.errors import NO_MEMORY, LlmtrackError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
 from llmtrack.host.console import on_one_line, print_text, protected_output
-from llmtrack.host.entry_points import EXECUTOR_POINTS, broken, extensions, load_extension
+from llmtrack.host.entry_points import (
+    EXECUTOR_POINTS,
+    answer,
+    broken,
+    check_answers,
+    extensions,
+    load_extension,
+    named_in_errors,
+)
 from llmtrack.host.garbage import uncollected
 from llmtrack.host.process_tree import when_launcher_ends
 from llmtrack.host.signals import Terminated, signals_end, stay_ended
@@ -32,6 +42,8 @@ from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.settings import HereOptions, RunOptions
 from llmtrack.run.study.study import StudyResult, run_study
 from llmtrack.run.suite import SuiteResult
+from llmtrack.spec.events import Emit, Event
+from llmtrack.spec.scenario import Scenario
 from llmtrack.tracking.read.artifacts import local_artifact
 from llmtrack.tracking.views import kept_views, run_link, runs_link
 from llmtrack.tracking.write.amend import explain_refusal
@@ -131,12 +143,38 @@ def _of_another_package(settings: HereOptions) -> Executor:
         ExtensionError: it is unusable.
     """
     point = next(each for each in extensions(EXECUTOR_POINTS) if each.name == settings.executor)
-    made = load_extension(point)(settings)
+    make = load_extension(point)
+    if not callable(make):
+        raise broken(point, f"it is a {type(make).__name__}, and not a function make(settings)")
+    with named_in_errors(point, "make"):
+        made = make(settings)
     lacking = [name for name in METHODS if not callable(getattr(made, name, None))]
     if lacking:
         raise broken(point, f"the executor has no {' and no '.join(lacking)}")
+    check_answers(made, point, _ANSWERS)
+    with contextlib.suppress(AttributeError, TypeError):
+        made.run = partial(_run_checked, made.run, point)
     executor: Executor = made
     return executor
+
+
+def _run_checked(run: Callable[..., None], point: EntryPoint, scenarios: Sequence[Scenario], emit: Emit) -> None:
+    """Run a plug-in's executor; name it if it emits no event."""
+    emitted = answer("an event such as a Measurement or a Failure", *get_args(Event))
+
+    def checked(event: Event) -> None:
+        if why := emitted.why_not("run", event):
+            raise broken(point, why.replace("returned", "emitted"))
+        emit(event)
+
+    run(scenarios, checked)
+
+
+_ANSWERS = {
+    "machine": answer("a mapping of facts", Mapping),
+    "identify": answer("a mapping of tags", Mapping),
+}
+"""What the methods of an executor return."""
 
 
 def _processes(settings: HereOptions, patience: Patience) -> Sequence[Executor]:

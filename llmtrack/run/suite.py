@@ -24,7 +24,7 @@ from llmtrack.run.study.announcing import last_time, plan_of
 from llmtrack.run.study.ending import end_study
 from llmtrack.run.study.plan import make_plan
 from llmtrack.run.study.progress import SuiteProgress
-from llmtrack.run.study.study import Reported, StudyResult, in_order, opened, run_study
+from llmtrack.run.study.study import Reported, StudyResult, opened, run_study
 from llmtrack.run.study.suite_cache import MEASURE, SuiteCache
 from llmtrack.run.study.support import say_support
 from llmtrack.spec.scenario import Scalar
@@ -222,5 +222,5 @@ def _members(result: SuiteResult, experiments: Sequence[Experiment], tracker: Tr
                 )
             own = Runs(run for run in found if run.experiment == experiment.name)
         run_id = study.study.run_id if study else None
-        members.append(Member(experiment, run_id, in_order(own, experiment), study.reading if study else ()))
+        members.append(Member(experiment, run_id, own.in_order_of_study(), study.reading if study else ()))
     return members

@@ -432,9 +432,9 @@ def run(
     prompt_tokens: int = ...,
     log_model: bool = ...,
     keep_quality: str = ...,
-    block_size: int = ...,
+    block_size: Literal[0, 16, 32, 64, 128, 256] = ...,
     symmetric: bool = ...,
-    head_bits: int = ...,
+    head_bits: Literal[0, 4, 8] = ...,
     calibration: str = ...,
     calibration_tokens: int = ...,
     calibration_method: Literal["minmax", "percentile", "entropy"] = ...,
@@ -471,7 +471,7 @@ def run(
         keep_quality: int8 with 8-bit activations, int4-mixed: exclude the worst layers until perplexity of the calibration text rises by no more than this (such as 5%); none: quantize all; auto: each recipe's own.
         block_size: Weight-only: weights that share a scale; 0: the recipe's own.
         symmetric: Weight-only: blocks without zero points.
-        head_bits: int4-weight-only: bits of the head and of a tied embedding: 8 or 4; 0: the recipe's own.
+        head_bits: int4-weight-only: bits of the head and of a tied embedding; 0: the recipe's own.
         calibration: Calibration text; must differ from the scored one.
         calibration_tokens: Tokens of the calibration text; 0: the recipe's own number.
         calibration_method: int8-static: method of calibration.

@@ -31,7 +31,7 @@ class Option:
         max: maximum value.
         above: exclusive lower bound.
         below: exclusive upper bound.
-        choices: accepted texts; empty for any.
+        choices: accepted values; empty for any.
         read: parses a text into the value, or raises a `UsageError`.
         tracked: whether it is tracked with a study; not if it only affects printing or may hold credentials.
         tries: for backend options, the values that `tune` tries beside the default, given the number of CPUs available
@@ -44,7 +44,7 @@ class Option:
     max: float | None = None
     above: float | None = None
     below: float | None = None
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] | tuple[int, ...] = ()
     read: Callable[[str], str] | None = None
     tracked: bool = True
     tries: Callable[[int], tuple[Any, ...]] | None = None
@@ -83,6 +83,9 @@ class Parameter:
         option, parts = self.option, []
         if self.kind is str:
             return ""
+        if option.choices:
+            *others, last = map(str, option.choices)
+            return " or ".join(filter(None, (", ".join(others), last)))
         if option.above is not None:
             parts.append(f"more than {option.above:,g}")
         if option.min is not None and option.max is not None:
@@ -161,9 +164,9 @@ class Parameter:
         kinds = (int, float) if self.kind is float else (self.kind,)
         if type(value) not in kinds:
             raise UsageError(f"{self.name} {short(value)!r} is not {_KINDS[self.kind]}")
-        if option.choices and value not in option.choices:
-            raise UsageError(f"no {self.name} {short(value)!r}: use {' or '.join(option.choices)}")
         if self.kind is str:
+            if option.choices and value not in option.choices:
+                raise UsageError(f"no {self.name} {short(value)!r}: use {' or '.join(map(str, option.choices))}")
             if len(value) < (option.min or 0):
                 raise UsageError(f"{self.name} is empty: give some text{f', or {NONE}' if self.optional else ''}")
         elif self.kind in (int, float) and not self._within(value):
@@ -176,7 +179,8 @@ class Parameter:
     def _within(self, value: float) -> bool:
         option = self.option
         return (
-            (isinstance(value, int) or math.isfinite(value))
+            (not option.choices or value in option.choices)
+            and (isinstance(value, int) or math.isfinite(value))
             and abs(value) <= (LARGEST if option.max is None else option.max)
             and (option.min is None or value >= option.min)
             and (option.above is None or value > option.above)

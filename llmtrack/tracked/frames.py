@@ -21,7 +21,7 @@ TEXT = "string[python]"
 
 _TIMES = dict.fromkeys(("start_time", "end_time"), "datetime64[ms, UTC]")
 # Columns with dtypes, in order.
-ID_COLUMNS: dict[str, str] = dict.fromkeys(IDENTITY, TEXT) | {"baseline": "boolean"} | _TIMES
+ID_COLUMNS: dict[str, str] = dict.fromkeys(IDENTITY, TEXT) | {"baseline": "boolean", "position": "Int64"} | _TIMES
 
 _DTYPE_OF_KIND: dict[type, str] = {str: TEXT, int: "Int64", float: "float64", bool: "boolean"}
 # Attribute that lists the param columns: an unknown param may look like a metric.

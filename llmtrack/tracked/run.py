@@ -100,6 +100,7 @@ class Run:
         reason: why it failed, was killed or was not measured.
         same_as: the scenario that it is equal to.
         baseline: whether it is the baseline of its study; None if not tracked.
+        position: place of its scenario in the study, from 0; None if not tracked.
         question: question of its study.
         asked: JSON of the parameters that reproduce its experiment.
         scenario_id: digest of the scenario.
@@ -127,6 +128,7 @@ class Run:
     reason: str = ""
     same_as: str = ""
     baseline: bool | None = None
+    position: int | None = None
     question: str = ""
     asked: str = ""
     scenario_id: str = ""
@@ -250,6 +252,7 @@ IDENTITY = (
     "warnings",
     "same_as",
     "baseline",
+    "position",
     "start_time",
     "end_time",
     "suite_id",

@@ -6,6 +6,7 @@ The roles of the params in `metrics/` define what makes a configuration.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from typing import SupportsIndex, overload
@@ -19,6 +20,8 @@ Key = tuple[str, ...]
 _PLACE = ("experiment", "scenario", "environment_id")
 # Values known only once a model is loaded, and the requested values that stand in for them in failed runs.
 _AS_ASKED = {"model_id": "model", "device": "device_requested", "dtype": "dtype_requested"}
+_NOT_SET = frozenset(("found", "implied"))
+"""Roles of params that are no settings."""
 _EVER = datetime.max.replace(tzinfo=timezone.utc)
 _NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
@@ -79,9 +82,9 @@ class Runs(tuple[Run, ...]):
 
     @property
     def params(self) -> list[str]:
-        """Params of any run that record a setting or a finding: known ones first, in order."""
+        """Params of any run by which scenarios may differ: settings, not findings; known ones first, in order."""
         found = {name for run in self for name in run.params}
-        known = [name for name in schema.PARAM_BY_NAME if name in found and schema.role(name) != "implied"]
+        known = [name for name in schema.PARAM_BY_NAME if name in found and schema.role(name) not in _NOT_SET]
         return known + sorted(found - set(schema.PARAM_BY_NAME))
 
     def configuration(self, across_work: bool = False) -> list[str]:
@@ -122,7 +125,7 @@ class Runs(tuple[Run, ...]):
         return Runs(run for row, run in enumerate(self) if row in kept)
 
     def in_order_of_time(self) -> Runs:
-        """Sort by the start of the study, then by measurement time."""
+        """Sort by the start of the study, then in its order."""
         began: dict[str, datetime] = {}
         for run in self:
             began[run.study_id] = min(began.get(run.study_id, _EVER), run.start_time or _EVER)
@@ -130,9 +133,13 @@ class Runs(tuple[Run, ...]):
         return Runs(
             sorted(
                 self,
-                key=lambda run: (began[run.study_id], not run.study_id, run.study_id, *when_measured(run)),
+                key=lambda run: (began[run.study_id], not run.study_id, run.study_id, *_place_in_study(run)),
             )
         )
+
+    def in_order_of_study(self) -> Runs:
+        """Sort by the place of the scenario in its study; runs of older versions, which have none, as measured."""
+        return Runs(sorted(self, key=_place_in_study))
 
     def unfinished(self, experiments: bool = False) -> list[str]:
         """List the unfinished runs, one line per state.
@@ -181,9 +188,10 @@ def keys(runs: Iterable[Run], names: Sequence[str]) -> list[Key]:
     return [tuple(_plain(run, name) for name in names) for run in runs]
 
 
-def when_measured(run: Run) -> tuple[datetime, datetime]:
-    """Return the sort key for measurement order; unknown times come last."""
-    return run.start_time or _EVER, run.end_time or _EVER
+def _place_in_study(run: Run) -> tuple[float, datetime, datetime]:
+    """Return the sort key for the order of a study; unknown places and times come last."""
+    position = math.inf if run.position is None else run.position
+    return position, run.start_time or _EVER, run.end_time or _EVER
 
 
 def _plain(run: Run, name: str) -> str:

@@ -185,7 +185,13 @@ def test_the_line_that_says_most(said, line):
     [
         (
             "Maximum required is 5.0, got: 5.5.4",
-            "openvino's exporter does not support gemma3: use backend=torch or onnx",
+            "openvino's exporter supports gemma3 only with transformers 5.0 or older, and the environment that it runs in has "
+            "5.5.4: use backend=torch or onnx",
+        ),
+        (
+            "Minimum required is 5.10, got: 5.5.4",
+            "openvino's exporter supports gemma3 only with transformers 5.10 or newer, and the environment that it runs in "
+            "has 5.5.4: use backend=torch or onnx",
         ),
         ("KeyError: 'rope_type'", "openvino's exporter does not support gemma3: use backend=torch or onnx"),
         ("KeyError: 'multi_cache'", "openvino's exporter does not support gemma3: use backend=torch or onnx"),
@@ -208,7 +214,7 @@ def test_a_tool_that_does_not_know_a_model_is_told_in_words(tmp_path, monkeypatc
         raise ScenarioError(f"trying failed: {said}", kind="unsupported")
     assert told in str(caught.value)
     assert caught.value.kind == "unsupported"
-    assert "5.5.4" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow(9)

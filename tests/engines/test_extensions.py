@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -196,6 +197,37 @@ def test_a_study_on_it_ends_with_one_line_and_code_2(broken, tracker, console): 
     told = [line for line in said.splitlines() if "backend sick" in line]
     assert told
     assert all("cannot be used: " in line for line in told)
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize(("method", "given"), [
+    ("encode", ("a",)), ("tokenize", ("a",)), ("decode", ([1],)), ("generate", (None, None)), ("score", (None, None)),
+    ("next_token_logits", ([1],)), ("peak_memory_bytes", ()),
+])  # fmt: skip
+@pytest.mark.parametrize("gave", ["text", 3.5j, [], object()])
+def test_an_engine_that_returns_something_else_is_named_with_its_package(plugin, monkeypatch, method, given, gave):
+    accepted = (method, type(gave)) in {("encode", list), ("decode", str)}
+    monkeypatch.setattr(import_module("plugin_engine").PluginEngine, method, lambda self, *asked: gave)
+    engine = load_engine("synthetic:tiny", backend="plugin")
+    if accepted:
+        assert getattr(engine, method)(*given) == gave
+        return
+    with pytest.raises(ExtensionError) as caught:
+        getattr(engine, method)(*given)
+    assert str(caught.value).startswith(
+        f"backend plugin (plugin_engine:load of the package plugin_engine 1.0) cannot be used: {method} returned a"
+    )
+    assert ", and not " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_engine_whose_load_raises_is_named(plugin, monkeypatch):
+    def load(*given):
+        raise KeyError("licence")
+
+    monkeypatch.setattr(import_module("plugin_engine"), "load", load)
+    with pytest.raises(ExtensionError, match=r"backend plugin .*: load raised KeyError: 'licence'"):
+        load_engine("synthetic:tiny", backend="plugin")
 
 
 @pytest.mark.slow(1)

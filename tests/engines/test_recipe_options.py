@@ -11,7 +11,7 @@ import torch
 
 from llmtrack.engines.registry import load_engine
 from llmtrack.engines.torch import pytorch
-from llmtrack.errors import ExtensionError, UsageError
+from llmtrack.errors import ExtensionError, ScenarioError, UsageError
 from llmtrack.quantize import gguf, recipe
 from llmtrack.quantize.recipe import Recipe
 from llmtrack.spec.options import Checked, NoOptions, Option
@@ -114,6 +114,45 @@ def test_options_that_could_not_reach_a_recipe_are_refused(
 def test_whatever_takes_them_is_taken(of_another_package, apply):
     point = of_another_package(Recipe("mine", "torch", "all", "int8", apply, Bits))
     assert [each.label for each in recipe.extension_recipes(point)] == ["torch/mine"]
+
+
+def raises(*given):
+    raise ZeroDivisionError("no scale\nat all")
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize(("apply", "why"), [
+    (lambda model: model, "returned a LlamaForCausalLM, and not a mapping of facts to track, or None"),
+    (lambda model: [("bits", 2)], "returned a list, and not a mapping of facts"),
+    (lambda model: "done", "returned a str, and not a mapping of facts"),
+    (lambda model: {1: 2}, "returned a dict, and not a mapping of facts"),
+    (raises, "raised ZeroDivisionError: no scale at all"),
+])  # fmt: skip
+def test_a_recipe_that_returns_something_else_is_named_in_one_line(of_another_package, apply, why):
+    of_another_package(Recipe("mine", "torch", "all", "int8", apply))
+    with pytest.raises(ExtensionError) as caught:
+        load_engine("synthetic:tiny", device="cpu", quantization="mine")
+    assert f"recipes theirs (theirs:RECIPES) cannot be used: apply of torch/mine {why}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["onnx", "genai", "openvino"])
+@pytest.mark.parametrize("gave", [None, 3, "--fast", {"bits": 4}])
+def test_each_backend_says_what_its_recipes_return(of_another_package, backend, gave):
+    mine = Recipe("mine", backend, "all", "int8", lambda given: gave)
+    of_another_package(mine)
+    with pytest.raises(ExtensionError, match=f"apply of {backend}/mine returned .*, and not a"):
+        mine.applied(object())
+
+
+def test_what_a_recipe_says_to_the_user_itself_passes(of_another_package):
+    def refuse(model):
+        raise ScenarioError("no kernel", kind="unsupported")
+
+    mine = Recipe("mine", "torch", "all", "int8", refuse)
+    of_another_package(mine)
+    with pytest.raises(ScenarioError, match=r"^no kernel$"):
+        mine.applied(object())
 
 
 def test_built_in_recipes_take_what_they_declare():

@@ -125,8 +125,8 @@ def test_an_unknown_recipe_is_refused(label, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block_size": 17}, "block_size 17 is not possible: use one of 16, 32, 64, 128, 256, or 0 for"),
-        ({"head_bits": 5}, "head_bits 5 is not possible: use one of 4, 8, or 0 for"),
+        ({"block_size": 17}, "block_size 17 is not possible: use 0, 16, 32, 64, 128 or 256"),
+        ({"head_bits": 5}, "head_bits 5 is not possible: use 0, 4 or 8"),
         ({"recipes": ("onnx/int8-weight-only block_size=1",)}, "block_size 1 is not possible"),
     ],
 )

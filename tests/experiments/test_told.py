@@ -58,7 +58,7 @@ def test_ways_that_differ_by_what_they_are_told_are_compared_under_names_of_thei
     [
         ("onnx/int4-weight-only head_bits", "invalid option 'head_bits': write NAME=VALUE"),
         ("onnx/int8-weight-only head_bits=4", "with int8-weight-only takes no option 'head_bits'"),
-        ("onnx/int4-weight-only head_bits=16", "head_bits 16 is not possible: use 4 to 8"),
+        ("onnx/int4-weight-only head_bits=16", "head_bits 16 is not possible: use 4 or 8"),
         ("genai/int4 accuracy=4", "did you mean accuracy_level"),
     ],
 )

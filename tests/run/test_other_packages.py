@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -14,11 +15,13 @@ import llmtrack
 from llmtrack.cli import doctor
 from llmtrack.cli import main as command
 from llmtrack.errors import ExtensionError, ScenarioError, UsageError
+from llmtrack.experiment import Experiment
 from llmtrack.host.entry_points import named_experiment
 from llmtrack.run import main as entry
 from llmtrack.run.executors.inline import Executor, InlineExecutor
 from llmtrack.run.settings import RunOptions
 from llmtrack.testing import EngineConformance, ExecutorConformance, ExperimentConformance
+from llmtrack.tracked.runs import Runs
 from tests.conftest import HANG_S
 from tests.extensions import install
 from tests.search_path import with_folders
@@ -83,6 +86,8 @@ def test_the_executor_is_that_of_the_package():
     [
         ("raise ImportError('no such scheduler')", "ImportError: no such scheduler"),
         ("def make(settings): return object()", "the executor has no machine and no check and no identify"),
+        ("def make(settings): return 1 / 0", "make raised ZeroDivisionError: division by zero"),
+        ("make = 3", "it is a int, and not a function make"),
     ],
 )
 def test_a_broken_executor_is_named_in_one_line(tmp_path, monkeypatch, module, why):
@@ -93,6 +98,47 @@ def test_a_broken_executor_is_named_in_one_line(tmp_path, monkeypatch, module, w
     with pytest.raises(ExtensionError, match=why) as caught:
         entry.make_executor(Chosen(executor="broken"))
     assert "executor broken (broken_executor:make of the package broken_executor 1.0)" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("method", "given", "expected"), [
+    ("machine", (), "machine returned a list, and not a mapping of facts"),
+    ("identify", (None,), "identify returned a list, and not a mapping of tags"),
+    ("run", ((), print), "run emitted a str, and not an event such as a Measurement or a Failure"),
+])  # fmt: skip
+def test_an_executor_that_returns_something_else_is_named_in_one_line(monkeypatch, method, given, expected):
+    def told(self, *asked):
+        return asked[1]("event") if method == "run" else []
+
+    monkeypatch.setattr(import_module("plugin_executor").Elsewhere, method, told, raising=False)
+    executor = entry.make_executor(Chosen(executor="elsewhere"))
+    with pytest.raises(ExtensionError) as caught:
+        getattr(executor, method)(*given)
+    assert (
+        f"executor elsewhere (plugin_executor:make of the package plugin_executor 1.0) cannot be used: {expected}"
+        in str(caught.value)
+    )
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("named", "gave", "expected"), [
+    ("build", None, "build returned None, and not an Experiment"),
+    ("build", [], "build returned a list, and not an Experiment"),
+    ("build", Experiment("x", "?", (3,)), "build returned an int among its scenarios, and not a Scenario"),
+    ("reading", "one line", "reading returned a str, and not a list of lines"),
+    ("plots", [], "plots returned a list, and not a mapping of names to figures"),
+])  # fmt: skip
+def test_an_experiment_that_returns_something_else_is_named_in_one_line(named, gave, expected):
+    declared = replace(import_module("plugin_experiment").DECLARED, **{named: lambda *given: gave})
+
+    def use():
+        asked = replace(declared.experiment(declared.config()), plots=declared.plots, reading=declared.reading)
+        asked.draw(Runs(), lambda *given: [])
+        asked.read(Runs())
+
+    with pytest.raises(ExtensionError) as caught:
+        use()
+    assert f"experiment plugin_words cannot be used: {expected}" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -109,6 +155,8 @@ def test_an_experiment_is_found_by_its_name_and_near_names_know_it():
         ("raise RuntimeError('half installed')", "RuntimeError: half installed"),
         ("main = 1", "it is no module with DECLARED"),
         ("DECLARED = 1", "it is no module with main"),
+        ("DECLARED = 1; main = print", "its DECLARED is an int, and not a Declaration"),
+        ("from plugin_experiment import DECLARED; main = 1", "its main is an int, and not command"),
         (
             "from plugin_experiment import DECLARED, main",
             "it declares an experiment of another name, plugin_words",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import re
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
 
 from experiments.suite import quick_remark
 from llmtrack.cli import main
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.report.escape import in_markdown
 from llmtrack.report.page.place import Parts
+from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.tracking import store_errors
 from llmtrack.tracking.read.query import runs, studies
 from llmtrack.tracking.write import sync
@@ -203,3 +207,35 @@ def test_hostile_names_reach_every_page_of_a_study(tracker, uri, console):
     note = MlflowClient(tracking_uri=uri).get_run(result.study.run_id).data.tags["mlflow.note.content"]
     assert "<script" not in note
     assert Path(MlflowClient(tracking_uri=uri).download_artifacts(result.study.run_id, "table.md")).is_file()
+
+
+class Backwards(InlineExecutor):
+    """Measures the last scenario first, as workers that run at once may."""
+
+    def run(self, scenarios, emit):
+        """Measure one by one."""
+        for each in reversed(scenarios):
+            super().run([each], emit)
+            time.sleep(0.002)  # MLflow's times are milliseconds
+
+
+@pytest.mark.slow(2)
+@pytest.mark.parametrize("values", [(4, 8, 16), (16, 4, 8)])
+def test_rows_have_one_order_everywhere_however_they_were_measured(tracker, uri, console, tmp_path, undrawn, values):
+    clock = FakeClock()
+    executor = Backwards(lambda variant: ScriptedEngine(clock, Script(0.030, 0.005)), clock)
+    own = study(tracker, console, lengths(*values), executor).study
+    expected = [f"prompt_{value}" for value in values]
+
+    def rows(text):
+        return re.findall(r"^\| (prompt_\d+) ", text.replace("\\", ""), re.MULTILINE)
+
+    first = Path(MlflowClient(tracking_uri=uri).download_artifacts(own.run_id, "table.md", str(tmp_path)))
+    assert rows(first.read_text()) == expected
+    done = report(own.study_id, "--tracking-uri", uri, "--output", str(tmp_path / "again"))
+    assert done.exit_code == 0, done.output
+    assert rows((tmp_path / "again" / "table.md").read_text()) == expected
+    listed = CliRunner().invoke(
+        main, ["compare", "--study", own.study_id, "--format", "markdown", "--tracking-uri", uri]
+    )
+    assert rows(listed.output) == expected

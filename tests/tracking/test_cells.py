@@ -8,8 +8,13 @@ import pytest
 
 from llmtrack import metrics as schema
 from llmtrack.decide.candidates import gather_points
-from llmtrack.decide.matching import match
+from llmtrack.decide.comparing import compare_pairs
+from llmtrack.decide.matching import Pair, match
+from llmtrack.report.comparison import differences_table
+from llmtrack.report.tables.columns import with_differing_params
+from llmtrack.report.tables.table import summary_table
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
+from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.read.parsing import RunParser
 from tests.report.frames import column, made, run
 
@@ -18,7 +23,7 @@ OTHER = {str: "other", int: 2, float: 0.5, bool: True}
 PARAMS = {param.name: param for param in schema.PARAMS}
 CONFIGURATIONS = schema.params_with("configuration")
 OF_WORK = schema.params_with("work", "convention")
-SAME = schema.params_with("repeats", "found")
+SAME = schema.params_with("repeats", "named", "found")
 
 
 def at(minute, **values):
@@ -58,7 +63,21 @@ def test_what_came_out_or_how_often_a_call_repeats_makes_no_other_configuration(
     runs = two(name)
     assert kept(runs) == ["a2"]
     assert list(column(gather_points(runs).runs, "run_id")) == ["a2"]
-    assert name in runs.params, "said where runs differ in it"
+    told = name not in schema.params_with("found")
+    assert (name in runs.params) == told, "a setting is said where runs differ in it, a finding about one run is not"
+
+
+# What is pooled is read as JSON.
+@pytest.mark.parametrize("name", [each for each in schema.params_with("found") if each != "pooled"])
+def test_what_was_found_of_one_run_is_no_difference_between_two(name):
+    one, other = two(name)
+    runs = Runs((one, dataclasses.replace(other, params={**other.params, "scenario": "b"})))
+    columns = with_differing_params(summary_table(runs), runs).keys
+    assert (name in columns) == (PARAMS[name].shown is not None), "a table has it where it has its own column"
+    found = compare_pairs([Pair(*runs)], ["tokens_per_sec"])
+    told = differences_table(found, [Pair(*runs)])
+    said = [*told.conditions, *told.notes, *(cell for row in told.rows for cell in row)]
+    assert not [each for each in said if "→" in each]
 
 
 @pytest.mark.parametrize("digest", ["weights_digest", "config_digest", "tokenizer_digest"])

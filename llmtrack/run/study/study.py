@@ -119,6 +119,7 @@ def run_study(
         prepared.environment,
         suite_id=suite_id,
         asked=experiment.asked,
+        scenarios=[each.name for each in experiment.scenarios],
         tags={WORK_TAG: work} | taken_over_tag(prepared.earlier),
     )
     claim = partial(open_claimed, tracker, work, resume, partial(say, console), start)
@@ -311,24 +312,18 @@ def report_study(
 
     def write(place: Place) -> Written:
         nonlocal tracked
-        tracked = _read_back(experiment, study, tracker, earlier)
+        tracked = _read_back(study, tracker, earlier)
         return write_study(experiment, tracked, place)
 
     reading, problems = end_study(study, tracker, console, failed, write)
     return Reported(reading, tracked, problems)
 
 
-def _read_back(experiment: Experiment, study: Study, tracker: Tracker, earlier: Sequence[Run]) -> Runs:
+def _read_back(study: Study, tracker: Tracker, earlier: Sequence[Run]) -> Runs:
     tracked = tracked_runs(study=study.study_id, tracking_uri=tracker.tracking_uri)
     if earlier:
         taken = {run.run_id for run in earlier}
         own = tracked.where(lambda run: run.run_id not in taken)
         tracked = Runs((*own, *(replace(run, study_id=study.study_id) for run in earlier)))
     # Newest first: of a remeasured baseline, only the newer run counts.
-    return with_samples(in_order(tracked.first_of_each("scenario"), experiment), tracker.tracking_uri)
-
-
-def in_order(tracked: Runs, experiment: Experiment) -> Runs:
-    """Sort tracked runs by the order of the experiment's scenarios."""
-    position = {scenario.name: index for index, scenario in enumerate(experiment.scenarios)}
-    return Runs(sorted(tracked, key=lambda run: position.get(run.scenario, len(position))))
+    return with_samples(tracked.first_of_each("scenario").in_order_of_study(), tracker.tracking_uri)

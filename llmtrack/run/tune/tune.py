@@ -134,6 +134,7 @@ def run_tune(
         experiment.question,
         dict(experiment.settings),
         facts,
+        scenarios=[each.name for each in scenarios],
         tags={WORK_TAG: same},
     )
     claim = partial(open_claimed, tracker, same, resume, partial(say, console), start)

@@ -36,9 +36,9 @@ _FIELDS = (
     "environment_id",
     "model_uri",
 )
-"""Fields stored in tags of the same name; `warnings` and `baseline` have a special format."""
+"""Fields stored in tags of the same name; `warnings`, `baseline` and `position` have a special format."""
 
-_TAGS = frozenset(_PREFIX + name for name in (*_FIELDS, "warnings", "baseline"))
+_TAGS = frozenset(_PREFIX + name for name in (*_FIELDS, "warnings", "baseline", "position"))
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
 Value = TypeVar("Value")
@@ -190,6 +190,7 @@ def _run(
         start_time=_moment(read.start_time),
         end_time=_moment(read.end_time),
         baseline=tags["baseline"] == "true" if "baseline" in tags else None,
+        position=int(tags["position"]) if tags.get("position", "").isdecimal() else None,
         warnings=lines_of(tags.get("warnings", "")),
         params=params,
         metrics=metrics,

@@ -39,12 +39,14 @@ class StudyContext:
         experiment: llmtrack experiment.
         suite_id: id of its suite, or None.
         tags: tags of every run of the study: versions, environment, git commit.
+        scenarios: names of its scenarios, in order.
     """
 
     study_id: str
     experiment: str
     suite_id: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    scenarios: tuple[str, ...] = ()
 
 
 @kept("steps", "inputs")
@@ -249,9 +251,15 @@ def _record(
             "llmtrack.scenario": scenario.name,
             "llmtrack.baseline": "true" if scenario.baseline else "false",
             "llmtrack.scenario_id": scenario.scenario_id,
+            **_position(scenario, study),
             **tags,
         },
     )
+
+
+def _position(scenario: Scenario, study: StudyContext) -> dict[str, str]:
+    known = scenario.name in study.scenarios
+    return {"llmtrack.position": str(study.scenarios.index(scenario.name))} if known else {}
 
 
 def _study_tags(study: StudyContext) -> dict[str, str]:

@@ -143,6 +143,7 @@ class Tracker:
         suite_id: str | None = None,
         tags: Mapping[str, str] | None = None,
         asked: Mapping[str, str] | None = None,
+        scenarios: Sequence[str] = (),
     ) -> Study:
         """Open the run of a study, in state RUNNING.
 
@@ -154,6 +155,7 @@ class Tracker:
             suite_id: id of its suite.
             tags: further tags of the study's own run.
             asked: non-default parameters, recorded in every run of the study.
+            scenarios: names of its scenarios, in the order of its tables.
 
         Raises:
             TrackingError: the spool cannot be written, or the store refuses.
@@ -162,7 +164,7 @@ class Tracker:
         shared = environment_tags(environment) | {owner.TAG: owner.this_process()}
         if asked is not None:
             shared[ASKED_TAG] = json.dumps(dict(asked))
-        context = StudyContext(study_id, experiment, suite_id, shared)
+        context = StudyContext(study_id, experiment, suite_id, shared, tuple(scenarios))
         record = study_record(context, question, settings, now_ms())
         record = dataclasses.replace(record, tags={**record.tags, **(tags or {})})
         joined, self.delivery.joins = self.delivery.joins, None
