@@ -31,7 +31,7 @@ class Groups(PerChannel):
     """Options of int4, with the exporter's defaults."""
 
     group_size: Annotated[
-        int, Option("Weights that share a scale; less if a layer's size is not a multiple.", min=1)
+        int, Option("Weights that share a scale; less if a layer's size is not a multiple.", min=2, max=16_384)
     ] = 128
     ratio: Annotated[
         float, Option("Share of the layers in 4 bits; the others, and the head, are in 8.", above=0, max=1)

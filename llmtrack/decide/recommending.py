@@ -228,13 +228,15 @@ def _sentence(
     if lead is not None and lead.ratio is not None and reference is not None:
         parts[0] += f", {_times(lead, reference.name)}"
     increase = _increase(best, reference)
-    if increase is not None:
+    if objective == QUALITY:
+        pass  # said already
+    elif increase is not None:
         own = reference is not None and reference.run_id == best.run_id
         against = "" if own else f" ({_change(increase)})"
         parts.append(f"perplexity {best.metrics[QUALITY]:.3f}{against}")
     elif limits.perplexity_increase is None:
         parts.append("perplexity not known")
-    if best.has(MEMORY):
+    if best.has(MEMORY) and objective != MEMORY:
         parts.append(f"{best.metrics[MEMORY]:,.0f} MiB peak memory")
     among = f"{_best_in(objective)} of {plural(len(points), 'scenario')}" if len(points) > 1 else "the only scenario"
     kept = " that keeps to the limits" if limits != Limits() else ""
@@ -257,7 +259,7 @@ def _best_in(metric: str) -> str:
 def _times(lead: Difference, name: str) -> str:
     if not lead.conclusive:
         return f"no significant difference from {name} ({in_figures(lead)})"
-    return f"{in_figures(lead)} that of {name}"
+    return f"{in_figures(lead)} {'against' if schema.metric(lead.metric).of_text else 'that of'} {name}"
 
 
 def _cannot_tell(
@@ -336,8 +338,10 @@ def _change(share: float) -> str:
 
 
 def _amount(run: Run, metric: str) -> str:
-    unit = schema.metric(metric).unit
-    return f"{significant(run.metrics[metric])} {metric if unit == '-' else unit}"
+    entry, value = schema.metric(metric), run.metrics[metric]
+    if entry.unit != "-":
+        return f"{significant(value)} {entry.unit}"
+    return f"{entry.shown.render(value)} {entry.shown.title}" if entry.shown else f"{significant(value)} {metric}"
 
 
 def _listed(parts: Sequence[str]) -> str:

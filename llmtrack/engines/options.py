@@ -69,6 +69,7 @@ class DevicesOption(Checked):
         Option(
             "GPUs, or CPU processes, that share each layer (tensor parallelism); 1: no sharing; torch backend only.",
             min=1,
+            max=MOST_THREADS,
         ),
     ] = 1
     device_map: Annotated[

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from llmtrack import metrics as schema
 from llmtrack.decide.comparing import compare_pairs
 from llmtrack.decide.gate import GateResult, PairCheck
-from llmtrack.decide.matching import match
+from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.noise_floor import with_floors
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.rules import Check, parse_rules
 from llmtrack.decide.verdicts import tell
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.gate import gate_table
+from llmtrack.report.sentences.reading import change
 from llmtrack.report.sentences.takeaways import takeaways
 from llmtrack.report.tables.columns import shared_conditions
 from tests.report.frames import interval, made, run
@@ -312,8 +315,7 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
         [FP32, INT8],
         Limits(),
         "peak_memory_mib",
-        f"Run int8: the smallest in peak MiB of 2 scenarios {OF}, with 600 MiB, 0.30x that of fp32, perplexity 20.100 (+0.5 %) and "
-        "600 MiB peak memory.",
+        f"Run int8: the smallest in peak MiB of 2 scenarios {OF}, with 600 MiB, 0.30x that of fp32 and perplexity 20.100 (+0.5 %).",
         ["fp32: 2,000 MiB, 3.3x"],
     ),
     (
@@ -455,3 +457,35 @@ def test_a_candidate_that_was_not_measured_again_has_one_row_and_no_differences(
     (row,) = [row for row in table.rows if row[0] == "float16"]
     assert row[-1] == "not measured again: same as float32: forced"
     assert not [note for note in table.notes if "float16 differs" in note]
+
+
+@pytest.mark.parametrize("name", schema.METRIC_BY_NAME)
+@pytest.mark.parametrize(("before", "after"), [(10.0, 20.0), (20.0, 10.0)])
+def test_a_sentence_about_any_metric_fits_its_kind_and_direction(name, before, after):
+    entry = schema.metric(name)
+    base, other = (
+        run(each, workload_id="w", environment_id="e", baseline=each == "a") | values
+        for each, values in (
+            (each, interval(name, value, value * 0.99, value * 1.01, 8) if entry.sampled else {name: value})
+            for each, value in (("a", before), ("b", after))
+        )
+    )
+    runs = made(base, other)
+    said = change(*runs, name)
+    share, timed = entry.of_text, entry.unit in ("s", "ms")
+    assert bool(re.match(r"[+-][\d.,]+ % in \w", said)) == share, said
+    assert bool(re.match(r"[\d.,]+x (\([\d., to]+\) )?the \w", said)) != share, said
+    assert ("the time" in said) == timed, said
+    found = compare_pairs([Pair(*runs)], [name]).iloc[0]
+    if found["verdict"] in ("better", "worse", "changed"):
+        rate, more = entry.unit == "tokens/s", after > before
+        words = ("faster", "slower") if rate else ("longer", "shorter") if timed else ("higher", "lower")
+        assert found["words"].startswith(f"{words[not more]}: ")
+        good = "changed" if entry.better == "-" else "better" if more == (entry.better == "higher") else "worse"
+        assert found["verdict"] == good
+    if entry.better != "-":
+        told = recommend(runs, Limits(), name).sentence
+        assert not re.search(r"% (that of|the) ", told), told
+        title = entry.shown.title if entry.shown else name
+        assert name not in told.replace(title, ""), "a metric is called as in tables"
+        assert told.count(f"{after if (after > before) == (entry.better == 'higher') else before:.0f} MiB") <= 1

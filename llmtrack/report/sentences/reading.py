@@ -34,7 +34,7 @@ def difference_between(before: Run, after: Run, key: str, across_work: bool = Fa
 
 
 def change(before: Run, after: Run, key: str, across_work: bool = False) -> str:
-    """Describe a run's metric relative to another's: `2.1x (1.9 to 2.3) the time`, `1.10x (1.08 to 1.12) the tokens/s`."""
+    """Describe a run's metric relative to another's: `2.1x (1.9 to 2.3) the time`, `+0.52 % in perplexity`."""
     return times(difference_between(before, after, key, across_work), amount_of(key))
 
 
@@ -51,13 +51,15 @@ def times(found: Difference, what: str) -> str:
     figures = in_figures(found)
     if not figures:
         return f"{what} that cannot be compared: {found.why}"
+    # A quality metric changes by a share, any other is a multiple.
+    words = f"{figures} {'in' if schema.metric(found.metric).of_text else 'the'} {what}"
     if found.verdict == "same" and not _is_alike(found):
-        return f"{figures} the {what}, which is inconclusive{in_doubt(found)}"
+        return f"{words}, which is inconclusive{in_doubt(found)}"
     if found.verdict == "same":
-        return f"{figures} the {what}, no significant difference{in_doubt(found)}"
+        return f"{words}, no significant difference{in_doubt(found)}"
     if not found.conclusive:
-        return f"{figures} the {what}, which is inconclusive: {found.why}"
-    return f"{figures} the {what}{in_doubt(found)}"
+        return f"{words}, which is inconclusive: {found.why}"
+    return f"{words}{in_doubt(found)}"
 
 
 def _is_alike(found: Difference) -> bool:

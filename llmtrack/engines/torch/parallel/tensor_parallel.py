@@ -61,6 +61,8 @@ def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
         )
     if kind == "cuda" and count > cards:
         raise UsageError(f"tensor_parallel={count} needs {count} GPUs, but there are {cards}: use fewer")
+    if kind == "cpu" and count > (cpus := os.cpu_count() or 1):
+        raise UsageError(f"tensor_parallel={count} needs {count} CPUs, but there are {cpus}: use fewer")
     found = model_folder(variant.model, variant.revision)
     share = replace(variant, model=str(found.path), revision=None, device=kind)
     ranks = Ranks.get(count, kind)

@@ -55,6 +55,7 @@ def test_sizes_and_work_are_those_of_all_shares():
 @pytest.mark.parametrize(("cards", "device", "count", "said"), [
     (1, "cuda", 2, "tensor_parallel=2 needs 2 GPUs, but there are 1"),
     (2, "cpu", 2, "on the CPU of a machine with a GPU is not possible"),
+    (0, "cpu", 1024, "tensor_parallel=1024 needs 1024 CPUs, but there are [0-9]+: use fewer"),
 ])  # fmt: skip
 def test_what_the_machine_does_not_have_is_refused(monkeypatch, cards, device, count, said):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,0 +1,174 @@
+"""A write that fails, whichever it is of all that the journal and the spool make, loses nothing that they had."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dataclasses
+import errno
+import io
+import os
+import shutil
+
+import pytest
+
+from llmtrack.errors import TrackingError
+from llmtrack.run.study.journal import Journal
+from llmtrack.tracking.write.spool import Spool
+from tests.tracking.test_spool import entry
+
+MOST = 200
+
+
+class Failing:
+    """Fails the nth call that writes, and all after it or that one alone; what a file gets then is cut in half."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, nth: int, code: int, lasting: bool) -> None:
+        self.calls, self.nth, self.code, self.lasting = 0, nth, code, lasting
+        owners = {"replace": os, "fsync": os, "mkdir": os, "unlink": os, "copyfile": shutil}
+        for name, owner in owners.items():
+            patch.setattr(owner, name, self._checked(getattr(owner, name)))
+        opened = self._opened(io.open)
+        patch.setattr(io, "open", opened)
+        patch.setattr(builtins, "open", opened)
+
+    @property
+    def hit(self) -> bool:
+        return self.calls >= self.nth
+
+    def check(self) -> None:
+        self.calls += 1
+        if self.calls == self.nth or (self.lasting and self.hit):
+            raise OSError(self.code, os.strerror(self.code))
+
+    def _checked(self, real):
+        def call(*given, **named):
+            self.check()
+            return real(*given, **named)
+
+        return call
+
+    def _opened(self, real):
+        def call(file, mode="r", *given, **named):
+            found = real(file, mode, *given, **named)
+            if not {*mode} & {*"wax+"}:
+                return found
+            self.check()
+            write = found.write
+
+            def halved(text):
+                try:
+                    self.check()
+                except OSError:
+                    write(text[: len(text) // 2])
+                    found.flush()
+                    raise
+                return write(text)
+
+            return Halved(found, halved)
+
+        return call
+
+
+class Halved:
+    """A file whose writes go through a function."""
+
+    def __init__(self, file, write) -> None:
+        self._file, self.write = file, write
+
+    def writelines(self, lines) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __enter__(self) -> Halved:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._file.close()
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+def each_write(monkeypatch, code, lasting, work) -> None:
+    """Do some work with its first write failing, then its second, and so on until none fails."""
+    for nth in range(1, MOST):
+        with monkeypatch.context() as patch:
+            prove = work(nth, lambda patch=patch, nth=nth: Failing(patch, nth, code, lasting))
+        if not prove():
+            return
+    raise AssertionError(f"more than {MOST} writes")
+
+
+FAILURES = pytest.mark.parametrize(
+    ("code", "lasting"),
+    [(errno.ENOSPC, True), (errno.EIO, False), (errno.EROFS, True), (errno.ENOSPC, False)],
+)
+
+
+@FAILURES
+def test_the_journal_keeps_what_was_done(tmp_path, monkeypatch, code, lasting):
+    def work(nth, failing):
+        path, said = tmp_path / str(nth) / "acts.jsonl", []
+
+        def acted(count):
+            journal = Journal(path, True, said.append)
+            done = []
+            assert [journal.act([i], lambda i=i: done.append(i) or i * i) for i in range(count)] == [
+                i * i for i in range(count)
+            ]
+            journal._lock.release(force=True)  # as the system does where the process ends
+            return done
+
+        assert acted(3) == [0, 1, 2]
+        failure = failing()
+        acted(5)
+
+        def prove():
+            done = acted(5)
+            assert {*done} <= {3, 4}
+            assert said or not done, "what is lost is said"
+            assert list(path.parent.iterdir()) == [path]
+            return failure.hit
+
+        return prove
+
+    each_write(monkeypatch, code, lasting, work)
+
+
+@pytest.mark.slow(9)
+@FAILURES
+def test_the_spool_keeps_every_record(tmp_path, monkeypatch, code, lasting):
+    def work(nth, failing):
+        spool = Spool(tmp_path / str(nth), lambda text: None)
+        first, second, third = (spool.put(entry(str(i)), {"a.txt": b"a" * 10}) for i in range(3))
+        kept = {first.name, second.name, third.name}
+        failure = failing()
+        for each in (entry("3"), entry("4"), dataclasses.replace(third, run_id="r2")):
+            with contextlib.suppress(TrackingError):
+                kept.add(spool.put(each, {"b/c.txt": b"b" * 20}).name)
+        with spool.claim(first.name, 1) as found:
+            if found is not None:
+                with contextlib.suppress(OSError):
+                    spool.update(dataclasses.replace(found, run_id="r1"))
+        with spool.claim(second.name, 1) as found:
+            if found is not None:
+                try:
+                    spool.remove(found)
+                    kept.remove(second.name)
+                except OSError:
+                    pass
+        spool.sweep()
+
+        def prove():
+            again = Spool(spool.folder, pytest.fail)
+            assert kept <= {*again.names()}
+            for name in kept:
+                assert again.peek(name).has_files
+                assert any(again.files_of(again.peek(name)).rglob("*.txt"))
+            assert again.corrupt() == []
+            return failure.hit
+
+        return prove
+
+    each_write(monkeypatch, code, lasting, work)
