@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.experiment import Experiment
-from llmtrack.host.signals import handlers_kept
+from llmtrack.host.signals import signal_handlers_restored
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
 
@@ -63,7 +63,7 @@ def cluster(nodes: int) -> Iterator[str]:
     """Start a local cluster with nodes of one CPU each and an idle head; yield its address."""
     from ray.cluster_utils import Cluster
 
-    with handlers_kept():  # A signal shuts this process and its nodes down in order.
+    with signal_handlers_restored():  # A signal shuts this process and its nodes down in order.
         started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         for _ in range(nodes):
             started.add_node(wait=False, num_cpus=1, object_store_memory=80 * 2**20)

@@ -25,7 +25,7 @@ import click
 
 from llmtrack.measure.statistics import summarize
 from llmtrack.spec.outcome import Summary
-from llmtrack.spec.serialization import digest, from_json, kept, to_json
+from llmtrack.spec.serialization import digest, from_json, serializable, to_json
 from llmtrack.tracking.environment import environment
 from llmtrack.worker.machine import describe
 
@@ -73,7 +73,7 @@ class Goal:
         return ", ".join([*bounds, *([f"interval ≤ {self.width:.0%}"] if math.isfinite(self.width) else [])])
 
 
-@kept("theirs", "ratio", "goal", "verdict", "why")
+@serializable("theirs", "ratio", "goal", "verdict", "why")
 @dataclass(frozen=True)
 class Row:
     """One figure, side by side.
@@ -170,7 +170,7 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-@kept()
+@serializable()
 @dataclass(frozen=True)
 class Result:
     """The results, and everything needed to reproduce them.

@@ -79,7 +79,7 @@ def signals_end() -> Iterator[None]:
 
 
 @contextmanager
-def handlers_kept() -> Iterator[None]:
+def signal_handlers_restored() -> Iterator[None]:
     """Restore the signal handlers on exit, as libraries may replace them."""
     if threading.current_thread() is not threading.main_thread():
         yield

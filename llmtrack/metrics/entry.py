@@ -27,7 +27,7 @@ class Shown:
         place: column order; entries without one come last, in order of declaration.
         quiet: show a metric only on request, a condition only if runs differ in it.
         spread: show half of the 95 % interval beside the value, as a share of it.
-        told: compare it with the baseline by default.
+        compared: compare it with the baseline by default.
         change: name in such a comparison; empty for the heading.
         keep: importance when a table is too wide; the lowest leaves first.
     """
@@ -37,7 +37,7 @@ class Shown:
     place: int = 1000
     quiet: bool = False
     spread: bool = False
-    told: bool = False
+    compared: bool = False
     change: str = ""
     keep: int = 0
 

@@ -45,7 +45,7 @@ from llmtrack.run.suite import SuiteResult
 from llmtrack.spec.events import Emit, Event
 from llmtrack.spec.scenario import Scenario
 from llmtrack.tracking.read.artifacts import local_artifact
-from llmtrack.tracking.views import kept_views, run_link, runs_link
+from llmtrack.tracking.views import existing_views, run_link, runs_link
 from llmtrack.tracking.write.amend import explain_refusal
 from llmtrack.tracking.write.running import close_abandoned
 from llmtrack.tracking.write.spool import Spool, to_stderr
@@ -312,7 +312,7 @@ def say_where(console: Console, tracker: Tracker, study: Study) -> None:
     server = uri if uri.startswith("http") else "http://127.0.0.1:5000"
     if server != uri:
         say(console, f"See the runs: mlflow ui --backend-store-uri {shlex.quote(uri)}")
-    root, views = server.rstrip("/"), kept_views(study.experiment_id or "", tracker.tracking_uri)
+    root, views = server.rstrip("/"), existing_views(study.experiment_id or "", tracker.tracking_uri)
     number, opened = str(tracker.delivery.experiment_id), study.study_id if study.study_id in views else ""
     link = runs_link(root, number, opened)
     say(console, f"{'  and open' if server != uri else 'See the runs:'} {link}")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.spec.scenario import Variant
-from llmtrack.spec.serialization import from_json, kept, to_json
+from llmtrack.spec.serialization import from_json, serializable, to_json
 
 _FILE = "llmtrack.json"
 
 
-@kept()
+@serializable()
 @dataclass(frozen=True)
 class Pointer:
     """What a registered model holds in place of weights.

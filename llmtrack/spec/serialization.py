@@ -58,20 +58,20 @@ def tagged(union: Any) -> None:
     configure_tagged_union(union, _converter, tag_name="kind_of")
 
 
-def kept(*left_out: str) -> Callable[[Class], Class]:
+def serializable(*omitted: str) -> Callable[[Class], Class]:
     """Decorate a dataclass that is stored, so that it can be read by other versions.
 
     Unknown fields are rejected instead of dropped.
 
     Args:
-        left_out: fields that are omitted if empty, for compatibility with data from before they existed.
+        omitted: fields that are left out if empty, for compatibility with data from before they existed.
     """
 
     def register(kind: Class) -> Class:
         # Built on first use: field types may be declared later in the module.
         def unstructure(_: Any) -> Any:
             whole: Callable[[Any], dict[str, Any]] = make_dict_unstructure_fn(kind, _converter)
-            return lambda value: {key: v for key, v in whole(value).items() if v or key not in left_out}
+            return lambda value: {key: v for key, v in whole(value).items() if v or key not in omitted}
 
         def structure(_: Any) -> Any:
             return make_dict_structure_fn(kind, _converter, _cattrs_forbid_extra_keys=True)

@@ -52,7 +52,7 @@ def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str |
         _forget_oldest(client, experiment_id)
 
 
-def kept_views(experiment_id: str, tracking_uri: str | None = None) -> frozenset[str]:
+def existing_views(experiment_id: str, tracking_uri: str | None = None) -> frozenset[str]:
     """Return the keys of an experiment's views; empty if unreadable."""
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
     with contextlib.suppress(Exception):  # a plain link works, too

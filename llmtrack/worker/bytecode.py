@@ -14,7 +14,7 @@ from importlib.util import cache_from_source, find_spec
 _LARGE = "transformers"
 
 
-def kept_in() -> str | None:
+def bytecode_folder() -> str | None:
     """Return the bytecode folder to use, or None if Python already caches bytecode."""
     if not sys.dont_write_bytecode or sys.pycache_prefix is not None:
         return None
@@ -29,7 +29,7 @@ def kept_in() -> str | None:
 
 def bytecode_environment() -> dict[str, str]:
     """Return the environment variables that enable the bytecode cache in children; empty if it is enabled."""
-    folder = kept_in()
+    folder = bytecode_folder()
     return {"PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""} if folder else {}
 
 

@@ -152,7 +152,7 @@ def _views_stay(tracked):
 @pytest.mark.usefixtures("_views_stay")
 def test_the_view_of_an_older_study_shows_its_runs(fresh_tab, tracked, monkeypatch):
     monkeypatch.setattr(views, "MOST_KEPT", 1)
-    own = views.kept_views(tracked.experiment_id, tracked.server)
+    own = views.existing_views(tracked.experiment_id, tracked.server)
     assert tracked.study_id in own
     views.keep_views({"precision-99991231-000000-aaaa": "{}"}, tracked.experiment_id, tracked.server)
     page = fresh_tab.open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("#"))

@@ -46,7 +46,7 @@ from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import RunOptions
 from llmtrack.spec.options import Option, parameters
 from llmtrack.spec.scenario import Variant
-from llmtrack.spec.serialization import from_json, kept, to_json
+from llmtrack.spec.serialization import from_json, serializable, to_json
 from llmtrack.spec.task import NAMED_CORPORA
 from tests.report.frames import made, run
 from tests.test_project_files import TOOLS
@@ -214,7 +214,7 @@ def test_a_field_of_what_is_sent_is_read_of_data_that_has_it_not_yet():
 
 
 def test_a_field_of_what_is_kept_is_left_out_while_it_is_empty():
-    @kept("two")
+    @serializable("two")
     @dataclass(frozen=True)
     class Kept:
         one: int

@@ -26,7 +26,7 @@ SPEEDY = schema.Metric(
     "whole requests per second",
     "requests / s",
     headline=True,
-    shown=schema.Shown("requests/s", schema.decimals(1), place=15, told=True),
+    shown=schema.Shown("requests/s", schema.decimals(1), place=15, compared=True),
 )
 WORTH = schema.Metric("worth", "-", "higher", "a figure of the text", "sum", needs=("text",))
 SIZE = schema.Metric("size", "MiB", "lower", "a size", "count", needs=(), tolerance=0.1)

@@ -20,7 +20,7 @@ from experiments import declarations, suite
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.host import signals
 from llmtrack.host.process_tree import kill_tree, launcher_of
-from llmtrack.host.signals import STOPPING, Terminated, handlers_kept, signals_end, stop_in_order
+from llmtrack.host.signals import STOPPING, Terminated, signal_handlers_restored, signals_end, stop_in_order
 from llmtrack.run import main as entry
 from llmtrack.run.command import command
 from llmtrack.run.executors.inline import InlineExecutor
@@ -63,7 +63,7 @@ def test_only_the_first_signal_ends_the_work(number, capfd):
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_a_library_does_to_a_signal_is_undone(number, fails):
     before = signal.getsignal(number)
-    with contextlib.suppress(ZeroDivisionError), handlers_kept():
+    with contextlib.suppress(ZeroDivisionError), signal_handlers_restored():
         signal.signal(number, lambda number, frame: sys.exit(number))
         assert not fails or 1 / 0
     assert signal.getsignal(number) is before

@@ -17,7 +17,7 @@ from llmtrack.report.page.study import prepare_views
 from llmtrack.report.tables.table import summary_table
 from llmtrack.tracking import store
 from llmtrack.tracking.read.query import runs, studies, tracked_runs
-from llmtrack.tracking.views import kept_views
+from llmtrack.tracking.views import existing_views
 from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.conftest import Server
 from tests.tracking.samples import ENVIRONMENT, measurement
@@ -76,7 +76,7 @@ def test_without_a_proxy_the_numbers_are_tracked_and_the_missing_files_named(gua
     assert set(found["status"]) == {"FINISHED"}
     tracked = tracked_runs(name, tracking_uri=guarded.uri)
     prepare_views(summary_table(tracked), tracked, "study_id", tracker.delivery.experiment_id, guarded.uri)
-    assert kept_views(tracker.delivery.experiment_id, guarded.uri) == {study.study_id}
+    assert existing_views(tracker.delivery.experiment_id, guarded.uri) == {study.study_id}
     assert list(found["total_latency_s"]) == [1.5, 1.5]
     assert list(studies(name, tracking_uri=guarded.uri)["status"]) == ["FINISHED"]
     assert not tracker.offline

@@ -189,7 +189,7 @@ def test_views_are_kept_with_the_experiment_and_the_oldest_go(tracker, uri, monk
     for hour in range(5):
         runs = changed(RUNS, study_id=f"precision-20261128-0{hour}0000-aaaa")
         prepare_views(summary_table(runs), runs, "study_id", study.experiment_id, uri)
-    kept = views.kept_views(study.experiment_id, uri)
+    kept = views.existing_views(study.experiment_id, uri)
     assert kept == {f"precision-20261128-0{hour}0000-aaaa" for hour in (2, 3, 4)}
     tags = client.get_experiment(study.experiment_id).tags
     (older,) = [json.loads(text) for key, text in tags.items() if key.endswith("20000-aaaa")]

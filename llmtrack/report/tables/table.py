@@ -96,7 +96,7 @@ def _metric(entry: schema.Metric, shown: schema.Shown) -> Column:
 
 def compared_by_default() -> list[str]:
     """Return the metrics compared with the baseline by default."""
-    return [each.name for each in schema.in_place(schema.METRICS) if each.shown and each.shown.told]
+    return [each.name for each in schema.in_place(schema.METRICS) if each.shown and each.shown.compared]
 
 
 def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = None) -> Table:

@@ -12,7 +12,7 @@ from llmtrack.metrics import DIGEST_PREFIX
 from llmtrack.spec.parameter import NONE
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.serialization import digest as digest_of
-from llmtrack.spec.serialization import kept
+from llmtrack.spec.serialization import serializable
 from llmtrack.spec.task import NAMED_CORPORA, GenerateTask
 from llmtrack.tracking.limits import shorten
 
@@ -24,7 +24,7 @@ _MAX_NAME = 500
 _MAX_DIGEST = 36
 
 
-@kept()
+@serializable()
 @dataclass(frozen=True)
 class DataSet:
     """An MLflow data set, and its use by a run.

@@ -12,7 +12,7 @@ from typing import Any
 from llmtrack import metrics as schema
 from llmtrack.spec.outcome import REPLACED, Failure, Measurement, Outcome, StepValues
 from llmtrack.spec.scenario import Scalar, Scenario
-from llmtrack.spec.serialization import digest, kept, to_json
+from llmtrack.spec.serialization import digest, serializable, to_json
 from llmtrack.spec.task import GenerateTask, not_asked
 from llmtrack.tracked.run import FAILED, FINISHED, KILLED, RUNNING
 from llmtrack.tracking import packed
@@ -49,7 +49,7 @@ class StudyContext:
     scenarios: tuple[str, ...] = ()
 
 
-@kept("steps", "inputs")
+@serializable("steps", "inputs")
 @dataclass(frozen=True)
 class RunRecord:
     """All data of one run.

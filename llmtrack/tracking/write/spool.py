@@ -22,7 +22,7 @@ from typing import Any
 
 from llmtrack.errors import TrackingError
 from llmtrack.host.console import print_text
-from llmtrack.spec.serialization import UnknownFieldsError, from_json, kept, to_json
+from llmtrack.spec.serialization import UnknownFieldsError, from_json, serializable, to_json
 from llmtrack.tracking.write.records import RunRecord
 
 DEFAULT_SPOOL = Path(".llmtrack") / "spool"
@@ -48,7 +48,7 @@ def to_stderr(message: str) -> None:
     print_text(f"llmtrack: {message}", err=True)
 
 
-@kept()
+@serializable()
 @dataclass(frozen=True)
 class Target:
     """Destination of a record.
@@ -64,7 +64,7 @@ class Target:
     experiment_id: str = ""
 
 
-@kept()
+@serializable()
 @dataclass(frozen=True)
 class Entry:
     """A record to deliver.

@@ -17,7 +17,7 @@ from typing import Any
 
 from llmtrack.errors import LlmtrackError, MissingDependencyError, UsageError, in_words
 from llmtrack.host.packages import install, installed_version
-from llmtrack.host.signals import handlers_kept
+from llmtrack.host.signals import signal_handlers_restored
 from llmtrack.host.words import cut
 from llmtrack.run.executors.ray import node
 from llmtrack.run.executors.ray.files import awaited
@@ -77,7 +77,7 @@ class Cluster:
         if address == "local":
             options["include_dashboard"] = False
         try:
-            with handlers_kept():  # Ray's SIGTERM handler would end the driver before it tracks its results
+            with signal_handlers_restored():  # Ray's SIGTERM handler would end the driver before it tracks its results
                 _see_that_somebody_answers(address)
                 ray.init(address=address, **options)
         except Exception as error:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmtrack.host.signals import handlers_kept
+from llmtrack.host.signals import signal_handlers_restored
 from llmtrack.run.executors.patience import Patience
 from llmtrack.run.executors.ray.executor import RayExecutor
 from tests.conftest import HANG_S
@@ -32,7 +32,7 @@ class TwoNodes:
         from ray.cluster_utils import Cluster
 
         self.folder = folder
-        with handlers_kept():
+        with signal_handlers_restored():
             self.ray = Cluster(initialize_head=True, head_node_args=HEAD)
         self.fill()
 
@@ -41,7 +41,7 @@ class TwoNodes:
         return self.ray.address
 
     def fill(self, **options: object) -> None:
-        with handlers_kept():  # other tests of this process end by signals
+        with signal_handlers_restored():  # other tests of this process end by signals
             while len(self.ray.worker_nodes) < NODES:
                 self.ray.add_node(wait=False, **{**WORKER, **options})
         self.ray.wait_for_nodes(timeout=HANG_S)
