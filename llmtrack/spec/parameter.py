@@ -220,7 +220,10 @@ def unexpected(word: str, example: str) -> str:
         example: how to pass a value that contains a space.
     """
     if "=" in word:
-        return f"unexpected {word!r}: quote a value that holds spaces, such as {example}"
+        return (
+            f"unexpected {word!r}: quote a value that holds spaces, such as {example}, and give each parameter an option of "
+            "its own"
+        )
     return f"unexpected {word!r}: give parameters as NAME=VALUE, such as {example}"
 
 

@@ -58,6 +58,8 @@ _LOCAL_ERRORS = frozenset(
 _DATABASE = {
     "database is locked": "another program keeps the database locked: end it, or wait until it is done",
     "database or disk is full": "the disk of the database is full: free some space",
+    "database disk image is malformed": "the database is damaged: put back a copy of it, or use another store",
+    "file is not a database": "that file is no SQLite database: use another path",
 }
 # Permanent refusals of a reachable database.
 _REFUSED = re.compile(

@@ -132,9 +132,17 @@ def test_a_missing_folder_is_a_clear_error(tmp_path):
 
 def test_a_file_that_is_no_database_is_a_clear_error(tmp_path):
     (tmp_path / "a.db").write_text("this is no database at all" * 100)
-    with pytest.raises(TrackingError, match="cannot open") as caught:
+    with pytest.raises(TrackingError, match=r"cannot open .*a\.db: that file is no SQLite database: use another path$"):
         store.open_store(f"sqlite:///{tmp_path}/a.db")
-    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [20_000, 100_000])
+def test_a_damaged_database_is_one_line_with_a_remedy(uri, kept):
+    store.open_store(uri)
+    path = store.sqlite_path(uri)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(TrackingError, match="the database is damaged: put back a copy of it, or use another store$"):
+        store.open_store(uri)
 
 
 @pytest.mark.parametrize(
