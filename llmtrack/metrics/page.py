@@ -50,8 +50,8 @@ def page() -> str:
         "## Params",
         _table(("param", "type", "meaning", "role"), param_rows),
         "Two runs of one scenario that differ in a `configuration`, the `work` or a `convention` are two configurations: a "
-        "newer one replaces none of the other in a comparison. How often a call `repeats`, what was `found` on the way and "
-        "what others `implied` tell none apart.",
+        "newer one replaces none of the other in a comparison. How often a call `repeats`, what is only `named`, what was "
+        "`found` on the way and what others `implied` tell none apart.",
         "A study run has the experiment's settings as resolved, under `" + schema.SETTING_PREFIX + "NAME`; `mlflow "
         "run` logs the raw ones. A fact that is not in this table is tracked under its own name, as a `configuration`. What ends in "
         f"`_digest` is kept in the tag `{schema.DETAILS_TAG}`, so that no table or plot of MLflow shows it unasked.",

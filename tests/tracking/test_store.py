@@ -141,7 +141,7 @@ def test_a_damaged_database_is_one_line_with_a_remedy(uri, kept):
     store.open_store(uri)
     path = store.sqlite_path(uri)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(TrackingError, match="the database is damaged: put back a copy of it, or use another store$"):
+    with pytest.raises(TrackingError, match=r"the database is damaged: put back a copy of it, or use another store$"):
         store.open_store(uri)
 
 
