@@ -182,7 +182,8 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     done = _with_both(runs, objective)
     if len(done) < 2:
         return {}
-    return {"pareto": pareto_plot(Points(done, (), done), objective, PRICE)}
+    best = _at(done, "winner", "unproven")
+    return {"pareto": pareto_plot(Points(done, (), done), objective, PRICE, best.run_id if best else "")}
 
 
 def reading(runs: Runs) -> list[str]:
@@ -207,7 +208,7 @@ def reading(runs: Runs) -> list[str]:
         were = "was" if len(out) == 1 else "were"
         lines.append(f"Of {len(runs)} ways {len(out)} {were} dropped; `race_reason` of each run says why.")
     lines += _never_started(best)
-    lines += _front(_with_both(runs, objective), objective)
+    lines += _front(_with_both(runs, objective), objective, best)
     how = reproduce_command(best)
     if how:
         lines += [f"Run it: {how[0]}", f"In Python: {'; '.join(line for line in how[1:] if line)}"]
@@ -291,12 +292,19 @@ def _quality(best: Run, base: Run) -> str:
     return "" if ratio is None else f" at {change_text(ratio)} perplexity"
 
 
-def _front(done: Runs, objective: str) -> list[str]:
+def _front(done: Runs, objective: str, best: Run) -> list[str]:
+    """Name the Pareto front, and what keeps the answer off it."""
     if len(done) < 2:
         return []
-    standings = pareto_front(done, (objective, PRICE))
-    names = [run.scenario for run, each in zip(done, standings, strict=True) if each.place == "on"]
-    return [f"On the front of {objective} and perplexity: {', '.join(names)}."] if names else []
+    standings = {run.run_id: each for run, each in zip(done, pareto_front(done, (objective, PRICE)), strict=True)}
+    names = [run.name for run in done if standings[run.run_id].place == "on"]
+    if not names:
+        return []
+    own = standings.get(best.run_id)
+    off = ""
+    if own is not None and own.by:
+        off = f"; {best.name} is not, as {own.by[0]} is better in one and not significantly worse in the other"
+    return [f"On the front of {objective} and perplexity: {', '.join(names)}{off}."]
 
 
 def _with_both(runs: Runs, objective: str) -> Runs:

@@ -24,11 +24,13 @@ class Standing:
         place: `on` the front; `off` it, because another dominates it; `open` if inconclusive; `missing` a value.
         why: explanation.
         measure: command to measure more if that could settle it; else empty.
+        by: scenarios that dominate it.
     """
 
     place: Position
     why: str
     measure: str = ""
+    by: tuple[str, ...] = ()
 
 
 def place(against: Mapping[int, Collection[Verdict]]) -> tuple[Position, list[int]]:
@@ -80,9 +82,10 @@ def _standing(run: Run, others: Sequence[Run], respects: Sequence[str]) -> Stand
             if each.verdict == "worse":
                 del found[index]
     where, which = place({index: [each.verdict for each in differences] for index, differences in found.items()})
-    names = ", ".join(others[index].name for index in which)
+    by = tuple(others[index].name for index in which)
+    names = ", ".join(by)
     if where == "off":
-        return Standing(where, f"beaten by {names}")
+        return Standing(where, f"beaten by {names}", by=by)
     if where == "on":
         return Standing(where, "on the front")
     unclear = [each for index in which for each in found[index] if each.verdict not in ("better", "same")]

@@ -15,7 +15,7 @@ from llmtrack.decide.verdicts import each_once
 from llmtrack.decide.warned import grouped
 from llmtrack.errors import UsageError
 from llmtrack.report.plots.charts import add_note, axis_label, canvas, separate_thousands, widen
-from llmtrack.report.plots.drawing import BEATEN, COLOR, drawing, save
+from llmtrack.report.plots.drawing import BEATEN, COLOR, LINE_COLORS, drawing, save
 from llmtrack.report.plots.labels import label_points
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.tables.columns import cell, column_of_runs, further, shared_conditions
@@ -27,6 +27,8 @@ from llmtrack.tracked.runs import Runs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Area of the ring around the answer; the largest point has 160.
+_RING = 230
 # Fill and edge of a point by its position.
 COLORS: dict[Position, tuple[str, str]] = {
     "on": (COLOR, "white"),
@@ -115,13 +117,14 @@ def _measure_more(standings: Sequence[Standing]) -> tuple[str, ...]:
     return tuple(f"inconclusive; to settle it run: {command}" for command in commands)
 
 
-def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
+def pareto_plot(points: Points, speed: str, quality: str, answer: str = "") -> Figure:
     """Plot quality against speed, with the front as a line and peak memory as the point size.
 
     Args:
         points: scenarios without quality are left out.
         speed: metric of the x axis.
         quality: metric of the y axis.
+        answer: run to mark by a ring.
     """
     known = in_context(points.runs).where(lambda run: run.has(quality))
     standings = pareto_front(known, (speed, quality))
@@ -129,12 +132,18 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
     runs = known.by(speed)
     figure, axes = canvas(f"{_named(quality).capitalize()} against {_named(speed)}", _axis(speed), _axis(quality))
     axes.grid(visible=True, axis="x")
-    add_note(figure, *_key(places.values()), *_memory_range(runs))
+    chosen = [run.run_id for run in runs].index(answer) if answer in places else None
+    ring = ["Ring: the answer."] if chosen is not None else []
+    add_note(figure, *ring, *_key(places.values()), *_memory_range(runs))
     front = runs.where(lambda run: places[run.run_id] == "on")
     axes.plot(front.figures(speed), front.figures(quality), color=COLOR, linewidth=1.2, zorder=2)
     inside, edges = zip(*(COLORS[places[run.run_id]] for run in runs), strict=True)
     xs, ys = runs.figures(speed), runs.figures(quality)
     axes.scatter(xs, ys, s=_sizes(runs), c=inside, zorder=3, edgecolors=edges, linewidths=0.8)
+    if chosen is not None:
+        axes.scatter(
+            xs[chosen], ys[chosen], s=_RING, facecolors="none", edgecolors=LINE_COLORS[1], linewidths=1.8, zorder=4
+        )
     axes.margins(x=0.22, y=0.18)
     widen(axes, ys)
     separate_thousands(axes)
@@ -171,9 +180,10 @@ def _sizes(runs: Runs) -> list[float]:
 
 def _key(places: Collection[Position]) -> list[str]:
     """Explain the line and the kinds of points that are present."""
-    line = ["The line joins what no other beats in both."] if "on" in places else []
-    hollow = ["Hollow: inconclusive whether another beats it in both."] if "open" in places else []
-    grey = ["Grey: another beats it in both."] if "off" in places else []
+    line = ["The line joins the front."] if "on" in places else []
+    hollow = ["Hollow: inconclusive."] if "open" in places else []
+    better = "Grey: another is better in one and not significantly worse in the other."
+    grey = [better] if "off" in places else []
     return [*line, *hollow, *grey]
 
 

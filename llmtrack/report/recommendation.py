@@ -56,7 +56,7 @@ def draw(found: Recommendation, runs: Runs, objective: str, target: Path) -> Non
     if not any(run.has(QUALITY) for run in points.runs):
         raise UsageError("there is nothing to draw: no perplexity was scored (mlflow run . -e perplexity scores it)")
     with drawing():
-        figure = pareto_plot(points, objective, QUALITY)
+        figure = pareto_plot(points, objective, QUALITY, found.run_id or "")
         figure.set_size_inches(10, 5.6)
         answer = "\n".join(textwrap.wrap(found.sentence, _TITLE_WIDTH, break_on_hyphens=False))
         figure.suptitle(in_plot(answer), x=0.02, ha="left", fontsize=12, fontweight="bold")

@@ -87,6 +87,19 @@ def test_what_cannot_be_told_is_said_with_what_would_tell():
 
 
 @pytest.mark.slow(1)
+def test_the_answer_has_a_ring_wherever_it_is():
+    runs = made(repeated("plain", 10.0, 20.0, n=8), repeated("int8", 20.0, 20.0, n=8), repeated("slow", 5.0, 21.0, n=8))
+    for answer in runs:
+        figure = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity", answer.run_id)
+        (ring,) = figure.axes[0].collections[1].get_offsets()
+        assert tuple(ring) == (answer.metrics["tokens_per_sec"], answer.metrics["perplexity"])
+        assert "Ring: the answer." in figure.get_supxlabel()
+    plain = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity")
+    assert len(plain.axes[0].collections) == 1
+    assert "Ring" not in plain.get_supxlabel()
+
+
+@pytest.mark.slow(1)
 def test_a_plot_leaves_out_what_all_names_end_with():
     runs = made(repeated("onnx-int8-threads-2", 20.0, 20.0, n=8), repeated("torch-threads-2", 10.0, 20.0, n=8))
     axes = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity").axes[0]
@@ -253,7 +266,7 @@ def test_the_plot_joins_the_front():
     (line,) = axes.lines
     assert list(line.get_xdata()) == [10.0, 20.0]
     note = figure.get_supxlabel().replace("\n", " ")
-    assert "The line joins what no other beats in both. Grey: another beats it in both." in note
+    assert "The line joins the front. Grey: another is better in one and not significantly worse in the other." in note
     assert {text.get_text() for text in axes.texts} - {""} == {"a", "b", "c"}
     assert "50 to 400 MiB" in note
     assert axes.get_xlabel() == "throughput (tokens/s), more is better"
