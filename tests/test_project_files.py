@@ -85,6 +85,7 @@ def test_no_file_is_named_after_a_value_that_some_test_gave_to_an_option():
     assert {name for name in named if not re.search("[A-Za-z]{5}", name)} <= {".git"}
 
 
+@pytest.mark.slow(1)
 def test_tests_are_collected_without_optional_packages():
     optional = {
         "llama_cpp",

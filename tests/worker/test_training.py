@@ -181,6 +181,7 @@ def train_into(events, folder, variant, watch):
     return events
 
 
+@pytest.mark.slow(1)
 def test_other_settings_do_not_take_up_a_training(finished, tmp_path):
     folder, _ = finished
     (outcome,) = outcomes(train(folder, steps=9))

@@ -233,6 +233,7 @@ def test_a_part_crosses_the_border_of_a_process(part):
     assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
 
 
+@pytest.mark.slow(1)
 def test_one_process_says_that_it_has_one_worker():
     load = lambda variant: ScriptedEngine(FakeClock(), Script(1.0, 1.0))  # noqa: E731
     events = run(InlineExecutor(load), scoring("text", workers=2, max_length=32))
