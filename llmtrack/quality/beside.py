@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from llmtrack.quality.figures import Drift
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import QualityCheck, Scalar, Variant
-from llmtrack.spec.scores import Item
+from llmtrack.spec.scores import Item, RowSums
 
 
 def with_scored(
@@ -56,9 +56,20 @@ def with_drift(timed: Measurement, check: QualityCheck, drift: Drift, told: Mapp
             "reference_tokens": check.reference_tokens,
         },
         tags={**timed.tags, **told},
+        items=_compared(timed.items, drift.rows),
         warnings=tuple(dict.fromkeys((*found, *timed.warnings))),
         ended_at=time.time(),
     )
+
+
+def _compared(items: Sequence[Item], rows: Sequence[RowSums]) -> tuple[Item, ...]:
+    """Add to the results of documents how far each is from the reference's; the documents compared are the first ones."""
+    found = [
+        {"loss_change": (row.nats - row.reference_nats) / row.tokens, "top1_agreement": row.agreeing / row.tokens}
+        for row in rows
+    ]
+    compared = (replace(item, values={**item.values, **more}) for item, more in zip(items, found, strict=False))
+    return (*compared, *items[len(found) :])
 
 
 def without_drift(timed: Measurement, why: str) -> Measurement:

@@ -189,6 +189,7 @@ class Drift:
         loss_stderr: standard error of the difference of mean losses in nats, by bootstrap over the texts; None for one
             text.
         kl_stderr: that of the mean KL divergence, likewise.
+        rows: sums of each text; the last one may be cut.
     """
 
     kl_divergence: float
@@ -197,6 +198,7 @@ class Drift:
     tokens: int
     loss_stderr: float | None = None
     kl_stderr: float | None = None
+    rows: tuple[RowSums, ...] = ()
 
     @property
     def ratio_interval(self) -> tuple[float, float]:
@@ -237,4 +239,5 @@ def drift_of(rows: Sequence[RowSums]) -> Drift:
         tokens,
         stderr_of_ratio(further, counts),
         stderr_of_ratio(kl, counts),
+        tuple(rows),
     )

@@ -104,7 +104,7 @@ def open_tracker(settings: HereOptions) -> Tracker:
     It also imports the reporting modules while the worker imports its own; later, that would disturb measurements.
     """
     with uncollected():
-        tracker = Tracker.open(settings.tracking_uri, settings.experiment_name)
+        tracker = Tracker.open(settings.tracking_uri, settings.experiment_name, traces=settings.traces)
         # The part of the report that needs a missing module reports it.
         with contextlib.suppress(Exception):
             drawing.preload()

@@ -12,9 +12,11 @@ from llmtrack.engines.registry import with_words
 from llmtrack.errors import UsageError
 from llmtrack.host.entry_points import EXECUTOR_POINTS, names_of
 from llmtrack.spec.options import Checked, Option, changed, parameters, taken
+from llmtrack.spec.outcome import MOST_GENERATIONS
 from llmtrack.spec.parameter import written
 from llmtrack.spec.scenario import QualityCheck, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, Workers
+from llmtrack.tracking.write.traces import DEFAULT_TRACES
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,9 @@ class HereOptions(Checked):
     experiment_name: Annotated[str | None, Option("MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.")] = (
         None
     )
+    traces: Annotated[
+        int, Option("Generations of a run kept as MLflow traces; 0: none.", min=0, max=MOST_GENERATIONS, tracked=False)
+    ] = DEFAULT_TRACES
 
 
 @dataclass(frozen=True)

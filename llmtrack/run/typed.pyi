@@ -37,6 +37,7 @@ def run(
     time_limit: float = ...,
     tracking_uri: str | None = ...,
     experiment_name: str | None = ...,
+    traces: int = ...,
 ) -> Finished:
     """How fast is the model on this machine, as it comes?
 
@@ -64,6 +65,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
+        traces: Generations of a run kept as MLflow traces; 0: none.
     """
 
 @overload
@@ -95,6 +97,7 @@ def run(
     time_limit: float = ...,
     tracking_uri: str | None = ...,
     experiment_name: str | None = ...,
+    traces: int = ...,
 ) -> Finished:
     """What does a longer prompt cost?
 
@@ -122,6 +125,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
+        traces: Generations of a run kept as MLflow traces; 0: none.
     """
 
 @overload
@@ -154,6 +158,7 @@ def run(
     time_limit: float = ...,
     tracking_uri: str | None = ...,
     experiment_name: str | None = ...,
+    traces: int = ...,
 ) -> Finished:
     """What does the KV cache save, and what does padding cost and change?
 
@@ -182,6 +187,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
+        traces: Generations of a run kept as MLflow traces; 0: none.
     """
 
 @overload
@@ -213,6 +219,7 @@ def run(
     time_limit: float = ...,
     tracking_uri: str | None = ...,
     experiment_name: str | None = ...,
+    traces: int = ...,
 ) -> Finished:
     """Which batch size makes the most of this machine, and how long does a sample wait for it?
 
@@ -240,6 +247,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
+        traces: Generations of a run kept as MLflow traces; 0: none.
     """
 
 @overload
@@ -272,6 +280,7 @@ def run(
     time_limit: float = ...,
     tracking_uri: str | None = ...,
     experiment_name: str | None = ...,
+    traces: int = ...,
 ) -> Finished:
     """Do unusual prompts cost more, and does anything break?
 
@@ -300,6 +309,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
+        traces: Generations of a run kept as MLflow traces; 0: none.
     """
 
 @overload
@@ -328,6 +338,7 @@ def run(
     time_limit: float = ...,
     tracking_uri: str | None = ...,
     experiment_name: str | None = ...,
+    traces: int = ...,
 ) -> Finished:
     """Which precision is fastest here, and does it still say the same?
 
@@ -352,6 +363,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
+        traces: Generations of a run kept as MLflow traces; 0: none.
     """
 
 @overload
@@ -388,6 +400,7 @@ def run(
     time_limit: float = ...,
     tracking_uri: str | None = ...,
     experiment_name: str | None = ...,
+    traces: int = ...,
 ) -> Finished:
     """How well does the model predict a text?
 
@@ -420,6 +433,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
+        traces: Generations of a run kept as MLflow traces; 0: none.
     """
 
 @overload
@@ -461,6 +475,7 @@ def run(
     time_limit: float = ...,
     tracking_uri: str | None = ...,
     experiment_name: str | None = ...,
+    traces: int = ...,
 ) -> Finished:
     """What does each quantization recipe win in speed and size, and what does it cost in quality?
 
@@ -498,6 +513,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
+        traces: Generations of a run kept as MLflow traces; 0: none.
     """
 
 @overload
@@ -544,6 +560,7 @@ def run(
     time_limit: float = ...,
     tracking_uri: str | None = ...,
     experiment_name: str | None = ...,
+    traces: int = ...,
 ) -> Finished:
     """How much does training on a text improve the model on text like it?
 
@@ -586,6 +603,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
+        traces: Generations of a run kept as MLflow traces; 0: none.
     """
 
 @overload
@@ -618,6 +636,7 @@ def run(
     time_limit: float = ...,
     tracking_uri: str | None = ...,
     experiment_name: str | None = ...,
+    traces: int = ...,
 ) -> Finished:
     """Which runtime should this model run on here, in which of its quantizations, and with how many threads?
 
@@ -646,6 +665,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
+        traces: Generations of a run kept as MLflow traces; 0: none.
     """
 
 @overload
@@ -674,6 +694,7 @@ def run(
     time_limit: float = ...,
     tracking_uri: str | None = ...,
     experiment_name: str | None = ...,
+    traces: int = ...,
 ) -> Finished:
     """What is the best way to run this model on this machine?
 
@@ -698,6 +719,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
+        traces: Generations of a run kept as MLflow traces; 0: none.
     """
 
 @overload
@@ -732,6 +754,7 @@ def run(
     time_limit: float = ...,
     tracking_uri: str | None = ...,
     experiment_name: str | None = ...,
+    traces: int = ...,
 ) -> Finished:
     """How should this model run on this machine?
 
@@ -762,4 +785,5 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
+        traces: Generations of a run kept as MLflow traces; 0: none.
     """

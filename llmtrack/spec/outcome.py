@@ -8,7 +8,7 @@ from typing import Union
 
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.scores import Compared, Item, Part
-from llmtrack.spec.serialization import Scalar, tagged
+from llmtrack.spec.serialization import Scalar, serializable, tagged
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,38 @@ class StepValues:
     values: Mapping[str, float]
 
 
+MOST_GENERATIONS = 100
+"""Maximum generations of a run."""
+
+
+@serializable()
+@dataclass(frozen=True)
+class Generation:
+    """A prompt and its output in one timed call.
+
+    Attributes:
+        prompt: as the model read it.
+        text: generated text.
+        prompt_tokens: tokens of the prompt, without pads.
+        new_tokens: tokens generated.
+        started_at: of its call, in seconds since the epoch.
+        seconds: duration of the call.
+        first_token_s: seconds from the start to the first token; None if the engine does not report its steps.
+        rows: prompts that shared the call.
+        repeat: number of the timed repeat, from 1.
+    """
+
+    prompt: str
+    text: str
+    prompt_tokens: int
+    new_tokens: int
+    started_at: float
+    seconds: float
+    first_token_s: float | None
+    rows: int
+    repeat: int
+
+
 # What is said of a run that was disturbed and is replaced by a newer one of its study.
 REPLACED = "disturbed: measured once more"
 # How what is said of a run ends that was interrupted before all of its rounds were made.
@@ -82,6 +114,7 @@ class Measurement:
         part: partial result of a shard, to be merged with the others; never tracked.
         rounds: round of each repeat, from 1, if the scenario was interleaved with others.
         items: results of the first documents of a scored text.
+        generations: different outputs of the timed calls, the first ones.
     """
 
     scenario: Scenario
@@ -105,6 +138,7 @@ class Measurement:
     part: Part | Compared | None = None
     rounds: tuple[int, ...] = ()
     items: tuple[Item, ...] = ()
+    generations: tuple[Generation, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.spec.serialization import digest
 from llmtrack.spec.task import GenerateTask, workload_id
+from llmtrack.worker.generations import generations_of
 from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_of
 from llmtrack.worker.power import device_warnings, energy_figures, gauge_for
 from llmtrack.worker.roofline import of_generation, roof_of
@@ -55,7 +56,7 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
                 raise result
             timed = _timed(scenario, task, prompts, arms[name], result, engine, started[name])
             emit(SoFar(timed))
-            emit(_with_beside(timed, task, arms[name].requests, result, engine, before))
+            emit(_with_beside(timed, task, arms[name].requests, result, engine, clock, before))
         except Exception as error:
             emit(failure_of(scenario, error, started.get(name, time.time()), engine))
 
@@ -99,6 +100,7 @@ def _with_beside(
     requests: Sequence[GenerateRequest],
     timing: Timing,
     engine: Engine,
+    clock: Clock,
     cpu_before: CpuReading | None,
 ) -> Measurement:
     """Add the side measurements, any of which may be missing."""
@@ -127,12 +129,15 @@ def _with_beside(
     sample = beside.get(
         "the sample text", lambda: "\n---\n".join(map(engine.decode, timing.new_ids[:SAMPLE_ROWS])), None
     )
+    ids = [row for request in requests for row in request.prompt_ids]
+    generations = beside.get("the generations", lambda: generations_of(engine, task.prompts, ids, timing, clock), ())
     return replace(
         timed,
         facts=facts,
         metrics=metrics,
         warnings=(*timed.warnings, *busy, *found, *beside.warnings),
         sample_text=sample,
+        generations=generations,
         disturbed=timed.disturbed or bool(busy) or passing,
         ended_at=time.time(),
     )

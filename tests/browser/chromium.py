@@ -98,6 +98,11 @@ def models_place(experiment_id: str) -> str:
     return f"/experiments/{experiment_id}/models?workflowType=machine_learning"
 
 
+def traces_place(experiment_id: str, run_id: str) -> str:
+    """Return where the traces of a run are listed."""
+    return f"/experiments/{experiment_id}/runs/{run_id}/traces"
+
+
 def evaluation_place(experiment_id: str) -> str:
     """Return where MLflow compares the evaluation tables of runs."""
     return f"{runs_place(experiment_id)}&compareRunsMode=ARTIFACT"

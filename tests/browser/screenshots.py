@@ -10,7 +10,15 @@ from pathlib import Path
 from llmtrack.tracking import store
 from llmtrack.tracking.views import run_link, runs_link
 from tests.browser import chromium
-from tests.browser.chromium import Tab, artifact_place, compare_place, evaluation_place, models_place, runs_place
+from tests.browser.chromium import (
+    Tab,
+    artifact_place,
+    compare_place,
+    evaluation_place,
+    models_place,
+    runs_place,
+    traces_place,
+)
 from tests.browser.study import Tracked, measure, score
 from tests.tracking.conftest import Server
 
@@ -30,6 +38,7 @@ def places(tracked: Tracked) -> dict[str, str]:
         "scenario": f"/experiments/{experiment}/runs/{pair[0]}",
         "charts": f"/experiments/{experiment}/runs/{pair[0]}/model-metrics",
         "system": f"/experiments/{experiment}/runs/{pair[0]}/system-metrics",
+        "traces": traces_place(experiment, pair[0]),
         "models": models_place(experiment),
         "study": run_link("", experiment, study).removeprefix("#"),
         "table": artifact_place(experiment, study, "table.png"),

@@ -16,6 +16,7 @@ from tests.browser.chromium import (
     expect,
     models_place,
     runs_place,
+    traces_place,
 )
 
 pytestmark = pytest.mark.slow(5)
@@ -47,6 +48,18 @@ def test_the_models_tab_lists_each_way_once_with_its_figures(tab, tracked):
     page = tab.open(models_place(tracked.experiment_id))
     expect(page.get_by_text(re.compile(r"^tiny · torch float32 · \d+ threads?$"))).to_have_count(1)
     expect(page.get_by_text("Ready").first).to_be_visible()
+
+
+def test_the_traces_of_a_run_show_its_prompt_its_tokens_and_its_duration(tab, tracked):
+    (trace,) = MlflowClient(tracked.server).search_traces(
+        locations=[tracked.experiment_id], run_id=tracked.scenarios["prompt_16"], include_spans=False
+    )
+    page = tab.open(traces_place(tracked.experiment_id, tracked.scenarios["prompt_16"]))
+    row = page.get_by_role("row").filter(has_text=trace.info.request_preview)
+    expect(row).to_have_count(1)
+    expect(row.get_by_text("20", exact=True)).to_be_visible()  # 16 tokens of the prompt, 4 generated
+    expect(row.get_by_text(re.compile(r"^[\d.]+s$"))).to_be_visible()
+    expect(row.get_by_text("OK", exact=True)).to_be_visible()
 
 
 def test_documents_are_rows_of_mlflows_comparison_of_tables(tab, documents):

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
+from llmtrack.quality.beside import with_drift
 from llmtrack.quality.bootstrap import stderr_of_ratio
 from llmtrack.quality.drift import compare_distributions, compare_row, rows_to_compare
-from llmtrack.quality.figures import Drift
+from llmtrack.quality.figures import Drift, drift_of
 from llmtrack.quality.shards import merge_drift
-from llmtrack.spec.scores import Compared, RowSums
+from llmtrack.spec.scenario import QualityCheck, Variant
+from llmtrack.spec.scores import Compared, Item, RowSums
 from llmtrack.spec.serialization import from_json, to_json
+from tests.tracking.samples import measurement, perplexity
 
 
 class Fixed(ScriptedEngine):
@@ -151,3 +154,17 @@ def test_rows_that_do_not_make_the_text_are_refused(parts, message):
     compared = [Compared(max(each.values()), "t", dict.fromkeys(each, sums), 0.0) for each in parts]
     with pytest.raises(ScenarioError, match=message):
         merge_drift(compared)
+
+
+def test_each_compared_document_tells_how_far_it_is_from_the_references():
+    """By hand: 3 nats instead of 2 over 2 tokens, of which one is the reference's; then 1 instead of 4 over 4, all equal."""
+    rows = [RowSums(1.0, 1, 3.0, 2.0, 2), RowSums(0.5, 4, 1.0, 4.0, 4)]
+    items = tuple(Item(f"{number}: text", {"loss": 1.5}) for number in (1, 2, 3))
+    timed = measurement(scenario=perplexity(), items=items)
+    found = with_drift(timed, QualityCheck(reference=Variant("m")), drift_of(rows), {})
+    assert [each.values for each in found.items] == [
+        {"loss": 1.5, "loss_change": 0.5, "top1_agreement": 0.5},
+        {"loss": 1.5, "loss_change": -0.75, "top1_agreement": 1.0},
+        {"loss": 1.5},
+    ]
+    assert [each.name for each in found.items] == [each.name for each in items]

@@ -77,7 +77,7 @@ def corpus_of(params: Mapping[str, Any], tags: Mapping[str, str]) -> DataSet | N
 
 
 def prompt_set(prompts: Sequence[str]) -> DataSet:
-    """Return the data set of prompts; the texts themselves are not tracked."""
+    """Return the data set of prompts, without their texts."""
     profile = json.dumps({"num_rows": len(prompts)})
     return DataSet(
         plural(len(prompts), "prompt"),

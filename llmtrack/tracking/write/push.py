@@ -20,7 +20,7 @@ from llmtrack.tracked.run import RUNNING
 from llmtrack.tracking import packed
 from llmtrack.tracking.limits import Fitted, fit_limits
 from llmtrack.tracking.store_errors import is_permanent, one_line
-from llmtrack.tracking.write import datasets, logged_models
+from llmtrack.tracking.write import datasets, logged_models, traces
 from llmtrack.tracking.write.datasets import DataSet
 from llmtrack.tracking.write.files import safe_path
 from llmtrack.tracking.write.records import RunRecord
@@ -69,8 +69,7 @@ def push(
         mlflow.MlflowException: the store failed; retry with the entry last passed to `progress`.
         ArtifactsError: only the files are missing.
     """
-    was_open = entry.attempted or entry.run_id is not None
-    entry = _with_run(client, experiment_id, entry, progress)
+    entry, earlier = _with_run(client, experiment_id, entry, progress)
     run_id = entry.run_id or ""
     record = entry.record
     model_id = logged_models.logged_model_of(client, experiment_id, run_id, record)
@@ -80,6 +79,7 @@ def push(
     # What an older version kept in the spool names its corpus alone.
     _log_inputs(client, run_id, model_id, record.inputs or filter(None, [corpus]))
     try:
+        traces.log(client, experiment_id, run_id, model_id, record)
         _log_artifacts(client, run_id, record, files)
     except Exception as error:
         raise ArtifactsError(run_id, one_line(error)) from error
@@ -87,8 +87,8 @@ def push(
         # If only the artifacts fail, the run is otherwise complete; the next attempt adds them.
         if record.status != RUNNING:
             client.set_terminated(run_id, status=record.status, end_time=record.end_ms)
-    if was_open and record.status != RUNNING:
-        for key in packed.WHILE_RUNNING & set(client.get_run(run_id).data.tags):
+    if record.status != RUNNING:
+        for key in packed.WHILE_RUNNING & set(earlier):
             client.delete_tag(run_id, key)
     return run_id
 
@@ -142,37 +142,46 @@ def redacted(record: RunRecord, secrets: tuple[str, ...]) -> RunRecord:
             dataclasses.replace(each, name=redact(each.name, secrets), source=redact(each.source, secrets))
             for each in record.inputs
         ),
+        generations=tuple(
+            dataclasses.replace(each, prompt=redact(each.prompt, secrets), text=redact(each.text, secrets))
+            for each in record.generations
+        ),
     )
 
 
-def _with_run(client: MlflowClient, experiment_id: str, entry: Entry, progress: Callable[[Entry], None]) -> Entry:
+def _with_run(
+    client: MlflowClient, experiment_id: str, entry: Entry, progress: Callable[[Entry], None]
+) -> tuple[Entry, Mapping[str, str]]:
+    """Find or create the run of an entry; return it, and the tags that the run had."""
     from mlflow.exceptions import MlflowException
 
+    tags: Mapping[str, str] = {}
     if entry.run_id is not None:
         try:
-            client.get_run(entry.run_id)
+            tags = client.get_run(entry.run_id).data.tags
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             entry = dataclasses.replace(entry, run_id=None, attempted=True)
     if entry.run_id is None and entry.attempted:
-        entry = dataclasses.replace(entry, run_id=_find(client, experiment_id, entry.record.record_id))
+        run_id, tags = _find(client, experiment_id, entry.record.record_id)
+        entry = dataclasses.replace(entry, run_id=run_id)
     if entry.run_id is None:
         entry = dataclasses.replace(entry, attempted=True)
         progress(entry)
         entry = dataclasses.replace(entry, run_id=_create(client, experiment_id, entry.record))
     progress(entry)
-    return entry
+    return entry, tags
 
 
-def _find(client: MlflowClient, experiment_id: str, record_id: str) -> str | None:
-    """Return the run of a record; if retries left several, keep one and delete the rest."""
+def _find(client: MlflowClient, experiment_id: str, record_id: str) -> tuple[str | None, Mapping[str, str]]:
+    """Return the run of a record and its tags; if retries left several, keep one and delete the rest."""
     runs = list(client.search_runs([experiment_id], f"tags.`{_RECORD_ID}` = '{record_id}'"))
     # Prefer the one with params; break ties deterministically, so that all processes keep the same one.
     runs.sort(key=lambda run: (-len(run.data.params), run.info.run_id))
     for ghost in runs[1:]:
         client.delete_run(ghost.info.run_id)
-    return runs[0].info.run_id if runs else None
+    return (runs[0].info.run_id, runs[0].data.tags) if runs else (None, {})
 
 
 def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> str:
@@ -185,7 +194,8 @@ def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> str:
     )
     if int(os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES") or 0) and client.tracking_uri.startswith("http"):
         # MLflow retries when the response is lost, which creates a second run.
-        return _find(client, experiment_id, record.record_id) or run.info.run_id
+        found, _ = _find(client, experiment_id, record.record_id)
+        return found or run.info.run_id
     return run.info.run_id
 
 

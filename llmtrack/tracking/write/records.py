@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.spec.outcome import REPLACED, Failure, Measurement, Outcome, StepValues
+from llmtrack.spec.outcome import REPLACED, Failure, Generation, Measurement, Outcome, StepValues
 from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.spec.serialization import digest, serializable, to_json
 from llmtrack.spec.task import GenerateTask, not_asked
@@ -49,7 +49,7 @@ class StudyContext:
     scenarios: tuple[str, ...] = ()
 
 
-@serializable("steps", "inputs")
+@serializable("steps", "inputs", "generations")
 @dataclass(frozen=True)
 class RunRecord:
     """All data of one run.
@@ -66,6 +66,7 @@ class RunRecord:
         tags: identity and provenance.
         texts: artifact path to text.
         inputs: data sets that it read.
+        generations: outputs to keep as traces.
     """
 
     record_id: str
@@ -80,6 +81,7 @@ class RunRecord:
     tags: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[DataSet, ...] = ()
+    generations: tuple[Generation, ...] = ()
 
 
 def study_record(study: StudyContext, question: str, settings: Mapping[str, Scalar], start_ms: int) -> RunRecord:

@@ -40,6 +40,7 @@ from llmtrack.tracking.write.records import (
     study_record,
 )
 from llmtrack.tracking.write.spool import Notify, Spool, to_stderr
+from llmtrack.tracking.write.traces import DEFAULT_TRACES
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -80,8 +81,9 @@ class Tracker:
     Only uses run ids, never MLflow's active run, so that it is thread-safe.
     """
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, delivery: Delivery, traces: int = DEFAULT_TRACES) -> None:
         self.delivery = delivery
+        self._traces = traces
         self._delivered: dict[str, list[StepValues]] = {}
         # Loaded models by study or suite.
         self._models: dict[str, list[str]] = {}
@@ -96,6 +98,7 @@ class Tracker:
         experiment: str | None = None,
         spool: Path | None = None,
         notify: Notify = to_stderr,
+        traces: int = DEFAULT_TRACES,
     ) -> Tracker:
         """Open the store and the MLflow experiment to write to.
 
@@ -108,6 +111,7 @@ class Tracker:
             experiment: MLflow experiment.
             spool: folder of the spool; see `llmtrack.tracking.write.spool.Spool`.
             notify: receives one-line messages for the user.
+            traces: maximum generations of a run to keep as traces.
 
         Raises:
             UsageError: the tracking URI is invalid.
@@ -117,7 +121,7 @@ class Tracker:
         place = Spool(spool, notify)
         delivery = Delivery(resolve_tracking_uri(tracking_uri), experiment or "", place, notify, joins)
         delivery.open()
-        return cls(delivery)
+        return cls(delivery, traces)
 
     @property
     def tracking_uri(self) -> str:
@@ -206,6 +210,8 @@ class Tracker:
 
     def _log(self, study: Study, outcome: Outcome, files: Mapping[str, Path], remark: str, note: str) -> str | None:
         record = scenario_record(outcome, study.context, remark)
+        if isinstance(outcome, Measurement):
+            record = dataclasses.replace(record, generations=outcome.generations[: self._traces])
         if note:
             record = dataclasses.replace(record, tags={**record.tags, _NOTE: note})
         delivered = {(row.step, row.at) for row in self._delivered.pop(record.record_id, ())}

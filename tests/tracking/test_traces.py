@@ -1,0 +1,205 @@
+"""What a run generated is an MLflow trace: read by MLflow's own API, from SQLite and a server, and sent exactly once."""
+
+from __future__ import annotations
+
+import json
+import socket
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+from mlflow.tracing.client import TracingClient
+
+from llmtrack.spec.outcome import Generation
+from llmtrack.tracking.write import sync, traces
+from llmtrack.tracking.write.push import redacted
+from llmtrack.tracking.write.records import StudyContext, scenario_record
+from llmtrack.tracking.write.tracker import Tracker
+from tests.tracking.samples import ENVIRONMENT, measurement
+
+FIRST = Generation("Once upon a time", "there was Ärger \U0001f600", 4, 32, 1_790_000_001.25, 1.5, 0.25, 2, 3)
+SECOND = replace(
+    FIRST, prompt="A harbour wakes", text="at dawn", prompt_tokens=5, new_tokens=2, started_at=1_790_000_003.0
+)
+WITHOUT_STEPS = replace(FIRST, first_token_s=None)
+FACTS = {"model_id": "packaged:tiny", "backend": "torch", "device": "cpu", "dtype": "float32"}
+
+
+def generated(name: str = "p64", made=(FIRST,), **changes):
+    return measurement(name, generations=tuple(made), **{"facts": FACTS, "summaries": {}, **changes})
+
+
+def start(tracker: Tracker):
+    return tracker.start_study("precision", "q", {}, ENVIRONMENT)
+
+
+def read(uri: str, experiment_id: str, run_id: str | None = None, **more):
+    # MLflow downloads spans from the server of the process, not from that of the client.
+    mlflow.set_tracking_uri(uri)
+    return MlflowClient(uri).search_traces(locations=[experiment_id], run_id=run_id, **more)
+
+
+@pytest.fixture(autouse=True)
+def _own_address() -> Iterator[None]:
+    yield
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture(params=["sqlite", "server"])
+def there(request, tmp_path, said) -> tuple[Tracker, str]:
+    """A tracker, and an address of its store; the server is one that runs."""
+    uri = request.getfixturevalue("uri") if request.param == "sqlite" else request.getfixturevalue("server").uri
+    return Tracker.open(uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", said.append), uri
+
+
+@pytest.mark.slow(5)
+def test_a_generation_is_a_trace_of_its_run_and_logged_model_by_the_names_of_opentelemetry(there):
+    tracker, uri = there
+    study = start(tracker)
+    run_id = tracker.log(study, generated())
+    (trace,) = read(uri, study.experiment_id, run_id)
+    (model,) = MlflowClient(uri).search_logged_models([study.experiment_id])
+    assert [each.info.trace_id for each in read(uri, study.experiment_id, model_id=model.model_id)] == [
+        trace.info.trace_id
+    ]
+    assert (trace.info.request_preview, trace.info.response_preview) == (FIRST.prompt, FIRST.text)
+    assert (trace.info.request_time, trace.info.execution_duration) == (1_790_000_001_250, 1500)
+    assert (trace.info.state, trace.info.tags["mlflow.traceName"]) == ("OK", "precision/p64")
+    assert trace.info.token_usage == {"input_tokens": 4, "output_tokens": 32, "total_tokens": 36}
+    (span,) = trace.data.spans
+    assert (span.inputs, span.outputs, span.span_type, span.parent_id) == (FIRST.prompt, FIRST.text, "LLM", None)
+    assert (span.start_time_ns, span.end_time_ns) == (1_790_000_001_250_000_000, 1_790_000_002_750_000_000)
+    assert span.attributes["mlflow.chat.tokenUsage"] == trace.info.token_usage
+    assert {key: value for key, value in span.attributes.items() if not key.startswith("mlflow.")} == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "torch",
+        "gen_ai.request.model": "packaged:tiny",
+        "gen_ai.request.max_tokens": 8,
+        "gen_ai.response.time_to_first_chunk": 0.25,
+        "gen_ai.usage.input_tokens": 4,
+        "gen_ai.usage.output_tokens": 32,
+        "llmtrack.rows": 2,
+        "llmtrack.repeat": 3,
+    }
+
+
+@pytest.mark.slow(5)
+def test_several_generations_are_spans_of_one_trace(there):
+    tracker, uri = there
+    study = start(tracker)
+    run_id = tracker.log(study, generated(made=(FIRST, SECOND)))
+    (trace,) = read(uri, study.experiment_id, run_id)
+    assert json.loads(trace.info.request_preview) == [FIRST.prompt, SECOND.prompt]
+    assert json.loads(trace.info.response_preview) == [FIRST.text, SECOND.text]
+    assert trace.info.execution_duration == 3250, "from the first one's start to the last one's end"
+    assert trace.info.token_usage == {"input_tokens": 9, "output_tokens": 34, "total_tokens": 43}
+    root, *spans = trace.data.spans
+    assert [each.parent_id for each in spans] == [root.span_id] * 2
+    assert [(each.inputs, each.outputs) for each in spans] == [
+        (FIRST.prompt, FIRST.text),
+        (SECOND.prompt, SECOND.text),
+    ]
+    assert trace.search_spans(span_type="LLM") == spans
+
+
+@pytest.mark.slow(2)
+@pytest.mark.parametrize(("most", "spans"), [(16, 17), (2, 3), (1, 1), (0, None)])
+def test_the_number_of_generations_is_bounded_and_may_be_none(uri, tmp_path, most, spans):
+    tracker = Tracker.open(uri, spool=tmp_path / "spool", traces=most)
+    study = start(tracker)
+    made = [replace(FIRST, prompt=f"prompt {number}") for number in range(20)]
+    run_id = tracker.log(study, generated(made=made))
+    found = read(uri, study.experiment_id, run_id)
+    assert [len(trace.data.spans) for trace in found] == ([] if spans is None else [spans])
+    assert Tracker.open(uri)._traces == traces.DEFAULT_TRACES == 16
+
+
+@pytest.mark.slow(1)
+def test_no_host_is_asked_for_prices_nor_anything_else(tracker, monkeypatch):
+    def refuse(self, address):
+        raise AssertionError(f"asks {address}")
+
+    study = start(tracker)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    run_id = tracker.log(study, generated(facts={**FACTS, "model_id": "gpt-4o"}))
+    assert len(read(tracker.tracking_uri, study.experiment_id, run_id)) == 1
+
+
+def test_no_credential_is_in_what_was_generated():
+    made = replace(FIRST, prompt="my s3cr3t", text="your s3cr3t")
+    record = replace(scenario_record(generated(), StudyContext("study-1", "precision")), generations=(made,))
+    assert "s3cr3t" not in str(redacted(record, ("s3cr3t",)))
+
+
+def test_what_an_engine_does_not_tell_is_no_attribute():
+    record = scenario_record(generated(facts={}), StudyContext("study-1", "precision"))
+    (span,) = traces.spans_of("r", replace(record, params={}, generations=(WITHOUT_STEPS,)))
+    assert {key for key in span.attributes if key.startswith("gen_ai.")} == {
+        "gen_ai.operation.name",
+        "gen_ai.usage.input_tokens",
+        "gen_ai.usage.output_tokens",
+    }
+
+
+CALLS = [
+    (MlflowClient, "create_run"),
+    (MlflowClient, "log_batch"),
+    (MlflowClient, "log_inputs"),
+    (TracingClient, "start_trace"),
+    (traces, "_upload"),
+    (MlflowClient, "log_artifacts"),
+    (MlflowClient, "set_terminated"),
+]
+
+
+@pytest.mark.slow(4)
+@pytest.mark.parametrize("call", CALLS, ids=[name for _, name in CALLS])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_kill_at_any_request_leaves_one_whole_trace(there, monkeypatch, call, moment):
+    tracker, uri = there
+    study, real = start(tracker), getattr(*call)
+
+    def crash(*args, **kwargs):
+        if moment == "after":
+            real(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*call, crash)
+        with pytest.raises(KeyboardInterrupt):
+            tracker.log(study, generated(made=(FIRST, SECOND)))
+    assert sync.sync(tracker.spool.folder).sent == 1
+    (run,) = MlflowClient(uri).search_runs([study.experiment_id], "tags.`llmtrack.kind` = 'scenario'")
+    (trace,) = read(uri, study.experiment_id)
+    assert [each.info.trace_id for each in read(uri, study.experiment_id, run.info.run_id)] == [trace.info.trace_id]
+    assert [span.inputs for span in trace.data.spans[1:]] == [FIRST.prompt, SECOND.prompt]
+
+
+@pytest.mark.slow(3)
+def test_what_was_generated_while_the_store_was_away_is_sent_by_sync(server, line, tmp_path, said):
+    tracker = Tracker.open(line.uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", said.append)
+    study = start(tracker)
+    line.down()
+    assert tracker.log(study, generated()) is None
+    line.up()
+    assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=1, left=0)
+    (trace,) = read(server.uri, study.experiment_id)
+    assert [span.outputs for span in trace.data.spans] == [FIRST.text]
+
+
+@pytest.mark.slow(3)
+def test_an_older_server_is_sent_everything_else_and_the_doctor_says_so(server, tmp_path, monkeypatch):
+    from llmtrack.cli.doctor import _tracking
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    assert _tracking().remedy == ""
+    monkeypatch.setattr(traces, "_version_of", lambda client: (3, 1))
+    tracker = Tracker.open(server.uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool")
+    study = start(tracker)
+    run_id = tracker.log(study, generated())
+    assert MlflowClient(server.uri).get_run(run_id).info.status == "FINISHED"
+    assert read(server.uri, study.experiment_id) == []
+    assert _tracking().remedy == "it keeps no traces of what was generated; MLflow 3.3 and newer do"
