@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.results import Found, Goal, benchmark, rounds, row
 from llmtrack.tracking import store
+from llmtrack.tracking.write.traces import DEFAULT_TRACES
 from llmtrack.tracking.write.tracker import Tracker
 
 RUN = """
@@ -103,7 +104,7 @@ def by_value(uri: str) -> dict[str, float]:
 
 def by_tracker(tracker: Tracker, way: str = "synthetic:tiny") -> dict[str, float]:
     """Track a run with llmtrack: through the spool, and directly."""
-    from llmtrack.spec.outcome import Measurement
+    from llmtrack.spec.outcome import Generation, Measurement
     from llmtrack.spec.scenario import Scalar, Scenario, Variant
     from llmtrack.spec.task import GenerateTask, RepeatPolicy
 
@@ -111,7 +112,10 @@ def by_tracker(tracker: Tracker, way: str = "synthetic:tiny") -> dict[str, float
     scenario = Scenario(f"s{time.time_ns()}", Variant("synthetic:tiny"), GenerateTask(("hello",)), RepeatPolicy())
     # By it the run has a logged model, too.
     facts: dict[str, Scalar] = {**{f"param_{number}": number for number in range(PARAMS)}, "model_id": way}
-    outcome = Measurement(scenario, "w", facts, {f"metric_{number}": float(number) for number in range(METRICS)})
+    texts = ((f"prompt {number}", f"the answer to prompt {number} " * 4) for number in range(DEFAULT_TRACES))
+    made = tuple(Generation(prompt, text, 8, 32, time.time(), 1.5, 0.1, 1, 1) for prompt, text in texts)
+    metrics = {f"metric_{number}": float(number) for number in range(METRICS)}
+    outcome = Measurement(scenario, "w", facts, metrics, generations=made)
     start = time.perf_counter()
     tracker.log(study, outcome)
     seconds = time.perf_counter() - start
@@ -134,7 +138,7 @@ def measure(small: bool) -> Found:
             "s",
             tracked["ours"]["s"],
             tracked["by value"]["s"],
-            where=f"SQLite, {PARAMS} params, {METRICS} metrics, {TAGS} tags",
+            where=f"SQLite, {PARAMS} params, {METRICS} metrics, {TAGS} tags; with {DEFAULT_TRACES} generations as a trace",
             peer="value by value",
             goal=Goal(most=0.2),
         ),

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.tracing.client import TracingClient
 
 from llmtrack.spec.outcome import Generation
-from llmtrack.tracking.write import sync, traces
+from llmtrack.tracking.write import push, sync, traces
 from llmtrack.tracking.write.push import redacted
 from llmtrack.tracking.write.records import StudyContext, scenario_record
 from llmtrack.tracking.write.tracker import Tracker
@@ -150,7 +150,7 @@ CALLS = [
     (MlflowClient, "log_inputs"),
     (TracingClient, "start_trace"),
     (traces, "_upload"),
-    (MlflowClient, "log_artifacts"),
+    (push, "upload"),
     (MlflowClient, "set_terminated"),
 ]
 

@@ -28,7 +28,7 @@ from llmtrack.tracking.write.spool import Entry
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
+    from mlflow.entities import Metric, Run
 
 # MLflow rejects requests over 1 MB, which may also carry up to 1,000 metrics.
 _MAX_REQUEST = 600_000
@@ -69,8 +69,8 @@ def push(
         mlflow.MlflowException: the store failed; retry with the entry last passed to `progress`.
         ArtifactsError: only the files are missing.
     """
-    entry, earlier = _with_run(client, experiment_id, entry, progress)
-    run_id = entry.run_id or ""
+    run = _with_run(client, experiment_id, entry, progress)
+    run_id = run.info.run_id
     record = entry.record
     model_id = logged_models.logged_model_of(client, experiment_id, run_id, record)
     fitted = _fit(record, model_id)
@@ -80,7 +80,7 @@ def push(
     _log_inputs(client, run_id, model_id, record.inputs or filter(None, [corpus]))
     try:
         traces.log(client, experiment_id, run_id, model_id, record)
-        _log_artifacts(client, run_id, record, files)
+        _log_artifacts(client, run, record, files)
     except Exception as error:
         raise ArtifactsError(run_id, one_line(error)) from error
     finally:
@@ -88,7 +88,7 @@ def push(
         if record.status != RUNNING:
             client.set_terminated(run_id, status=record.status, end_time=record.end_ms)
     if record.status != RUNNING:
-        for key in packed.WHILE_RUNNING & set(earlier):
+        for key in packed.WHILE_RUNNING & set(run.data.tags):
             client.delete_tag(run_id, key)
     return run_id
 
@@ -149,42 +149,39 @@ def redacted(record: RunRecord, secrets: tuple[str, ...]) -> RunRecord:
     )
 
 
-def _with_run(
-    client: MlflowClient, experiment_id: str, entry: Entry, progress: Callable[[Entry], None]
-) -> tuple[Entry, Mapping[str, str]]:
-    """Find or create the run of an entry; return it, and the tags that the run had."""
+def _with_run(client: MlflowClient, experiment_id: str, entry: Entry, progress: Callable[[Entry], None]) -> Run:
+    """Find or create the run of an entry; return it as it was before."""
     from mlflow.exceptions import MlflowException
 
-    tags: Mapping[str, str] = {}
+    run: Run | None = None
     if entry.run_id is not None:
         try:
-            tags = client.get_run(entry.run_id).data.tags
+            run = client.get_run(entry.run_id)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             entry = dataclasses.replace(entry, run_id=None, attempted=True)
-    if entry.run_id is None and entry.attempted:
-        run_id, tags = _find(client, experiment_id, entry.record.record_id)
-        entry = dataclasses.replace(entry, run_id=run_id)
-    if entry.run_id is None:
+    if run is None and entry.attempted:
+        run = _find(client, experiment_id, entry.record.record_id)
+    if run is None:
+        progress(dataclasses.replace(entry, attempted=True))
+        run = _create(client, experiment_id, entry.record)
         entry = dataclasses.replace(entry, attempted=True)
-        progress(entry)
-        entry = dataclasses.replace(entry, run_id=_create(client, experiment_id, entry.record))
-    progress(entry)
-    return entry, tags
+    progress(dataclasses.replace(entry, run_id=run.info.run_id))
+    return run
 
 
-def _find(client: MlflowClient, experiment_id: str, record_id: str) -> tuple[str | None, Mapping[str, str]]:
-    """Return the run of a record and its tags; if retries left several, keep one and delete the rest."""
+def _find(client: MlflowClient, experiment_id: str, record_id: str) -> Run | None:
+    """Return the run of a record; if retries left several, keep one and delete the rest."""
     runs = list(client.search_runs([experiment_id], f"tags.`{_RECORD_ID}` = '{record_id}'"))
     # Prefer the one with params; break ties deterministically, so that all processes keep the same one.
     runs.sort(key=lambda run: (-len(run.data.params), run.info.run_id))
     for ghost in runs[1:]:
         client.delete_run(ghost.info.run_id)
-    return (runs[0].info.run_id, runs[0].data.tags) if runs else (None, {})
+    return runs[0] if runs else None
 
 
-def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> str:
+def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> Run:
     fitted = _fit(record)
     # Set the tags that runs are searched by on creation.
     wanted = ("llmtrack.kind", "llmtrack.experiment", "llmtrack.study_id", _RECORD_ID)
@@ -194,9 +191,8 @@ def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> str:
     )
     if int(os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES") or 0) and client.tracking_uri.startswith("http"):
         # MLflow retries when the response is lost, which creates a second run.
-        found, _ = _find(client, experiment_id, record.record_id)
-        return found or run.info.run_id
-    return run.info.run_id
+        return _find(client, experiment_id, record.record_id) or run
+    return run
 
 
 def _fit(record: RunRecord, model_id: str | None = None) -> Fitted:
@@ -263,7 +259,7 @@ def _size(texts: Mapping[str, str]) -> int:
     return sum(len(json.dumps(key)) + len(json.dumps(value)) for key, value in texts.items())
 
 
-def _log_artifacts(client: MlflowClient, run_id: str, record: RunRecord, files: Path | None) -> None:
+def _log_artifacts(client: MlflowClient, run: Run, record: RunRecord, files: Path | None) -> None:
     # A running run writes them at its end.
     texts = {**({} if record.status == RUNNING else packed.artifact(record.tags)), **record.texts}
     if texts:
@@ -272,9 +268,16 @@ def _log_artifacts(client: MlflowClient, run_id: str, record: RunRecord, files: 
                 path = Path(folder) / safe_path(name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8", errors="replace")
-            client.log_artifacts(run_id, folder)
+            upload(client, run, folder)
     if files is not None and files.is_dir():
-        client.log_artifacts(run_id, str(files))
+        upload(client, run, str(files))
+
+
+def upload(client: MlflowClient, run: Run, folder: str) -> None:
+    """Store a folder's files with a run; MLflow's client would ask for the run once more."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    get_artifact_repository(run.info.artifact_uri, tracking_uri=client.tracking_uri).log_artifacts(folder)
 
 
 def _author_tags() -> dict[str, str]:
