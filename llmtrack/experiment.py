@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from llmtrack.errors import ExtensionError
+from llmtrack.errors import ExtensionError, LlmtrackError, in_words
 from llmtrack.host.words import described
 from llmtrack.spec.options import changed, tracked
 from llmtrack.spec.scenario import Scalar, Scenario
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SeriesOf = Callable[[str, str], list[float]]
+# Packages of the built-in experiments.
+_OWN = ("experiments", "llmtrack")
 # `Experiment.typed` selects their argument type.
 Plots = Callable[[Any, SeriesOf], Mapping[str, "Figure"]]
 Reading = Callable[[Any], list[str]]
@@ -152,7 +154,13 @@ class Declaration(Generic[Config]):
 
     def experiment(self, config: Config) -> Experiment:
         """Build the experiment for a config, recording its non-default parameters."""
-        built = self.build(config)
+        try:
+            built = self.build(config)
+        except Exception as error:
+            # A bug of a built-in one shows where it is.
+            if isinstance(error, LlmtrackError) or str(getattr(self.build, "__module__", "")).partition(".")[0] in _OWN:
+                raise
+            raise _unusable(self.name, f"build raised {type(error).__name__}: {in_words(error)}") from error
         if not isinstance(built, Experiment):
             raise _returned(self.name, "build", built, "an Experiment, such as of DECLARED.asking(config, scenarios)")
         for each in built.scenarios:
@@ -162,9 +170,11 @@ class Declaration(Generic[Config]):
 
 
 def _returned(experiment: str, function: str, gave: Any, expected: str, among: str = "") -> ExtensionError:
-    return ExtensionError(
-        f"experiment {experiment} cannot be used: {function} returned {described(gave)}{among}, and not {expected}"
-    )
+    return _unusable(experiment, f"{function} returned {described(gave)}{among}, and not {expected}")
+
+
+def _unusable(experiment: str, why: str) -> ExtensionError:
+    return ExtensionError(f"experiment {experiment} cannot be used: {why}: mend or update the package that it is from")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ STOPPING = tuple(
 )
 """Signals that request termination: Ctrl-C, a launcher, a closed terminal."""
 
+_AGAIN_S = 0.01
+"""Seconds until a signal is repeated: the finalizer that it came in has ended by then."""
 _ENDING = b"llmtrack: ending already; nothing that was measured is lost\n"
 
 
@@ -71,11 +73,24 @@ def signals_end() -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.write(2, _ENDING)  # a handler may interrupt a print, so it must not print
 
+    def deliver_again(lost: sys.UnraisableHookArgs) -> None:
+        """Repeat a signal that came within a finalizer, from which Python lets no exception out."""
+        if not issubclass(lost.exc_type, (KeyboardInterrupt, Terminated)):
+            report(lost)
+            return
+        number = lost.exc_value.number if isinstance(lost.exc_value, Terminated) else signal.SIGINT
+        _handle(first)
+        timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+
+    report, sys.unraisablehook = sys.unraisablehook, deliver_again
     before = _handle(first)
     try:
         yield
     finally:
         _restore(before)
+        sys.unraisablehook = report
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from llmtrack.host.entry_points import (
 from llmtrack.host.garbage import uncollected
 from llmtrack.host.process_tree import when_launcher_ends
 from llmtrack.host.signals import Terminated, signals_end, stay_ended
+from llmtrack.host.words import some_of
 from llmtrack.measure.beside import Beside
 from llmtrack.report.page.html import page_template
 from llmtrack.report.plots import drawing
@@ -43,6 +44,7 @@ from llmtrack.run.settings import HereOptions, RunOptions
 from llmtrack.run.study.study import StudyResult, run_study
 from llmtrack.run.suite import SuiteResult
 from llmtrack.spec.events import Emit, Event
+from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import Scenario
 from llmtrack.tracking.read.artifacts import local_artifact
 from llmtrack.tracking.views import existing_views, run_link, runs_link
@@ -159,15 +161,20 @@ def _of_another_package(settings: HereOptions) -> Executor:
 
 
 def _run_checked(run: Callable[..., None], point: EntryPoint, scenarios: Sequence[Scenario], emit: Emit) -> None:
-    """Run a plug-in's executor; name it if it emits no event."""
-    emitted = answer("an event such as a Measurement or a Failure", *get_args(Event))
+    """Run a plug-in's executor; name it if it emits something else than events, or leaves a scenario out."""
+    left = {each.name for each in scenarios}
+    expected = answer("an event such as a Measurement or a Failure", *get_args(Event))
 
     def checked(event: Event) -> None:
-        if why := emitted.why_not("run", event):
+        if why := expected.why_not("run", event):
             raise broken(point, why.replace("returned", "emitted"))
+        if isinstance(event, (Measurement, Failure)):
+            left.discard(event.scenario.name)
         emit(event)
 
     run(scenarios, checked)
+    if left:
+        raise broken(point, f"run emitted neither a Measurement nor a Failure of {some_of(sorted(left))}")
 
 
 _ANSWERS = {

@@ -24,6 +24,7 @@ from llmtrack.testing import EngineConformance, ExecutorConformance, ExperimentC
 from llmtrack.tracked.runs import Runs
 from tests.conftest import HANG_S
 from tests.extensions import install
+from tests.run.scenarios import generating
 from tests.search_path import with_folders
 
 TESTS = Path(__file__).parents[1]
@@ -121,15 +122,31 @@ def test_an_executor_that_returns_something_else_is_named_in_one_line(monkeypatc
     assert "\n" not in str(caught.value)
 
 
+def test_an_executor_that_leaves_scenarios_out_is_named(monkeypatch):
+    monkeypatch.setattr(
+        import_module("plugin_executor").Elsewhere, "run", lambda self, scenarios, emit: None, raising=False
+    )
+    executor = entry.make_executor(Chosen(executor="elsewhere"))
+    with pytest.raises(ExtensionError, match="run emitted neither a Measurement nor a Failure of a, b") as caught:
+        executor.run([generating("a"), generating("b")], print)
+    assert "executor elsewhere (plugin_executor:make" in str(caught.value)
+
+
 @pytest.mark.parametrize(("named", "gave", "expected"), [
     ("build", None, "build returned None, and not an Experiment"),
     ("build", [], "build returned a list, and not an Experiment"),
+    ("build", ZeroDivisionError("no\nlength"), "build raised ZeroDivisionError: no length"),
     ("build", Experiment("x", "?", (3,)), "build returned an int among its scenarios, and not a Scenario"),
     ("reading", "one line", "reading returned a str, and not a list of lines"),
     ("plots", [], "plots returned a list, and not a mapping of names to figures"),
 ])  # fmt: skip
 def test_an_experiment_that_returns_something_else_is_named_in_one_line(named, gave, expected):
-    declared = replace(import_module("plugin_experiment").DECLARED, **{named: lambda *given: gave})
+    def called(*given):
+        if isinstance(gave, Exception):
+            raise gave
+        return gave
+
+    declared = replace(import_module("plugin_experiment").DECLARED, **{named: called})
 
     def use():
         asked = replace(declared.experiment(declared.config()), plots=declared.plots, reading=declared.reading)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -91,6 +92,32 @@ def test_signals_wait_for_work_that_is_ended_in_order():
     with pytest.raises(KeyboardInterrupt), signals_end():
         work()
     assert done == [True]
+
+
+@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("kind", ["weak reference", "finalizer"])
+def test_a_signal_is_not_lost_in_a_finalizer(number, kind):
+    """Python drops what is raised there: in SQLAlchemy's, at any moment."""
+
+    class Collected:
+        def __del__(self):
+            if kind == "finalizer":
+                signal.raise_signal(number)
+
+    def work():
+        held = Collected()
+        watch = weakref.ref(held, lambda ref: kind == "weak reference" and signal.raise_signal(number))
+        del held
+        began = time.monotonic()
+        while time.monotonic() < began + 5:
+            time.sleep(0.01)
+        return watch
+
+    expected = KeyboardInterrupt if number == signal.SIGINT else Terminated
+    hook = sys.unraisablehook
+    with pytest.raises(expected), signals_end():
+        work()
+    assert sys.unraisablehook is hook
 
 
 def test_a_signal_is_not_lost_with_an_error():
