@@ -295,6 +295,43 @@ def test_a_record_that_mlflow_refuses_does_not_keep_back_the_others(tracker, mon
     assert result.problems
 
 
+@pytest.mark.slow(2)
+@pytest.mark.parametrize(
+    "error", [MlflowException("odd"), Exception("odd"), ValueError("odd"), OverflowError("odd"), KeyError("odd")]
+)
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_kept_record_that_fails_keeps_back_the_others_only_where_the_store_is_away(
+    tracker, monkeypatch, spooled, error, answers
+):
+    study = start(tracker)
+    real = MlflowClient.log_batch
+
+    def down(self, *args, **kwargs):
+        raise MlflowException("down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_batch", down)
+        for name in ("a", "bad", "z"):
+            tracker.log(study, measurement(name))
+    assert len(spooled()) == 3
+    tried = []
+
+    def refuse(self, run_id, **kwargs):
+        tried.append(run_id)
+        if not answers or any(param.value == "bad" for param in kwargs.get("params", ())):
+            raise error
+        return real(self, run_id, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", refuse)
+    search = MlflowClient.search_experiments
+    away = lambda self, *given, **named: down(self) if tried and not answers else search(self, *given, **named)  # noqa: E731
+    monkeypatch.setattr(MlflowClient, "search_experiments", away)
+    result = tracker.sync()
+    assert (result.sent, result.left) == ((2, 1) if answers else (0, 3))
+    assert "odd" in result.problems[0]
+    assert answers or len({*tried}) == 1, "a store that is away is not asked for each record"
+
+
 @pytest.mark.slow(1)
 def test_artifacts_that_cannot_be_stored_leave_a_complete_run_and_follow_later(tracker, monkeypatch):
     study = start(tracker)

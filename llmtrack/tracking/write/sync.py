@@ -92,7 +92,8 @@ def push_all(spool: Spool, uri: str | None, only_own: bool = False) -> SyncResul
             sent += _send(spool, entry, goal, stores)
         except Exception as error:
             problems[store_errors.one_line(error)] = None
-            if goal is not None and _concerns_store(error):
+            # A store that still answers refuses this record alone, whatever it calls the reason.
+            if goal is not None and _concerns_store(error) and not stores.answers(goal):
                 stores.give_up(goal)
     return SyncResult(sent, len(spool.names()), tuple(problems))
 
@@ -155,6 +156,17 @@ class _Stores:
             self._clients[uri] = store.open_store(uri)
         return self._clients[uri]
 
+    def answers(self, uri: str) -> bool:
+        """Return whether an opened store answers a simple question."""
+        client = self._clients.get(uri)
+        if client is None:
+            return False
+        try:
+            client.search_experiments(max_results=1)
+        except Exception:
+            return False
+        return True
+
     def give_up(self, uri: str) -> None:
         """Do not try a store again."""
         self._clients[uri] = None
@@ -179,7 +191,7 @@ def _send(spool: Spool, entry: Entry, uri: str, stores: _Stores) -> int:
 
 
 def _concerns_store(error: Exception) -> bool:
-    """Return whether an error would affect all other records of the store, too."""
+    """Return whether an error may affect all other records of the store, too."""
     if isinstance(error, LlmtrackError):
         return isinstance(error, store_errors.UnreachableError)
     return not store_errors.is_permanent(error) and not isinstance(error, OSError)
