@@ -62,9 +62,10 @@ class EngineConformance:
         return frozenset() if eos is None else frozenset({eos})
 
     @pytest.fixture(scope="class")
-    def engine(self) -> Iterator[Engine]:
+    @classmethod
+    def engine(cls) -> Iterator[Engine]:
         """The engine under test, loaded once."""
-        engine = self.load(self.model)
+        engine = cls().load(cls.model)
         yield engine
         engine.close()
 

@@ -27,9 +27,10 @@ class ExecutorConformance:
         raise NotImplementedError("a class of conformance tests says how its executor is made")
 
     @pytest.fixture(scope="class")
-    def executor(self) -> Iterator[Executor]:
+    @classmethod
+    def executor(cls) -> Iterator[Executor]:
         """The executor under test."""
-        executor = self.make()
+        executor = cls().make()
         yield executor
         executor.close()
 

@@ -43,7 +43,8 @@ class TestGenai(EngineConformance):
     """On our own export, which needs no build environment."""
 
     @pytest.fixture(scope="class", autouse=True)
-    def _converted_here(self) -> Iterator[None]:
+    @classmethod
+    def _converted_here(cls) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(conversion, "converted", genai_converted)
             yield
@@ -59,7 +60,8 @@ class TestOpenvino(EngineConformance):
     """On our own export, which needs no build environment."""
 
     @pytest.fixture(scope="class", autouse=True)
-    def _converted_here(self) -> Iterator[None]:
+    @classmethod
+    def _converted_here(cls) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(conversion, "converted", openvino_converted)
             yield
@@ -78,7 +80,8 @@ class TestLlamacpp(EngineConformance):
     """By llama.cpp's own converter where llama-cpp-python brings it."""
 
     @pytest.fixture(scope="class", autouse=True)
-    def _converted_here(self) -> Iterator[None]:
+    @classmethod
+    def _converted_here(cls) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             if not installed_version("llama-cpp-python"):
                 patch.setattr(llamacpp, "gguf_of", gguf_converted)
