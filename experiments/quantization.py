@@ -28,7 +28,7 @@ from llmtrack.quantize.options import (
     Static,
     Symmetric,
 )
-from llmtrack.quantize.recipe import find_recipe, recipes
+from llmtrack.quantize.recipe import find_recipe, labels_of, recipes
 from llmtrack.report.plots.charts import curves_plot, scatter_plot
 from llmtrack.report.sentences import reading as say
 from llmtrack.run.command import command
@@ -234,9 +234,10 @@ def parsed(label: str) -> dict[str, str]:
     backend, slash, rest = way.partition("/")
     name, at, dtype = rest.partition("@")
     if not slash or not name or (at and not dtype) or (at and name in PRECISIONS):
+        examples = labels_of(way) or ["onnx/int8-weight-only", "torch/int8-weight-only@bfloat16", "torch/bfloat16"]
         raise UsageError(
             f"{label!r} is not a recipe: write BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION, such as "
-            "onnx/int8-weight-only, torch/int8-weight-only@bfloat16 or torch/bfloat16"
+            f"{' or '.join(examples)}"
         )
     found = {"backend": " ".join([backend, *told])}
     if name in PRECISIONS:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint
@@ -285,8 +286,16 @@ def find_recipe(backend: str, name: str) -> Recipe:
     for recipe in recipes():
         if (recipe.backend, recipe.name) == (backend, name):
             return recipe
-    known = ", ".join(recipe.name for recipe in recipes() if recipe.backend == backend)
+    known = [recipe.name for recipe in recipes() if recipe.backend == backend]
+    alike = get_close_matches(name, known, n=2) or [each for each in known if name and each.startswith(name)]
+    near = [f"{backend}/{each}" for each in alike] or labels_of(name)
+    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
     unread = "".join(f"; {error}" for error in broken_recipes())
     raise UsageError(
-        f"the {backend} backend has no quantization {name!r}: use none{', ' if known else ''}{known}{unread}"
+        f"the {backend} backend has no quantization {name!r}{hint}: use {', '.join(['none', *known])}{unread}"
     )
+
+
+def labels_of(name: str) -> list[str]:
+    """Return the labels of the recipes with a name, over all backends."""
+    return [recipe.label for recipe in recipes() if recipe.name == name]

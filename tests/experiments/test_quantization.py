@@ -112,9 +112,15 @@ def test_a_quick_run_asks_for_what_can_run_here_a_recipe_among_it_where_there_is
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("int8-dynamic", "is not a recipe: write BACKEND/RECIPE"),
-        ("onnx/int3", "the onnx backend has no quantization 'int3'"),
-        ("moon/int8", "the moon backend has no quantization 'int8'"),
+        ("int8-dynamic", "is not a recipe: write BACKEND/RECIPE.*, such as onnx/int8-dynamic or torch/int8-dynamic$"),
+        ("int3", "is not a recipe: write BACKEND/RECIPE.*, such as onnx/int8-weight-only or "),
+        ("onnx/int3", "the onnx backend has no quantization 'int3': use none, "),
+        (
+            "moon/int8",
+            r"the moon backend has no quantization 'int8' \(did you mean genai/int8 or openvino/int8\?\): use none$",
+        ),
+        ("torch/int8", r"\(did you mean torch/int8-weight-only or torch/int8-dynamic\?\): use none, "),
+        ("torch/int8_dynamic", r"\(did you mean torch/int8-dynamic.*\?\): use none, "),
     ],
 )
 def test_an_unknown_recipe_is_refused(label, message):
