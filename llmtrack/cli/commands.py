@@ -163,8 +163,8 @@ def promote(selector: str, target: str, tracking_uri: str | None) -> None:
     print_text(f"{made.uri} is version {made.version}{before}")
 
 
-@main.command(context_settings={"allow_extra_args": True})
-@click.argument("experiment")
+@main.command(context_settings={"allow_extra_args": True}, add_help_option=False)
+@click.argument("experiment", required=False, metavar="EXPERIMENT")
 @click.option(
     "-P",
     "parameters",
@@ -173,18 +173,27 @@ def promote(selector: str, target: str, tracking_uri: str | None) -> None:
     metavar="NAME=VALUE",
     help="A parameter, as for `mlflow run -P`; docs/commands.md lists them.",
 )
+@click.option("-h", "--help", "helped", is_flag=True, help="Show this message, or EXPERIMENT's parameters, and exit.")
 @click.pass_context
-def run(ctx: click.Context, experiment: str, parameters: dict[str, str]) -> None:
+def run(ctx: click.Context, experiment: str | None, parameters: dict[str, str], helped: bool) -> None:
     """Run EXPERIMENT (baseline, precision, suite ...), from a checkout or an installed package, in any folder."""
+    if experiment is None and helped:
+        print_text(ctx.get_help())
+        return
     if ctx.args:
         raise UsageError(unexpected(ctx.args[0], "-P 'recipes=onnx/int4-hqq block_size=64'"))
     from llmtrack.host.entry_points import named_experiment
     from llmtrack.run.notebook import near_names
 
+    if experiment is None:
+        raise UsageError(f"name an experiment{near_names('')}")
     command = getattr(named_experiment(experiment), "main", None)
     if command is None:
         raise UsageError(f"there is no experiment {experiment!r}{near_names(experiment)}")
-    command.main([f"{flag_of(name)}={value}" for name, value in parameters.items()], prog_name=experiment)
+    if helped:
+        print_text("Of these, --NAME is the parameter -P NAME=VALUE, with underscores for dashes.")
+    given = [f"{flag_of(name)}={value}" for name, value in parameters.items()]
+    command.main(["--help"] if helped else given, prog_name=experiment)
 
 
 @main.command()

@@ -96,7 +96,7 @@ def render_findings(findings: list[Finding], style: str = "table", width: int | 
         return json.dumps([asdict(finding) for finding in findings], indent=1) + "\n"
     lines = []
     for finding in findings:
-        lines.append(hanging(f"{finding.state:<8}{finding.topic:<20}{finding.text}", width, 28))
+        lines.append(hanging(f"{finding.state:<8}{finding.topic:<19} {finding.text}", width, 28))
         if finding.remedy:
             lines.append(hanging(f"{'':<28}-> {finding.remedy}", width, 31))
     return "\n".join(lines) + "\n"

@@ -158,9 +158,11 @@ def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str
 
 
 def near_names(experiment: str) -> str:
-    """Return `: did you mean precision?` for an unknown experiment."""
+    """Return `: did you mean precision?` for an unknown experiment, or the names that there are."""
     known = named_experiment("baseline")
-    names = list(import_module(str(known.__package__)).declarations()) if known is not None else []
+    names = [*import_module(str(known.__package__)).declarations(), "suite"] if known is not None else []
     names += names_of(EXPERIMENT_POINTS)
-    near = difflib.get_close_matches(experiment, names, n=2) or names
-    return f": did you mean {' or '.join(near)}?" if near else ""
+    near = difflib.get_close_matches(experiment, names, n=2)
+    if near:
+        return f": did you mean {' or '.join(near)}?"
+    return f": there are {', '.join(names)}" if names else ""

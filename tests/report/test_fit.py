@@ -257,6 +257,9 @@ def test_the_blocks_and_lists_of_other_commands_fit_too(width):
     ]
     assert max(map(_widest, texts)) <= width
     assert "\n" not in render_findings(findings[:1]).split("->")[0].strip(), "in a pipe a finding is a line"
+    assert f" {'x' * 40} found" in render_findings([Finding("x" * 40, "ok", "found")]), (
+        "a long topic is not joined to its text"
+    )
 
 
 @pytest.mark.slow(2)

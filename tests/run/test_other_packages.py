@@ -164,6 +164,18 @@ def test_an_experiment_is_found_by_its_name_and_near_names_know_it():
     assert named_experiment("baseline").__name__ == "experiments.baseline", "a built-in name is not given away"
     with pytest.raises(UsageError, match="did you mean plugin_words"):
         llmtrack.run("plugin_word")
+    with pytest.raises(UsageError, match=r"no experiment 'zoo': there are baseline, .*, suite, plugin_words$"):
+        llmtrack.run("zoo")
+
+
+def test_the_command_shows_the_parameters_of_an_experiment_of_another_package():
+    for asked in (["plugin_words", "--help"], ["-h", "plugin_words"]):
+        shown = CliRunner().invoke(command, ["run", *asked])
+        assert shown.exit_code == 0
+        assert "--words TEXT,..." in shown.output
+        assert "Does the word matter?" in shown.output
+    lacking = CliRunner().invoke(command, ["run"])
+    assert (lacking.exit_code, "error: name an experiment: there are baseline, " in lacking.output) == (2, True)
 
 
 @pytest.mark.parametrize(
