@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from docs.project import mlproject, quantization, readme, typed
-from experiments import suite
+from experiments import batching, suite
 from llmtrack.cli import main as llmtrack_command
+from llmtrack.spec.options import parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = yaml.safe_load((ROOT / "MLproject").read_text(encoding="utf-8"))
@@ -174,4 +175,5 @@ def test_what_is_like_no_parameter_is_refused_with_those_there_are(capfd):
     with pytest.raises(SystemExit) as ended:
         command_of("batching")(["--zoo", "3"])
     assert ended.value.code == 2
-    assert capfd.readouterr().err.startswith("error: batching has no parameter zoo: it takes sizes, model, ")
+    known = ", ".join(each.name for each in parameters(batching.Config))
+    assert capfd.readouterr().err == f"error: batching has no parameter zoo: it takes {known}\n"
