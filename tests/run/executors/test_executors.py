@@ -213,7 +213,7 @@ def test_a_matplotlib_that_is_broken_keeps_nobody_from_measuring(monkeypatch):
         raise ImportError("numpy.core.multiarray failed to import")
 
     monkeypatch.setattr(entry.drawing, "preload", broken)
-    monkeypatch.setattr(entry.Tracker, "open", lambda *_: SimpleNamespace(offline=True))
+    monkeypatch.setattr(entry.Tracker, "open", lambda *_, **__: SimpleNamespace(offline=True))
     assert entry.open_tracker(declarations()["baseline"].config()).offline
 
 
