@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.results import Found, Goal, benchmark, rounds, row
 from llmtrack.tracking import store
-from llmtrack.tracking.write.traces import DEFAULT_TRACES
+from llmtrack.tracking.write.records import DEFAULT_TRACES
 from llmtrack.tracking.write.tracker import Tracker
 
 RUN = """

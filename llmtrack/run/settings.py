@@ -16,7 +16,7 @@ from llmtrack.spec.outcome import MOST_GENERATIONS
 from llmtrack.spec.parameter import written
 from llmtrack.spec.scenario import QualityCheck, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, Workers
-from llmtrack.tracking.write.traces import DEFAULT_TRACES
+from llmtrack.tracking.write.records import DEFAULT_TRACES
 
 
 @dataclass(frozen=True)

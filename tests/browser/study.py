@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llmtrack.spec.outcome import Generation
 from llmtrack.spec.scores import Item
 from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import measurement, perplexity
@@ -69,9 +70,13 @@ def score(server: str, spool: Path) -> str:
     study = tracker.start_study("perplexity", "q", {}, {})
     for scenario, figures in {"float32": (8.5, 9.25), "int4": (11.5, 9.75)}.items():
         items = tuple(Item(name, {"perplexity": figure}) for name, figure in zip(names, figures, strict=True))
+        made = (Generation("Once upon a time", f"as {scenario} says", 4, 3, 0.0, 1.0, 0.5, 1, 1),)
         found = {"perplexity": sum(figures) / 2}
         tracker.log(
-            study, measurement(scenario, scenario=perplexity(scenario), metrics=found, summaries={}, items=items)
+            study,
+            measurement(
+                scenario, scenario=perplexity(scenario), metrics=found, summaries={}, items=items, generations=made
+            ),
         )
     tracker.finish_study(study, "finished")
     assert study.experiment_id is not None

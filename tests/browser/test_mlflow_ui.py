@@ -71,6 +71,16 @@ def test_documents_are_rows_of_mlflows_comparison_of_tables(tab, documents):
         expect(page.get_by_text(re.compile(f"^({perplexity})$"))).to_be_visible()
 
 
+def test_outputs_of_a_prompt_are_compared_between_runs(tab, documents):
+    page = tab.open(evaluation_place(documents))
+    page.get_by_text("eval_results_table.json").first.click()
+    for table in ("generations_table.json", "eval_results_table.json"):  # this one in place of that one
+        page.get_by_role("option", name=table).click()
+    page.keyboard.press("Escape")
+    expect(page.get_by_text("Once upon a time", exact=True)).to_be_visible()
+    expect(page.get_by_text(re.compile("^as (float32|int4) says$")).first).to_be_visible()
+
+
 def test_a_png_is_shown(tab, tracked):
     page = tab.open(artifact_place(tracked.experiment_id, tracked.study, "table.png"))
     image = page.get_by_alt_text("table.png")

@@ -8,9 +8,10 @@ import math
 import mlflow
 import pytest
 
+from llmtrack.spec.outcome import Generation
 from llmtrack.spec.scores import Item
 from llmtrack.tracking.write import sync
-from llmtrack.tracking.write.evaluation import TABLE, TAG, tables_of
+from llmtrack.tracking.write.evaluation import GENERATIONS, TABLE, TAG, tables_of
 from llmtrack.tracking.write.records import StudyContext, scenario_record
 from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, measurement, perplexity
@@ -21,8 +22,10 @@ ITEMS = (
 )
 
 
-def scored(name: str = "ppl", items=ITEMS):
-    return measurement(name, scenario=perplexity(name), metrics={"perplexity": 9.0}, summaries={}, items=items)
+def scored(name: str = "ppl", items=ITEMS, **changes):
+    return measurement(
+        name, scenario=perplexity(name), metrics={"perplexity": 9.0}, summaries={}, items=items, **changes
+    )
 
 
 def test_the_first_columns_are_the_document_and_its_perplexity():
@@ -57,6 +60,23 @@ def test_mlflow_loads_the_tables_of_two_runs_side_by_side(kind, request, tmp_pat
         mlflow.set_tracking_uri(None)
     of_first = found[found["document"] == ITEMS[0].name].set_index("run_id")["perplexity"]
     assert of_first.astype(float).to_dict() == dict(zip(run_ids, [8.5, 11.0], strict=True))
+
+
+def test_prompts_and_their_outputs_are_a_table_of_their_own():
+    made = (
+        Generation("Once", "upon a time", 1, 3, 0.0, 1.5, None, 1, 1),
+        Generation("A", "b", 1, 1, 0.0, 1.0, 0.5, 1, 1),
+    )
+    record = scenario_record(scored(generations=made), StudyContext("study-1", "perplexity"), traces=1)
+    assert json.loads(record.texts[GENERATIONS]) == {
+        "columns": ["prompt", "output", "seconds", "first_token_s", "new_tokens"],
+        "data": [["Once", "upon a time", 1.5, None, 3]],
+    }
+    assert [each["path"] for each in json.loads(record.tags[TAG])] == [TABLE, GENERATIONS]
+    assert (
+        GENERATIONS
+        not in scenario_record(scored(generations=made), StudyContext("study-1", "perplexity"), traces=0).texts
+    )
 
 
 @pytest.mark.slow(1)

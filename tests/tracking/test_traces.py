@@ -7,6 +7,7 @@ import socket
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import mlflow
 import pytest
@@ -16,9 +17,12 @@ from mlflow.tracing.client import TracingClient
 from llmtrack.spec.outcome import Generation
 from llmtrack.tracking.write import push, sync, traces
 from llmtrack.tracking.write.push import redacted
-from llmtrack.tracking.write.records import StudyContext, scenario_record
+from llmtrack.tracking.write.records import DEFAULT_TRACES, StudyContext, scenario_record
 from llmtrack.tracking.write.tracker import Tracker
+from tests.forking import at_once
 from tests.tracking.samples import ENVIRONMENT, measurement
+
+pytestmark = pytest.mark.skipif(traces._version_here() < (3, 3), reason="MLflow before 3.3 keeps no such traces")
 
 FIRST = Generation("Once upon a time", "there was Ärger \U0001f600", 4, 32, 1_790_000_001.25, 1.5, 0.25, 2, 3)
 SECOND = replace(
@@ -114,7 +118,28 @@ def test_the_number_of_generations_is_bounded_and_may_be_none(uri, tmp_path, mos
     run_id = tracker.log(study, generated(made=made))
     found = read(uri, study.experiment_id, run_id)
     assert [len(trace.data.spans) for trace in found] == ([] if spans is None else [spans])
-    assert Tracker.open(uri)._traces == traces.DEFAULT_TRACES == 16
+    assert Tracker.open(uri)._traces == DEFAULT_TRACES == 16
+
+
+@pytest.mark.slow(10)
+def test_eight_writers_at_once_leave_one_trace_of_each_run(there, tmp_path):
+    tracker, uri = there
+    at_once(_track_two_runs, uri, tracker.delivery.experiment, tmp_path, number=8)
+    experiment_id = tracker.delivery.experiment_id
+    runs = MlflowClient(uri).search_runs([experiment_id], "tags.`llmtrack.kind` = 'scenario'")
+    found = read(uri, experiment_id)
+    assert len(runs) == len(found) == 16
+    assert {each.info.trace_metadata["mlflow.sourceRun"] for each in found} == {run.info.run_id for run in runs}
+    assert {len(each.data.spans) for each in found} == {3}
+
+
+def _track_two_runs(uri: str, experiment: str, folder: Path) -> None:
+    tracker = Tracker.open(uri, experiment, folder / f"spool-{uuid.uuid4().hex}")
+    study = start(tracker)
+    for name in ("a", "b"):
+        while tracker.log(study, generated(name, made=(FIRST, SECOND))) is None:
+            tracker.sync()
+    tracker.finish_study(study, "finished")
 
 
 @pytest.mark.slow(1)

@@ -26,6 +26,9 @@ _CLOCK = re.compile(r"-(\d\d)(\d\d)\d\d-")
 _LONGEST_MODEL = 40
 
 
+DEFAULT_TRACES = 16
+"""Maximum generations of a run that are kept."""
+
 SET_ASIDE = "set_aside"
 """Kind of a disturbed and remeasured run: kept, but not returned as a scenario run."""
 
@@ -115,11 +118,21 @@ def study_name(study: StudyContext, models: Iterable[str]) -> str:
     return f"{what}, study of {of}" if of else f"{what}, study"
 
 
-def scenario_record(outcome: Outcome, study: StudyContext, remark: str = "") -> RunRecord:
-    """Return the record of a measured or failed scenario; a remark is appended to its listed name."""
+def scenario_record(outcome: Outcome, study: StudyContext, remark: str = "", traces: int = DEFAULT_TRACES) -> RunRecord:
+    """Return the record of a measured or failed scenario.
+
+    Args:
+        remark: appended to its listed name.
+        traces: maximum generations to keep.
+    """
     record = _failure_record(outcome, study) if isinstance(outcome, Failure) else _measurement_record(outcome, study)
     # The digests of what was read are part of the identity already.
     record = dataclasses.replace(record, inputs=data_sets_of(outcome.scenario, record.params))
+    if isinstance(outcome, Measurement):
+        made = outcome.generations[:traces]
+        tables, tags = evaluation.tables_of(outcome.items, made)
+        texts, tags = {**record.texts, **tables}, {**record.tags, **tags}
+        record = dataclasses.replace(record, generations=made, texts=texts, tags=tags)
     return _in_list(record, study, remark)
 
 
@@ -193,8 +206,7 @@ def _measurement_record(done: Measurement, study: StudyContext) -> RunRecord:
         values = {stat: getattr(summary, stat) for stat in schema.SPREAD_STATS}
         metrics.update({schema.spread_key(name, stat): v for stat, v in values.items() if v is not None})
     tags = {"llmtrack.outcome": "finished", "llmtrack.workload_id": done.workload_id}
-    tables, tags_of_tables = evaluation.tables_of(done.items)
-    texts, tags = {**done.texts, **tables}, {**tags, **tags_of_tables}
+    texts = dict(done.texts)
     if done.samples or done.summaries:
         texts["samples.json"] = _samples_json(done)
     if done.sample_text is not None:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Span, TraceInfo
 
-DEFAULT_TRACES = 16
-"""Maximum generations in a run's trace."""
-
 # The first MLflow that stores a trace under the id that it is sent with.
 _OLDEST = (3, 3)
 _PREVIEW = 1_000

@@ -31,6 +31,7 @@ from llmtrack.tracking.write.files import clean_content, safe_path
 from llmtrack.tracking.write.mlmodel import mlflow_model
 from llmtrack.tracking.write.push import now_ms, push_steps, reopen
 from llmtrack.tracking.write.records import (
+    DEFAULT_TRACES,
     RunRecord,
     StudyContext,
     begun_record,
@@ -40,7 +41,6 @@ from llmtrack.tracking.write.records import (
     study_record,
 )
 from llmtrack.tracking.write.spool import Notify, Spool, to_stderr
-from llmtrack.tracking.write.traces import DEFAULT_TRACES
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -209,9 +209,7 @@ class Tracker:
             return self._log(study, outcome, files, remark, note)
 
     def _log(self, study: Study, outcome: Outcome, files: Mapping[str, Path], remark: str, note: str) -> str | None:
-        record = scenario_record(outcome, study.context, remark)
-        if isinstance(outcome, Measurement):
-            record = dataclasses.replace(record, generations=outcome.generations[: self._traces])
+        record = scenario_record(outcome, study.context, remark, self._traces)
         if note:
             record = dataclasses.replace(record, tags={**record.tags, _NOTE: note})
         delivered = {(row.step, row.at) for row in self._delivered.pop(record.record_id, ())}
