@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from llmtrack.errors import UsageError
 from llmtrack.llamacpp.library import CACHE_TYPES, FLASH_ATTENTION
 from llmtrack.onnx.names import GRAPH_OPTIMIZATIONS
-from llmtrack.spec.options import Checked, Option
+from llmtrack.spec.options import Checked, Option, chosen
+from llmtrack.spec.scenario import Variant
 
 MOST_THREADS = 1_024
 NO_COMPILE = "none"
@@ -84,6 +85,20 @@ class DevicesOption(Checked):
 @dataclass(frozen=True)
 class TorchOptions(ThreadOption, CompileOption, DevicesOption):
     """Options of the torch backend."""
+
+
+def loaded_as(variant: Variant) -> Variant:
+    """Return a variant without what is set for each call: variants that are equal in the rest share a loaded model.
+
+    PyTorch sets its threads for each call. The sessions of other backends, code compiled for a CPU and processes that share
+    a model have a fixed number of them.
+    """
+    if variant.backend != "torch":
+        return variant
+    options = chosen(TorchOptions, variant.options)
+    if (options.compile, options.tensor_parallel, options.device_map) != (NO_COMPILE, 1, "none"):
+        return variant
+    return replace(variant, options=tuple(pair for pair in variant.options if pair[0] != "threads"))
 
 
 @dataclass(frozen=True)

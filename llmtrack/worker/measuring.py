@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from llmtrack.engine import Engine
+from llmtrack.engines.options import ThreadOption, loaded_as
 from llmtrack.errors import ExtensionError, LlmtrackError, ScenarioError
 from llmtrack.measure.timing import Clock
 from llmtrack.spec.events import Emit, Event, Log, SoFar, Warn
+from llmtrack.spec.options import chosen
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import PerplexityTask, ShardTask, TrainTask
@@ -18,6 +21,15 @@ from llmtrack.worker.outcomes import failure_of
 from llmtrack.worker.perplexity import measure_perplexity, measure_quality, with_quality
 from llmtrack.worker.shards import Ready, measure_shard
 from llmtrack.worker.train import measure_training
+
+
+@runtime_checkable
+class SetsThreads(Protocol):
+    """An engine that sets its threads for each call."""
+
+    def set_threads(self, options: ThreadOption) -> None:
+        """Compute the following calls with another number of threads."""
+        ...
 
 
 class EngineCache:
@@ -34,12 +46,23 @@ class EngineCache:
 
     def get(self, variant: Variant) -> tuple[Engine, bool]:
         """Return the engine of a variant, and whether it was just loaded."""
-        if self._engine is not None and variant == self._variant:
+        if self._engine is not None and self._variant is not None and self._takes(variant, self._engine, self._variant):
+            self._variant = variant
             return self._engine, False
         self.close()
         self._engine = self.load(variant)
         self._variant = variant
         return self._engine, True
+
+    @staticmethod
+    def _takes(variant: Variant, engine: Engine, loaded: Variant) -> bool:
+        """Return whether a loaded engine is that of a variant, or becomes it by a setting of its calls."""
+        if variant == loaded:
+            return True
+        if loaded_as(variant) != loaded_as(loaded) or not isinstance(engine, SetsThreads):
+            return False
+        engine.set_threads(chosen(ThreadOption, variant.options))
+        return True
 
     def load_reference(self, variant: Variant) -> Engine:
         """Load another engine, kept as long as the first one or until a different one is requested."""

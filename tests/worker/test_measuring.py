@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from dataclasses import replace
 
 import pytest
+import torch
 
+from llmtrack.engines.options import loaded_as
+from llmtrack.engines.registry import load_variant
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
 from llmtrack.spec.events import Log, Progress, Warn
@@ -338,3 +342,51 @@ def test_pads_are_counted_only_where_the_engine_computes_them(pads, share):
 
     found = by_name(measure(Packing(), generating("one", prompts=("abcd", "ab"))))["one"]
     assert found.metrics["pad_share"] == share
+
+
+def variant(backend="torch", **options):
+    return Variant(model="synthetic:tiny", backend=backend, device="cpu", options=tuple(sorted(options.items())))
+
+
+def test_one_loaded_model_computes_with_each_number_of_threads():
+    engines = EngineCache(load_variant)
+    two, fresh = engines.get(variant(threads=2))
+    assert (fresh, two.info.facts["threads"]) == (True, 2)
+    one, fresh = engines.get(variant(threads=1))
+    assert (fresh, one is two, one.info.facts["threads"]) == (False, True, 1)
+    seen = []
+    forward = one.model.forward
+    one.model.forward = lambda *args, **named: (seen.append(torch.get_num_threads()), forward(*args, **named))[1]
+    one.next_token_logits([1, 2])
+    default, fresh = engines.get(variant())
+    assert (fresh, default.info.facts["threads"]) == (False, torch.get_num_threads())
+    default.next_token_logits([1, 2])
+    assert seen == [1, torch.get_num_threads()]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (variant(threads=1), replace(variant(threads=2), dtype="bfloat16")),
+        (variant(threads=1, compile="default"), variant(threads=2, compile="default")),
+        (variant(threads=1), variant(threads=1, compile="default")),
+        (variant(threads=1, tensor_parallel=2), variant(threads=2, tensor_parallel=2)),
+        (variant("onnx", threads=1), variant("onnx", threads=2)),
+        (variant("plugin", threads=1), variant("plugin", threads=2)),
+    ],
+)
+def test_what_a_model_is_loaded_with_is_not_shared(one, other):
+    assert loaded_as(one) != loaded_as(other)
+    loaded = []
+    engines = EngineCache(lambda each: (loaded.append(each), ScriptedEngine(FakeClock(), Script(0.01, 0.01)))[1])
+    engines.get(one)
+    engines.get(other)
+    assert loaded == [one, other]
+
+
+def test_an_engine_that_cannot_set_its_threads_is_loaded_again():
+    loaded = []
+    engines = EngineCache(lambda each: (loaded.append(each), ScriptedEngine(FakeClock(), Script(0.01, 0.01)))[1])
+    engines.get(variant(threads=1))
+    engines.get(variant(threads=2))
+    assert loaded == [variant(threads=1), variant(threads=2)]

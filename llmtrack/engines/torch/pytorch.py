@@ -24,7 +24,7 @@ from llmtrack.devices import (
 )
 from llmtrack.engine import Engine, EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.host import NO_PEAK
-from llmtrack.engines.options import NO_COMPILE, TorchOptions
+from llmtrack.engines.options import NO_COMPILE, ThreadOption, TorchOptions
 from llmtrack.engines.rows import MIXED
 from llmtrack.engines.tokenizing import WithTokenizer
 from llmtrack.engines.torch.agreement import agreeing_passes
@@ -261,6 +261,11 @@ class TorchEngine(WithTokenizer):
             warnings=(*warnings, *info.warnings),
         )
         return self
+
+    def set_threads(self, options: ThreadOption) -> None:
+        """Compute the following calls with another number of threads."""
+        self._threads = options.threads
+        self._info = replace(self._info, facts={**self._info.facts, "threads": options.used_threads})
 
     @torch.inference_mode()
     def prepare(self, request: GenerateRequest) -> float:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import psutil
 
+from llmtrack.engines.options import loaded_as
 from llmtrack.run.executors import footprint
 from llmtrack.run.executors.inline import Executor
 from llmtrack.run.executors.parallel_workers import ParallelWorkers
@@ -62,7 +63,7 @@ class Pool:
         self.spare = False
         # Idle executors by backend; the one without a backend has not measured yet and has described its machine.
         self._idle: dict[str, Executor] = {_NO_BACKEND: make()}
-        # Ordered by last use.
+        # By what variants that share a model have in common; ordered by last use.
         self._of: dict[Variant, Executor] = {}
 
     def machine(self) -> Mapping[str, str]:
@@ -80,11 +81,11 @@ class Pool:
     def run(self, scenarios: Sequence[Scenario], emit: Emit, seconds: float = math.inf) -> None:
         """Measure scenarios of one variant within a time limit; those not measured by then fail."""
         before = next(reversed(self._of), None)
-        variant = scenarios[0].variant
-        executor = self._executor(variant)
+        model = loaded_as(scenarios[0].variant)
+        executor = self._executor(scenarios[0].variant)
         failed = False
         if isinstance(executor, ProcessExecutor):
-            if before not in (None, variant):
+            if before not in (None, model):
                 time.sleep(SETTLE_S)
             executor.until = time.monotonic() + seconds
 
@@ -99,7 +100,7 @@ class Pool:
             executor.run(scenarios, take)
         finally:
             if failed and self._reuse:  # Do not let the failure affect another model.
-                self._of.pop(variant, None)
+                self._of.pop(model, None)
                 executor.close()
 
     @contextmanager
@@ -118,11 +119,11 @@ class Pool:
 
     def holds(self, variant: Variant) -> bool:
         """Return whether the model of a variant is loaded."""
-        return variant in self._of
+        return loaded_as(variant) in self._of
 
     def free(self, variant: Variant) -> None:
         """Free the model of a variant."""
-        executor = self._of.pop(variant, None)
+        executor = self._of.pop(loaded_as(variant), None)
         if executor is None:
             return
         wanted = self._reuse and variant.backend not in self._idle
@@ -133,11 +134,13 @@ class Pool:
 
     def has_room(self, variants: Sequence[Variant]) -> bool:
         """Return whether the models of all variants are predicted to fit into memory at once."""
-        return len(variants) <= self.most and self._fits(*(each for each in variants if not self.holds(each)))
+        models = {loaded_as(each): each for each in variants}
+        return len(models) <= self.most and self._fits(*(each for each in models.values() if not self.holds(each)))
 
     def hold_only(self, *variants: Variant) -> bool:
         """Free the models of all other variants; return whether there were any."""
-        others = [each for each in self._of if each not in variants]
+        wanted = set(map(loaded_as, variants))
+        others = [each for each in self._of if each not in wanted]
         for variant in others:
             self.free(variant)
         return bool(others)
@@ -150,7 +153,7 @@ class Pool:
         self._idle.clear()
 
     def _executor(self, variant: Variant) -> Executor:
-        executor = self._of.pop(variant, None)
+        executor = self._of.pop(loaded_as(variant), None)
         if executor is None:
             while self._of and (len(self._of) >= self.most or self._is_full() or not self._fits(variant)):
                 self.free(next(iter(self._of)))
@@ -160,7 +163,7 @@ class Pool:
                 following = self._idle[_NO_BACKEND] = self._make()
                 if isinstance(following, ProcessExecutor):
                     following.begin()
-        self._of[variant] = executor
+        self._of[loaded_as(variant)] = executor
         return executor
 
     def _any(self) -> Executor:

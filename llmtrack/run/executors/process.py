@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from llmtrack.engines.options import loaded_as
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.host.child_process import OUT_OF_MEMORY
 from llmtrack.host.words import clock_text
@@ -76,9 +77,10 @@ class ProcessExecutor:
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
         """Measure scenarios of one variant in its worker; end any parallel workers first."""
         self._dismiss()
-        if self._variant not in (None, scenarios[0].variant):
+        loaded = loaded_as(scenarios[0].variant)
+        if self._variant not in (None, loaded):
             self.close()
-        self._variant = scenarios[0].variant
+        self._variant = loaded
         self._hung_loading = 0
         waiting = {scenario.name: scenario for scenario in scenarios}
         kept = PartialResults(emit)

@@ -17,6 +17,7 @@ from llmtrack.decide.goal import Goal, PartScore, SearchState, Seen
 from llmtrack.decide.promise import Way
 from llmtrack.decide.racing import Rules
 from llmtrack.decide.tuning import Tuning
+from llmtrack.engines.options import loaded_as
 from llmtrack.metrics import metric
 from llmtrack.quality.corpora import Corpus
 from llmtrack.run.executors.pool import Pool
@@ -239,7 +240,8 @@ class Trials:
         """Free the model of an eliminated candidate unless another one needs it."""
         self._gone.add(name)
         variant = self.of[name].variant
-        if all(each.variant != variant or other in self._gone for other, each in self.of.items()):
+        model = loaded_as(variant)
+        if all(loaded_as(each.variant) != model or other in self._gone for other, each in self.of.items()):
             self._pool.free(variant)
 
     def _seen(self, outcome: Outcome, took: float, done: list[Measurement]) -> Seen:

@@ -10,6 +10,7 @@ from llmtrack.run.executors import footprint
 from llmtrack.run.executors.footprint import OVERHEAD, fits, keep, predicted_bytes, weights_bytes
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.executors.pool import Pool
+from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import Variant
 from tests.run.scenarios import generating
 from tests.tracking.samples import measurement
@@ -131,4 +132,32 @@ def test_a_pool_frees_what_was_used_least_before_it_loads_what_would_not_fit(mem
     pool.run([generating("large", large)], print)
     assert not pool.holds(one)
     assert loaded == [one.model, other.model, large.model]
+    pool.close()
+
+
+def test_ways_that_differ_in_what_each_call_sets_share_a_loaded_model():
+    """The baseline stays while its thread counts are measured beside it, and its model is counted and freed once."""
+    made = []
+
+    def make():
+        made.append(InlineExecutor())
+        return made[-1]
+
+    def said(event):
+        assert not isinstance(event, Failure), event.reason
+        if isinstance(event, Measurement):
+            threads.append(event.facts["threads"])
+
+    threads: list[object] = []
+    pool = Pool(make, is_full=lambda: False, most=1, fits=lambda *variants: True)
+    one, two = (Variant("synthetic:tiny", device="cpu", options=(("threads", count),)) for count in (1, 2))
+    assert pool.has_room([one, two]), "they are one model"
+    for variant in (one, two, one):
+        pool.run([generating("one", variant)], said)
+        assert pool.holds(one)
+        assert pool.holds(two)
+    assert (threads, len(made)) == ([1, 2, 1], 1)
+    assert not pool.hold_only(two)
+    pool.free(one)
+    assert not pool.holds(two)
     pool.close()
