@@ -59,8 +59,9 @@ types: $(STAMP)
 fast: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow'
 
+# Slow tests wait for the programs that they start: one process more keeps the cores busy.
 tests: $(STAMP) browser
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $$(($(WORKERS) + 1)) --dist worksteal
 
 # The fast tests as other machines would run them; with MACHINES="old python3.13" as these: tests/portable.py has the table.
 portable: $(STAMP)
