@@ -253,3 +253,22 @@ def test_the_block_has_a_line_per_metric_with_its_spread():
     assert [line.split()[0] for line in lines] == ["tokens_per_sec", "perplexity"]
     assert lines[0].endswith("1,234.500 tokens/s  [95 % interval 1,200.000 to 1,300.000, n=7]")
     assert "interval" not in lines[1]
+
+
+TEXT = {"corpus_digest": "c", "protocol": "documents", "max_length": 64, "scored_tokens_digest": "t"}
+
+
+@pytest.mark.parametrize(
+    ("base", "changed", "said"),
+    [
+        ({"perplexity": 20.0, **TEXT}, {"perplexity": 23.0, **TEXT}, "1.15x the baseline's"),
+        ({"perplexity": 20.0, **TEXT}, {"perplexity": 21.0, **TEXT}, ""),
+        # Another text: what is known is the comparison with the reference.
+        ({"perplexity": 20.0, **TEXT}, {"perplexity": 23.0, **TEXT, "corpus_digest": "d"}, "1.20x the reference's"),
+        ({}, {}, "1.20x the reference's"),
+    ],
+)
+def test_what_loses_quality_is_told_by_the_whole_text_if_it_was_scored(base, changed, said):
+    """The comparison with a reference reads the first tokens only: the table and the takeaway gave two ratios for one fact."""
+    table = table_of({**BASE, **base}, run("int4", reference_perplexity_ratio=1.2, **changed))
+    assert table.notes == ((f"int4 loses quality: its perplexity is {said}",) if said else ())

@@ -144,7 +144,7 @@ def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = 
         numeric=(*(column.is_number for column in columns), False),
         rows=tuple(rows),
         run_ids=tuple(run.run_id for run in runs),
-        notes=notes(runs),
+        notes=notes(runs, baselines),
         keys=(*(column.key for column in columns), "against_baseline"),
     )
 
@@ -154,25 +154,28 @@ def with_noise_floor(table: Table, runs: Runs) -> Table:
     return replace(table, notes=(*table.notes, *say_floor(runs, *compared_by_default())))
 
 
-def notes(runs: Sequence[Run]) -> tuple[str, ...]:
+def notes(runs: Sequence[Run], baselines: Baselines | None = None) -> tuple[str, ...]:
     """Explain runs without usable values; a reason shared by many is given once."""
     said: dict[tuple[str, str], list[str]] = {}
     for run in runs:
-        if what := _note(run):
+        if what := _note(run, baselines.of(run) if baselines else None):
             failed_for_it = run.status == FAILED and run.reason
             said.setdefault((what, "" if failed_for_it else run.run_id), []).append(run.name)
     return tuple(f"{', '.join(names)} {what}" for (what, _), names in said.items())
 
 
-def _note(run: Run) -> str:
+def _note(run: Run, base: Run | None) -> str:
     """Return a remark on a run; empty if all is well."""
     if run.is_same_as:
         return f"was not measured again: {run.text('reason')}"
     if not run.is_finished:
         return run.state
-    ratio = run.number("reference_perplexity_ratio")
+    ratio, whose = run.number("reference_perplexity_ratio"), "the reference's"
+    if base is not None and run.has("perplexity") and base.has("perplexity") and not why_not(base, run, "perplexity"):
+        # The whole text, of which only the beginning may have been compared with the reference.
+        ratio, whose = run.metrics["perplexity"] / base.metrics["perplexity"], "the baseline's"
     if ratio is not None and ratio > schema.SPIKE:
-        return f"loses quality: its perplexity is {ratio_text(ratio)} the reference's"
+        return f"loses quality: its perplexity is {ratio_text(ratio)} {whose}"
     return ""
 
 

@@ -100,6 +100,7 @@ def _beside(timed: Measurement, scored: Measurement | Failure) -> Measurement | 
             facts={**timed.facts, **scored.facts},
             tags={**timed.tags, **scored.tags},
             series={**timed.series, **scored.series},
+            items=scored.items,
             warnings=tuple(dict.fromkeys((*timed.warnings, *scored.warnings))),
             ended_at=scored.ended_at,
         )

@@ -215,6 +215,7 @@ def _outcome_of(name: str, trials: Trials, tuning: Tuning) -> Outcome:
             "bytes_scored",
         )
         metrics |= {key: value for key, value in answer.metrics.items() if key in scored}
+        whole = replace(whole, items=answer.items)
         known = {key: value for key, value in answer.facts.items() if key not in whole.facts}
         facts = {**known, **vars_of(answer.scenario.task), **facts}
     texts = dict(whole.texts)

@@ -300,6 +300,8 @@ def test_quality_is_scored_after_all_timing():
         assert each.metrics["total_latency_s"] == pytest.approx(TRUE[each.scenario.name])
         assert each.metrics["loss"] == pytest.approx(1.0)
         assert each.facts["corpus"] == "builtin"
+        assert each.items
+        assert [item.values["loss"] for item in each.items] == pytest.approx([1.0] * len(each.items))
         assert each.scenario.quality == check
         assert len(each.samples["total_latency_s"]) == 6
     assert machine.loaded == ["a", "b", "c"]

@@ -78,6 +78,8 @@ def test_models_stay_loaded_in_workers_of_their_own_and_quality_is_what_it_is_al
         compared = [*QUALITY, *(DRIFT if name == "bfloat16" else ())]
         assert {key: found[name].metrics[key] for key in compared} == {key: each.metrics[key] for key in compared}
         assert found[name].series["batch_loss"] == each.series["batch_loss"]
+        assert found[name].items == each.items
+        assert ("loss_change" in each.items[0].values) == (name == "bfloat16")
         # How near it came to the device's ceilings depends on how busy the machine is.
         of_ceilings = {*each.facts, *found[name].facts} & {"ceilings_in_doubt", *BOUNDS}
         assert {*each.facts} - of_ceilings == {*found[name].facts} - of_ceilings

@@ -88,6 +88,8 @@ def test_figures_beside_a_timed_scenario_are_those_of_one_worker():
     assert {name: found.metrics[name] for name in same} == {name: alone.metrics[name] for name in same}
     assert found.metrics["kl_divergence"] > 0
     assert found.series["batch_loss"] == alone.series["batch_loss"]
+    assert found.items == alone.items
+    assert "top1_agreement" in found.items[0].values
     for name in (
         "corpus_digest",
         "scored_tokens_digest",
