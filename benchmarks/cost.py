@@ -24,7 +24,9 @@ RUN = """
 import sys, time, psutil
 born = psutil.Process().create_time()
 from experiments import baseline
-from llmtrack.run import main, process_executor, study
+from llmtrack.run import main
+from llmtrack.run.executors import process
+from llmtrack.run.study import study
 stamps = {"imports": time.time()}
 def stamped(home, name, when):
     call = getattr(home, name)
@@ -35,16 +37,16 @@ def stamped(home, name, when):
             stamps[when] = time.time()
     setattr(home, name, timed)
 stamped(main, "open_tracker", "opening the store")
-stamped(process_executor.ProcessExecutor, "machine", "waiting for the worker's imports")
+stamped(process.ProcessExecutor, "machine", "waiting for the worker's imports")
 stamped(main.Tracker, "start_study", "beginning the study")
-tell = process_executor.event_from_json
+tell = process.event_from_json
 def told(message):
     event = tell(message)
     name = type(event).__name__
     if name in ("Log", "Measurement"):
         stamps["loading" if name == "Log" else "generating"] = time.time()
     return event
-process_executor.event_from_json = told
+process.event_from_json = told
 stamped(main.Tracker, "log", "tracking the run")
 stamped(study, "report_study", "report and plots")
 sys.argv[1:] = "--model synthetic:tiny --threads 1 --max-new-tokens 8 --min-seconds 0 --max-seconds 2".split()
@@ -60,10 +62,10 @@ for name, at in stamps.items():
 print(json.dumps(parts))
 """
 IMPORTS = """
-from llmtrack.worker import process
-process._quieten()
+from llmtrack.worker.process import quieten
+quieten()
 from llmtrack.worker import machine, measuring
-from llmtrack.engines import pytorch
+from llmtrack.engines.torch import pytorch
 """
 NOT_OURS = ("loading", "generating")
 PARAMS, METRICS, TAGS = 30, 40, 40
