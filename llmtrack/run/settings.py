@@ -146,7 +146,7 @@ class HereOptions(Checked):
         None
     )
     traces: Annotated[
-        int, Option("Generations of a run kept as MLflow traces; 0: none.", min=0, max=MOST_GENERATIONS, tracked=False)
+        int, Option("Generations kept in a run's MLflow trace; 0: none.", min=0, max=MOST_GENERATIONS, tracked=False)
     ] = DEFAULT_TRACES
 
 

@@ -65,7 +65,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
-        traces: Generations of a run kept as MLflow traces; 0: none.
+        traces: Generations kept in a run's MLflow trace; 0: none.
     """
 
 @overload
@@ -125,7 +125,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
-        traces: Generations of a run kept as MLflow traces; 0: none.
+        traces: Generations kept in a run's MLflow trace; 0: none.
     """
 
 @overload
@@ -187,7 +187,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
-        traces: Generations of a run kept as MLflow traces; 0: none.
+        traces: Generations kept in a run's MLflow trace; 0: none.
     """
 
 @overload
@@ -247,7 +247,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
-        traces: Generations of a run kept as MLflow traces; 0: none.
+        traces: Generations kept in a run's MLflow trace; 0: none.
     """
 
 @overload
@@ -309,7 +309,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
-        traces: Generations of a run kept as MLflow traces; 0: none.
+        traces: Generations kept in a run's MLflow trace; 0: none.
     """
 
 @overload
@@ -363,7 +363,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
-        traces: Generations of a run kept as MLflow traces; 0: none.
+        traces: Generations kept in a run's MLflow trace; 0: none.
     """
 
 @overload
@@ -433,7 +433,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
-        traces: Generations of a run kept as MLflow traces; 0: none.
+        traces: Generations kept in a run's MLflow trace; 0: none.
     """
 
 @overload
@@ -513,7 +513,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
-        traces: Generations of a run kept as MLflow traces; 0: none.
+        traces: Generations kept in a run's MLflow trace; 0: none.
     """
 
 @overload
@@ -603,7 +603,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
-        traces: Generations of a run kept as MLflow traces; 0: none.
+        traces: Generations kept in a run's MLflow trace; 0: none.
     """
 
 @overload
@@ -665,7 +665,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
-        traces: Generations of a run kept as MLflow traces; 0: none.
+        traces: Generations kept in a run's MLflow trace; 0: none.
     """
 
 @overload
@@ -719,7 +719,7 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
-        traces: Generations of a run kept as MLflow traces; 0: none.
+        traces: Generations kept in a run's MLflow trace; 0: none.
     """
 
 @overload
@@ -785,5 +785,5 @@ def run(
         time_limit: Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x max_seconds of anything else.
         tracking_uri: MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.
         experiment_name: MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.
-        traces: Generations of a run kept as MLflow traces; 0: none.
+        traces: Generations kept in a run's MLflow trace; 0: none.
     """

@@ -46,7 +46,7 @@ class EngineCache:
 
     def get(self, variant: Variant) -> tuple[Engine, bool]:
         """Return the engine of a variant, and whether it was just loaded."""
-        if self._engine is not None and self._variant is not None and self._takes(variant, self._engine, self._variant):
+        if self._engine is not None and (variant == self._variant or self._adapt(variant)):
             self._variant = variant
             return self._engine, False
         self.close()
@@ -54,12 +54,10 @@ class EngineCache:
         self._variant = variant
         return self._engine, True
 
-    @staticmethod
-    def _takes(variant: Variant, engine: Engine, loaded: Variant) -> bool:
-        """Return whether a loaded engine is that of a variant, or becomes it by a setting of its calls."""
-        if variant == loaded:
-            return True
-        if loaded_as(variant) != loaded_as(loaded) or not isinstance(engine, SetsThreads):
+    def _adapt(self, variant: Variant) -> bool:
+        """Make the loaded engine that of a variant by a setting of its calls; return whether that is possible."""
+        engine, loaded = self._engine, self._variant
+        if loaded is None or loaded_as(variant) != loaded_as(loaded) or not isinstance(engine, SetsThreads):
             return False
         engine.set_threads(chosen(ThreadOption, variant.options))
         return True
