@@ -24,8 +24,8 @@ from rich.console import Console
 
 from benchmarks.search_world import World, search
 from experiments.tune import Config, prepared
-from llmtrack.decide.bounded import ComparedPart, perplexity_ratio
 from llmtrack.decide.goal import PartScore
+from llmtrack.decide.text_quality import ComparedPart, perplexity_ratio
 from llmtrack.decide.tuning import Tuning
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.study.journal import Journal

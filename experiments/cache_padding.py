@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import DEFAULT_PROMPT, UNEQUAL_PROMPTS
-from llmtrack.decide.wording import ratio_text
+from llmtrack.decide.differences import ratio_text
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.report.plots.charts import bar_plot, line_plot
 from llmtrack.report.sentences import reading as say

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from experiments import precision
-from llmtrack.decide.wording import change_text
+from llmtrack.decide.differences import change_text
 from llmtrack.devices import canonical_dtype
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf

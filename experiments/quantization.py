@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT
-from llmtrack.decide.differences import Difference, in_figures
+from llmtrack.decide.differences import Difference, change_text, in_figures, ratio_text
 from llmtrack.decide.verdicts import measure_more, tell
-from llmtrack.decide.wording import change_text, ratio_text
 from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.errors import UsageError

@@ -16,10 +16,10 @@ from rich.console import Console
 from experiments.prompts import BASE_TEXT
 from llmtrack import metrics as schema
 from llmtrack.decide.candidates import Points
+from llmtrack.decide.differences import change_text, ratio_text
 from llmtrack.decide.pareto import pareto_front
 from llmtrack.decide.recommending import parse_percent, parse_size
 from llmtrack.decide.verdicts import tell
-from llmtrack.decide.wording import change_text, ratio_text
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.host.words import significant

@@ -136,7 +136,7 @@ def alias(name: str, selector: str, tracking_uri: str | None) -> None:
     SELECTOR names the run of a scenario, or of a study for all its scenarios: its id (or the first 8 characters),
     latest, latest:EXPERIMENT, study:ID, each also with #SCENARIO. Other commands accept it as alias:NAME.
     """
-    from llmtrack.decide.selectors import run_named
+    from llmtrack.decide.selection import run_named
     from llmtrack.tracking.read.aliases import set_alias
 
     run_id = run_named(selector, tracking_uri)
@@ -155,7 +155,7 @@ def promote(selector: str, target: str, tracking_uri: str | None) -> None:
     SELECTOR names the run of a scenario: its id (or the first 8 characters), or latest, latest:EXPERIMENT, study:ID with
     #SCENARIO. No weights are copied: the version points at the model, and loading it checks the digests of its files.
     """
-    from llmtrack.decide.selectors import run_named
+    from llmtrack.decide.selection import run_named
     from llmtrack.run.promote import promote as register
 
     made = register(run_named(selector, tracking_uri), target, tracking_uri)

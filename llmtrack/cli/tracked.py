@@ -63,7 +63,7 @@ def compare(
 
     Under `mlflow run` the table is also logged to that run.
     """
-    from llmtrack.decide.selectors import as_selector
+    from llmtrack.decide.selection import as_selector
     from llmtrack.report.comparison import compare_runs, compare_with_baseline
 
     if baseline:

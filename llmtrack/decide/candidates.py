@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llmtrack import metrics as schema
-from llmtrack.decide.comparability import CONVENTION, scored_key
+from llmtrack.decide.verdicts import CONVENTION, scored_key
 from llmtrack.errors import UsageError
 from llmtrack.host.words import plural, significant
 from llmtrack.tracked.run import LOADED, Run

@@ -8,10 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Union
 
 from llmtrack import metrics as schema
-from llmtrack.decide.differences import Difference
-from llmtrack.decide.matching import Pair, match
-from llmtrack.decide.selectors import select_all
-from llmtrack.decide.significance import ALPHA
+from llmtrack.decide.differences import ALPHA, Difference
+from llmtrack.decide.selection import Pair, match, select_all
 from llmtrack.decide.verdicts import tell_pairs, with_samples
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import CHANCE, read_number
@@ -66,7 +64,7 @@ def compare(
     """Compare candidates with a baseline, metric by metric.
 
     Args:
-        baseline: one or more selectors (see `llmtrack.decide.selectors.select`), or rows from `llmtrack.runs`.
+        baseline: one or more selectors (see `llmtrack.decide.selection.select`), or rows from `llmtrack.runs`.
         candidates: likewise. A baseline of one scenario is compared with all of them; otherwise scenarios are paired by
             name.
         metrics: names from docs/metrics.md; by default the headline metrics that any run has.

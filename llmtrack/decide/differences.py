@@ -1,16 +1,173 @@
-"""Difference of one metric between two runs: ratio, significance and wording."""
+"""Difference of one metric between two runs: ratio, significance and wording.
+
+Tests and intervals are of raw samples, and exact for small ones. All comparisons are formatted here, alike: a ratio as
+`5.8x (4.4 to 7.4)`, a quality difference as `+0.52 % (0.3 to 0.8)`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
 
 from llmtrack import metrics as schema
-from llmtrack.decide.significance import ALPHA, Ratio, holm, least_p, mann_whitney_p, ratio_of_medians
-from llmtrack.decide.wording import change_text, ratio_text
 from llmtrack.tracked.run import Spread
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+Alternative = Literal["two-sided", "less", "greater"]
+
+RESAMPLES = 2000
+ALPHA = 0.05
+# Above this total number of samples, the exact distribution costs more than it gains.
+_MOST_EXACT = 100
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Ratio of the candidate's median to the baseline's, with its bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def ratio_of_medians(baseline: Sequence[float], candidate: Sequence[float]) -> Ratio:
+    """Return median(candidate) / median(baseline) and its 95 % percentile bootstrap interval.
+
+    The sides are resampled independently. The interval is deterministic, and swapping the sides inverts it.
+
+    Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), chapters 13 and 16.
+
+    Raises:
+        ValueError: a side has no samples, or samples that are not positive.
+    """
+    import numpy as np
+
+    base, other = (np.asarray(side, dtype=np.float64) for side in (baseline, candidate))
+    if not len(base) or not len(other):
+        raise ValueError("no samples to compare")
+    if base.min() <= 0 or other.min() <= 0:
+        raise ValueError("a ratio needs samples above 0")
+    # Sort the sides, so that the interval of b over a is exactly the inverse of that of a over b.
+    first, second = sorted((base.tobytes(), other.tobytes()))
+    low, high = map(float, np.percentile(_medians(second, 1) / _medians(first, 0), [2.5, 97.5]))
+    if second != other.tobytes():
+        low, high = 1 / high, 1 / low
+    return Ratio(float(np.median(other) / np.median(base)), low, high)
+
+
+@lru_cache(256)
+def _medians(samples: bytes, draw: int) -> np.ndarray:
+    """Return the medians of a side's resamples, cached because each side is part of many pairs.
+
+    Args:
+        samples: float64 bytes.
+        draw: seed; different for the two sides of a pair.
+    """
+    import numpy as np
+
+    side = np.frombuffer(samples)
+    picks = np.random.default_rng(draw).integers(0, len(side), size=(RESAMPLES, len(side)))
+    return np.median(side[picks], axis=1)
+
+
+def mann_whitney_p(
+    baseline: Sequence[float], candidate: Sequence[float], alternative: Alternative = "two-sided"
+) -> float:
+    """Return the p-value of the Mann-Whitney U test.
+
+    Up to 100 samples in total it is exact, including ties: the rank sums (with mean ranks for ties) of all assignments
+    of samples to sides are counted. Beyond that, the normal approximation is used, corrected for ties and continuity.
+
+    Source: H. Mann, D. Whitney, Annals of Mathematical Statistics 18 (1947); E. Lehmann, Nonparametrics (1975), chapter
+    1, for ties.
+
+    Args:
+        alternative: `less`: the candidate's samples tend to be smaller; `greater`: larger.
+
+    Raises:
+        ValueError: a side has no samples.
+    """
+    if not len(baseline) or not len(candidate):
+        raise ValueError("no samples to compare")
+    ranks = _doubled_ranks([*candidate, *baseline])
+    tails = _exact_tails if len(ranks) <= _MOST_EXACT else _normal_tails
+    less, greater = tails(ranks, len(candidate))
+    p = {"less": less, "greater": greater, "two-sided": 2 * min(less, greater)}[alternative]
+    return min(1.0, p)
+
+
+def least_p(n_baseline: int, n_candidate: int) -> float:
+    """Return the smallest possible two-sided p-value for these sample sizes: 0.1 for 3 against 3."""
+    return min(1.0, 2 / math.comb(n_baseline + n_candidate, n_baseline))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm-adjusted p-values in the same order.
+
+    The probability that any is below alpha while nothing differs is at most alpha.
+
+    Source: S. Holm, Scandinavian Journal of Statistics 6 (1979).
+    """
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    corrected, highest = [0.0] * len(p_values), 0.0
+    for position, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - position) * p_values[index]))
+        corrected[index] = highest
+    return corrected
+
+
+def _doubled_ranks(values: Sequence[float]) -> np.ndarray:
+    """Return twice the rank of each value, from 2 on; mean ranks of ties become integers."""
+    import numpy as np
+
+    array = np.asarray(values, dtype=np.float64)
+    _, inverse, counts = np.unique(array, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    # Ties share the ranks first..last, whose doubled mean is first + last.
+    return (last - counts + 1 + last)[inverse]
+
+
+def _exact_tails(ranks: np.ndarray, n: int) -> tuple[float, float]:
+    """Return P(sum <= observed) and P(sum >= observed) over all choices of n ranks; the first n are the observed ones."""
+    import numpy as np
+
+    seen, total = int(ranks[:n].sum()), int(ranks.sum())
+    # ways[k, s]: number of choices of k ranks with sum s.
+    ways = np.zeros((n + 1, total + 1))
+    ways[0, 0] = 1
+    for rank in map(int, ranks):
+        ways[1:, rank:] += ways[:-1, : total + 1 - rank].copy()
+    chosen = ways[n] / ways[n].sum()
+    return float(chosen[: seen + 1].sum()), float(chosen[seen:].sum())
+
+
+def _normal_tails(ranks: np.ndarray, n: int) -> tuple[float, float]:
+    import numpy as np
+
+    size = len(ranks)
+    m = size - n
+    # In ranks, not doubled ones.
+    seen = ranks[:n].sum() / 2
+    mean = n * (size + 1) / 2
+    _, counts = np.unique(ranks, return_counts=True)
+    ties = float((counts.astype(float) ** 3 - counts).sum()) / (size * (size - 1))
+    variance = n * m / 12 * (size + 1 - ties)
+    if variance <= 0:
+        return 1.0, 1.0
+
+    def lower_tail(z: float) -> float:
+        return 0.5 * math.erfc(-z / math.sqrt(2))
+
+    deviation = math.sqrt(variance)
+    return lower_tail((seen + 0.5 - mean) / deviation), lower_tail((mean + 0.5 - seen) / deviation)
+
 
 Verdict = Literal["better", "worse", "changed", "same", "unknown", "not comparable", "failed", "missing"]
 
@@ -191,7 +348,7 @@ def in_figures(each: Difference) -> str:
 
 
 def comparison_text(metric: str, ratio: Ratio, interval: bool = True) -> str:
-    """Format a ratio in the style of its metric; see `llmtrack.decide.wording`."""
+    """Format a ratio in the style of its metric; see `llmtrack.decide.differences`."""
     write = change_text if schema.metric(metric).of_text else ratio_text
     return write(ratio, interval)
 
@@ -215,3 +372,45 @@ def enough_repeats(tests: int, alpha: float = ALPHA, sides: int = 2) -> int:
         (n for n in range(2, _MOST_REPEATS_ASKED) if least_p(n, n) * sides / 2 * tests < alpha),
         _MOST_REPEATS_ASKED,
     )
+
+
+def ratio_text(ratio: Ratio | float, interval: bool = True) -> str:
+    """Format a ratio with its interval: `5.8x (4.4 to 7.4)`.
+
+    Args:
+        ratio: with an interval, or a plain number.
+        interval: whether to show the interval.
+    """
+    if not isinstance(ratio, Ratio):
+        return f"{ratio:,.{_decimals(ratio)}f}x"
+    if not interval:
+        return ratio_text(ratio.value)
+    # Use as many decimals for all three as the smallest needs.
+    digits = _decimals(min(ratio.value, ratio.low))
+    value, low, high = (f"{each:,.{digits}f}" for each in (ratio.value, ratio.low, ratio.high))
+    return f"{value}x ({low} to {high})"
+
+
+def change_text(ratio: Ratio | float, interval: bool = True) -> str:
+    """Format a ratio as a signed change with its interval: `+0.52 % (0.3 to 0.8)`; see `ratio_text`."""
+    if not isinstance(ratio, Ratio):
+        return share_text(ratio - 1)
+    if not interval or ratio.low == ratio.high:
+        return share_text(ratio.value - 1)
+    low, high = (100 * (end - 1) for end in (ratio.low, ratio.high))
+    digits = next((n for n in (1, 2) if f"{low:.{n}f}" != f"{high:.{n}f}"), 2)
+    return f"{share_text(ratio.value - 1)} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def share_text(share: float) -> str:
+    """Format a signed share in percent: 0.0052 as `+0.52 %`."""
+    percent = 100 * share
+    return f"{percent:+,.0f} %" if abs(percent) >= 1000 else f"{percent:+.3g} %"
+
+
+def _decimals(ratio: float) -> int:
+    """Return the number of decimals for two significant digits."""
+    for least, digits in ((100, 0), (2, 1), (0.1, 2), (0.01, 3)):
+        if abs(ratio) >= least:
+            return digits
+    return 2 if ratio == 0 else 4

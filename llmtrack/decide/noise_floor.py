@@ -2,6 +2,9 @@
 
 Repeats show the variation of a call within one process; the floor shows the variation between processes, minutes apart.
 A smaller difference is not significant, however narrow its interval.
+
+The number of comparisons of a study is known here, too: of twenty comparisons of equal things one appears different by
+chance, so p-values are corrected for it. It must not depend on the subset that a command shows.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations_with_replacement
@@ -17,7 +21,7 @@ from typing import Any
 from llmtrack import metrics as schema
 from llmtrack.errors import LlmtrackError
 from llmtrack.host.words import significant
-from llmtrack.tracked.run import Floor, Run
+from llmtrack.tracked.run import Family, Floor, Run
 from llmtrack.tracked.runs import Runs, keys
 from llmtrack.tracking.read.query import tracked_runs
 
@@ -149,3 +153,51 @@ def _measured(run: Run, metric: str) -> list[tuple[float, str]]:
         return [(values[metric], name) for name, values in each if metric in values]
     value = run.number(metric)
     return [] if value is None else [(value, f"{run.text('experiment')}/{run.name}")]
+
+
+def in_context(runs: Runs, among: Runs | None = None) -> Runs:
+    """Add noise floors and family sizes to runs that lack them.
+
+    Args:
+        among: everything measured in the same suites or studies; None for only these runs.
+    """
+    if all(run.floors is not None and run.family is not None for run in runs):
+        return runs
+    return within(runs, among)
+
+
+def within(runs: Runs, among: Runs | None = None) -> Runs:
+    """Add the noise floor and the size of the study to each run; see `in_context`."""
+    return with_families(with_floors(runs, among), among)
+
+
+def with_families(runs: Runs, among: Runs | None = None) -> Runs:
+    """Add the size of its study to each run."""
+    measured = (runs if among is None else among).finished.where(lambda run: not run.is_same_as)
+    scenarios = {(run.study_id, run.workload_id, run.scenario) for run in measured}
+    of_work = Counter((study, work) for study, work, _ in scenarios)
+    of_study = Counter(study for study, _, _ in scenarios)
+
+    def family(run: Run) -> Family:
+        if not run.study_id:
+            return Family()
+        return Family(
+            of_work[run.study_id, run.workload_id], of_study[run.study_id], int(run.number("race_proofs") or 0)
+        )
+
+    return Runs(replace(run, family=family(run)) for run in runs)
+
+
+def comparisons(one: Run, other: Run) -> int:
+    """Return the family size of the comparison of two runs; 1 if their studies are unknown.
+
+    Within a study, each scenario is compared with one of the same work, or with one of all scenarios if different work
+    is the question; between two studies, each scenario of the larger with one of the other. What a search measures afresh
+    is chosen before those samples are taken: such a pair is one of the search's proofs, however many candidates it tried.
+    """
+    sizes = [run.family or Family() for run in (one, other)]
+    if one.study_id == other.study_id and all(each.proofs for each in sizes):
+        return max(each.proofs for each in sizes)
+    same_work = one.workload_id == other.workload_id
+    most = max(each.of_work if same_work else each.of_study for each in sizes)
+    return max(1, most - (one.study_id == other.study_id))

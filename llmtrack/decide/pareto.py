@@ -8,7 +8,7 @@ from typing import Literal
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference, Verdict, difference, judge
-from llmtrack.decide.family import in_context
+from llmtrack.decide.noise_floor import in_context
 from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from llmtrack import metrics as schema
 from llmtrack.decide.candidates import MEMORY, QUALITY, SPEED, Points, gather_points
 from llmtrack.decide.comparing import known_metric
-from llmtrack.decide.differences import Difference, in_figures
-from llmtrack.decide.family import in_context
-from llmtrack.decide.noise_floor import say_floor
-from llmtrack.decide.verdicts import doubt, measure_more, score_command, tell
-from llmtrack.decide.warned import grouped
-from llmtrack.decide.wording import share_text
+from llmtrack.decide.differences import Difference, in_figures, share_text
+from llmtrack.decide.noise_floor import in_context, say_floor
+from llmtrack.decide.verdicts import doubt, grouped, measure_more, score_command, tell
 from llmtrack.errors import UsageError
 from llmtrack.host.units import MIB
 from llmtrack.host.words import plural, significant

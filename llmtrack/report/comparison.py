@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
-from llmtrack.decide.comparability import differing_facts
 from llmtrack.decide.comparing import as_runs, compare_pairs, runs_of_pairs, with_samples_of
-from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.noise_floor import say_floor
-from llmtrack.decide.verdicts import own_warnings, with_samples
-from llmtrack.decide.warned import grouped
+from llmtrack.decide.selection import Pair, match
+from llmtrack.decide.verdicts import differing_facts, grouped, own_warnings, with_samples
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.host.console import emit
 from llmtrack.host.entry_points import named_experiment

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from llmtrack import metrics as schema
 from llmtrack.decide.candidates import MEMORY, Points, gather_points
 from llmtrack.decide.comparing import known_metric
-from llmtrack.decide.family import in_context
+from llmtrack.decide.noise_floor import in_context
 from llmtrack.decide.pareto import Position, Standing, pareto_front
-from llmtrack.decide.verdicts import each_once
-from llmtrack.decide.warned import grouped
+from llmtrack.decide.verdicts import each_once, grouped
 from llmtrack.errors import UsageError
 from llmtrack.report.plots.charts import add_note, axis_label, canvas, separate_thousands, widen
 from llmtrack.report.plots.drawing import BEATEN, COLOR, LINE_COLORS, drawing, save

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 
 from experiments import prompt_length
 from llmtrack.cli import main
-from llmtrack.decide.gate import gate
-from llmtrack.decide.rules import Rule, check_samples, check_values, decide, parse_rule
+from llmtrack.decide.gate import Rule, check_samples, check_values, decide, gate, parse_rule
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.run.executors.inline import InlineExecutor

@@ -11,11 +11,11 @@ import pytest
 from llmtrack import metrics as schema
 from llmtrack.decide import gate, noise_floor, verdicts
 from llmtrack.decide.comparing import compare_pairs, with_samples_of
-from llmtrack.decide.matching import match
+from llmtrack.decide.differences import ratio_text
 from llmtrack.decide.noise_floor import floor_of, floors, say_floor, with_floors
 from llmtrack.decide.recommending import Limits, recommend
+from llmtrack.decide.selection import match
 from llmtrack.decide.verdicts import DISTURBED, is_disturbed, tell
-from llmtrack.decide.wording import ratio_text
 from llmtrack.measure import interference
 from llmtrack.measure.statistics import findings
 from llmtrack.report.comparison import differences_table

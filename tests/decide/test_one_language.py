@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmtrack.cli import main
-from llmtrack.decide.selectors import run_named
+from llmtrack.decide.selection import run_named
 from llmtrack.tracking.read.aliases import set_alias
 from tests.tracking.samples import ENVIRONMENT, measurement, scenario
 

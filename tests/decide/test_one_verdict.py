@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 from llmtrack.decide import noise_floor, verdicts
 from llmtrack.decide.comparing import compare
-from llmtrack.decide.differences import comparison_text
-from llmtrack.decide.family import comparisons, in_context
+from llmtrack.decide.differences import Ratio, change_text, comparison_text, ratio_of_medians, ratio_text
 from llmtrack.decide.gate import gate
+from llmtrack.decide.noise_floor import comparisons, in_context
 from llmtrack.decide.pareto import pareto_front
 from llmtrack.decide.recommending import Limits, recommend
-from llmtrack.decide.significance import Ratio, ratio_of_medians
 from llmtrack.decide.verdicts import tell, with_samples
-from llmtrack.decide.wording import change_text, ratio_text
 from llmtrack.report.pareto import pareto_table
 from llmtrack.report.sentences import reading
 from llmtrack.report.sentences.takeaways import gains
@@ -211,8 +209,8 @@ def test_how_a_difference_of_quality_is_written(ratio, text):
 OWN_FORMAT = re.compile(r"""\.\d[fg]\}x\b|:\+[.,\d]*[fg]\} ?%|:\+\.\d%\}""")
 # What is no comparison of runs: the sizes of what a limit says, and figures within one run.
 ELSEWHERE = {
-    "llmtrack/decide/wording.py": "writes them",
-    "llmtrack/decide/rules.py": "says the limit as it was given",
+    "llmtrack/decide/differences.py": "writes them",
+    "llmtrack/decide/gate.py": "says the limit as it was given",
     "llmtrack/measure/statistics.py": "measures, and may import nothing of what decides",
     "llmtrack/quality/figures.py": "measures, and may import nothing of what decides",
     "llmtrack/report/sentences/outliers.py": "multiples of a median over all prompts, which is no run",
@@ -229,7 +227,7 @@ def test_nobody_else_writes_ratios_and_differences():
         for line in path.read_text().splitlines()
         if OWN_FORMAT.search(line)
     }
-    assert not found, "use llmtrack.decide.wording"
+    assert not found, "use llmtrack.decide.differences"
 
 
 def test_the_front_in_the_table_has_the_places_of_the_picture():

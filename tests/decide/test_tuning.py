@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from benchmarks.search_world import World, search
 from benchmarks.tune import LOADS
 from experiments.tune import OBJECTIVES, Config, space_of
+from llmtrack.decide.differences import Ratio
 from llmtrack.decide.goal import Goal, PartScore, SearchState, Seen
 from llmtrack.decide.promise import Way
-from llmtrack.decide.significance import Ratio
 from llmtrack.decide.tuning import CANNOT_WIN, Tuning, budget_text
 from llmtrack.errors import UsageError
 from llmtrack.metrics import metric

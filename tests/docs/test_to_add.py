@@ -28,7 +28,7 @@ from docs.commands import page
 from docs.project import ROOT, mlproject, readme
 from llmtrack import metrics as schema
 from llmtrack.cli import main as llmtrack_command
-from llmtrack.decide.comparability import why_not
+from llmtrack.decide.verdicts import why_not
 from llmtrack.engine import Backend
 from llmtrack.engines import registry
 from llmtrack.engines.options import ThreadOption

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from llmtrack.decide.candidates import gather_points
-from llmtrack.decide.matching import match
+from llmtrack.decide.selection import match
 from llmtrack.report.listing import render_runs
 from tests.report.frames import column, made, run
 

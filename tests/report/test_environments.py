@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from llmtrack.decide.comparability import why_not
-from llmtrack.decide.matching import Pair
+from llmtrack.decide.selection import Pair
+from llmtrack.decide.verdicts import why_not
 from llmtrack.report.comparison import _what_differs
 from tests.report.frames import changed, made, run
 

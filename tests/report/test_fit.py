@@ -17,10 +17,9 @@ from llmtrack import metrics as schema
 from llmtrack.cli.doctor import Finding, render_findings
 from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.comparing import compare_pairs
-from llmtrack.decide.gate import GateResult, PairCheck
-from llmtrack.decide.matching import match
+from llmtrack.decide.gate import GateResult, PairCheck, check_samples, decide, parse_rules
 from llmtrack.decide.recommending import Limits, recommend
-from llmtrack.decide.rules import check_samples, decide, parse_rules
+from llmtrack.decide.selection import match
 from llmtrack.experiment import OwnTable
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.gate import gate_table

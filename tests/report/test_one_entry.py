@@ -8,10 +8,10 @@ import pytest
 
 from llmtrack import metrics as schema
 from llmtrack.decide.candidates import gather_points
-from llmtrack.decide.comparability import why_not
 from llmtrack.decide.comparing import compare_pairs
-from llmtrack.decide.matching import Pair
-from llmtrack.decide.rules import check_samples, check_values, parse_rule
+from llmtrack.decide.gate import check_samples, check_values, parse_rule
+from llmtrack.decide.selection import Pair
+from llmtrack.decide.verdicts import why_not
 from llmtrack.metrics.page import page
 from llmtrack.report.pareto import pareto_table
 from llmtrack.report.tables.columns import further, with_columns

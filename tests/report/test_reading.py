@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrack.decide.family import in_context
-from llmtrack.decide.warned import grouped
+from llmtrack.decide.noise_floor import in_context
+from llmtrack.decide.verdicts import grouped
 from llmtrack.report.sentences import reading
 from tests.report.frames import interval, made, run
 

@@ -11,11 +11,10 @@ import pytest
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparing import compare_pairs
-from llmtrack.decide.gate import GateResult, PairCheck
-from llmtrack.decide.matching import Pair, match
+from llmtrack.decide.gate import Check, GateResult, PairCheck, parse_rules
 from llmtrack.decide.noise_floor import with_floors
 from llmtrack.decide.recommending import Limits, recommend
-from llmtrack.decide.rules import Check, parse_rules
+from llmtrack.decide.selection import Pair, match
 from llmtrack.decide.verdicts import tell
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.gate import gate_table

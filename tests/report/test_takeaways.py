@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmtrack.decide.significance import Ratio
+from llmtrack.decide.differences import Ratio
 from llmtrack.decide.verdicts import measure_more
 from llmtrack.report.sentences.takeaways import gains, headline, plain_call, takeaways
 from tests.report.frames import interval, made, run

@@ -6,8 +6,8 @@ import pytest
 
 from experiments import batching, precision
 from llmtrack.decide.comparing import compare_pairs
-from llmtrack.decide.matching import match
 from llmtrack.decide.recommending import Limits, recommend
+from llmtrack.decide.selection import match
 from llmtrack.host.words import plural
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.sentences import reading as say

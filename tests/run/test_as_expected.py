@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from experiments import baseline
 from llmtrack.cli import main, new_project
-from llmtrack.decide.selectors import select
+from llmtrack.decide.selection import select
 from llmtrack.errors import UsageError
 from llmtrack.host.console import console_of
 from llmtrack.report.page.write import print_report

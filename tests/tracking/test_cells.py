@@ -9,7 +9,7 @@ import pytest
 from llmtrack import metrics as schema
 from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.comparing import compare_pairs
-from llmtrack.decide.matching import Pair, match
+from llmtrack.decide.selection import Pair, match
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.tables.columns import with_differing_params
 from llmtrack.report.tables.table import summary_table

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmtrack.decide.family import within
+from llmtrack.decide.noise_floor import within
 from llmtrack.report.escape import plain
 from llmtrack.report.page.gather import Member, plot_of, section, suite_report
 from llmtrack.report.page.html import Section

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from llmtrack.decide.differences import Difference
-from llmtrack.decide.family import in_context
+from llmtrack.decide.noise_floor import in_context
 from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.tracked.runs import Runs
 

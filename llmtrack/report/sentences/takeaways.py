@@ -6,13 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llmtrack import metrics as schema
-from llmtrack.decide.comparability import why_not
-from llmtrack.decide.differences import Difference, in_figures
-from llmtrack.decide.family import in_context
-from llmtrack.decide.noise_floor import say_floor
-from llmtrack.decide.significance import Ratio
-from llmtrack.decide.verdicts import is_disturbed, measure_more, tell
-from llmtrack.decide.wording import change_text
+from llmtrack.decide.differences import Difference, Ratio, change_text, in_figures
+from llmtrack.decide.noise_floor import in_context, say_floor
+from llmtrack.decide.verdicts import is_disturbed, measure_more, tell, why_not
 from llmtrack.host.words import plural
 from llmtrack.report.sentences.reading import bandwidth, in_doubt
 from llmtrack.tracked.run import VARIANT, Run

@@ -7,12 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.decide.comparability import why_not
-from llmtrack.decide.differences import Difference, in_figures
-from llmtrack.decide.family import in_context
-from llmtrack.decide.noise_floor import say_floor
-from llmtrack.decide.verdicts import is_disturbed, tell
-from llmtrack.decide.wording import ratio_text
+from llmtrack.decide.differences import Difference, in_figures, ratio_text
+from llmtrack.decide.noise_floor import in_context, say_floor
+from llmtrack.decide.verdicts import is_disturbed, tell, why_not
 from llmtrack.experiment import OwnTable
 from llmtrack.tracked.frames import frame_of
 from llmtrack.tracked.run import FAILED, KILLED, Run

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from llmtrack.decide.warned import warning_kind
+from llmtrack.decide.verdicts import warning_kind
 from llmtrack.host.console import on_one_line
 from llmtrack.host.words import clock_text, plural
 from llmtrack.report.terminal import say

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from rich.console import Console
 
+from llmtrack.decide.differences import ratio_text
 from llmtrack.decide.goal import SearchState
-from llmtrack.decide.wording import ratio_text
 from llmtrack.host.words import clock_text, significant
 from llmtrack.run.study.progress import StudyProgress
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from llmtrack.decide.significance import Ratio
+from llmtrack.decide.differences import Ratio, change_text
 from llmtrack.decide.tuning import CANNOT_WIN, Tuning, budget_text
-from llmtrack.decide.wording import change_text
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.host.signals import stop_in_order

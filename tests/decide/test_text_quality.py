@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from llmtrack.decide.bounded import ComparedPart, judge_bound, perplexity_ratio
+from llmtrack.decide.text_quality import ComparedPart, judge_bound, perplexity_ratio
 
 
 def test_once_all_parts_are_scored_the_ratio_is_exact():

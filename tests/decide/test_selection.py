@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from mlflow import MlflowClient
 
-from llmtrack.decide.selectors import as_selector, select, select_all
+from llmtrack.decide.selection import as_selector, select, select_all
 from llmtrack.errors import UsageError
 from llmtrack.tracking.read.aliases import set_alias
 from llmtrack.tracking.read.query import newest_study, runs, study_run
