@@ -29,7 +29,7 @@ from llmtrack.engines.torch import pytorch
 from llmtrack.engines.torch.fast import compiled
 from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.engines.torch.stamps import Stamps
-from llmtrack.host.units import GIB
+from llmtrack.host.formatting import GIB
 from llmtrack.measure.arithmetic import matrix_rate
 from llmtrack.measure.bandwidth import copy_bandwidth
 from llmtrack.measure.formulas import decode_step_bytes, memory_bandwidth_utilization

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from experiments.prompts import BASE_TEXT, DEFAULT_PROMPT
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.report.plots.charts import bar_plot
 from llmtrack.report.sentences import reading as say
 from llmtrack.report.sentences.outliers import outlier_lines, prefill_shares

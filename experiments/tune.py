@@ -22,7 +22,7 @@ from llmtrack.decide.recommending import parse_percent, parse_size
 from llmtrack.decide.verdicts import tell
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
-from llmtrack.host.words import significant
+from llmtrack.host.formatting import significant
 from llmtrack.report.pareto import pareto_plot
 from llmtrack.report.sentences import reading as say
 from llmtrack.report.terminal import make_console

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.host import telemetry
+from llmtrack.host import libraries
 from llmtrack.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmtrack.tracking.read.artifacts import measurements
     from llmtrack.tracking.read.query import runs, studies
 
-telemetry.opt_out()
+libraries.opt_out_of_telemetry()
 
 # Callable packages.
 _CALLED = ("report", "run")

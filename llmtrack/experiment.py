@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llmtrack.errors import ExtensionError, LlmtrackError, in_words
-from llmtrack.host.words import described
+from llmtrack.host.formatting import described
 from llmtrack.spec.options import changed, tracked
 from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.tracked.frames import frame_of

@@ -21,7 +21,7 @@ from filelock import FileLock
 from hypothesis import settings
 
 from llmtrack.host import secrets
-from llmtrack.host.garbage import uncollected
+from llmtrack.host.libraries import uncollected
 from llmtrack.host.transformers_compat import unseen_by_transformers
 from llmtrack.measure import ceilings, gauges, interference, statistics
 from llmtrack.models import durations

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from execnet import gateway_io
 
-from llmtrack.host.garbage import uncollected
+from llmtrack.host.libraries import uncollected
 from llmtrack.host.transformers_compat import unseen_by_transformers
 from tests.conftest import HANG_S
 from tests.search_path import with_folders

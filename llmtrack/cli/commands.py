@@ -228,7 +228,7 @@ def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
     if repair:
         if style != "table":
             raise UsageError("--repair prints one line: leave --format out")
-        from llmtrack.host.words import plural
+        from llmtrack.host.formatting import plural
         from llmtrack.tracking.write.running import close_abandoned
 
         closed = close_abandoned(tracking_uri)

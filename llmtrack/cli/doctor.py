@@ -28,6 +28,7 @@ from llmtrack.host.entry_points import (
     load_extension,
     title_of,
 )
+from llmtrack.host.formatting import GIB, plural
 from llmtrack.host.machine import cpu_flags, usable_cpus
 from llmtrack.host.packages import (
     RUNTIMES,
@@ -39,8 +40,6 @@ from llmtrack.host.packages import (
     why_kept_out,
 )
 from llmtrack.host.secrets import redact
-from llmtrack.host.units import GIB
-from llmtrack.host.words import plural
 from llmtrack.models.named import PACKAGED, PackagedModel
 from llmtrack.quantize.recipe import extension_recipes, recipes
 from llmtrack.report.terminal import hanging

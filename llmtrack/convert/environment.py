@@ -21,17 +21,17 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from llmtrack.errors import FailureKind, MissingDependencyError, ScenarioError
-from llmtrack.host import telemetry
+from llmtrack.host import libraries
+from llmtrack.host.formatting import MIB
 from llmtrack.host.packages import find_uv, installed_version
-from llmtrack.host.units import MIB
 from llmtrack.models.cache import LOCK_SECONDS, cache_root
 from llmtrack.models.disk import is_full, no_space, why_full
 from llmtrack.models.durations import making
 from llmtrack.spec.serialization import digest
 
 INSTALL_SECONDS = 1200.0
-# Converters read a local folder: no downloads and no telemetry.
-_QUIET = {**telemetry.OFF, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "CI": "true"}
+# Converters read a local folder: no downloads and no libraries.
+_QUIET = {**libraries.TELEMETRY_OFF, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "CI": "true"}
 # transformers copies a model's code there before running it: an impossible folder disables it.
 _NO_CODE = {"HF_MODULES_CACHE": os.path.join(os.devnull, "modules")}
 _GUARD = Path(__file__).with_name("guarded.py")
@@ -185,7 +185,7 @@ def error_line(said: str) -> str:
 
 
 def isolated_variables() -> dict[str, str]:
-    """Return environment variables for an isolated program: none of our packages, no downloads, no telemetry."""
+    """Return environment variables for an isolated program: none of our packages, no downloads, no libraries."""
     return {**_without_paths(), **_QUIET, **_NO_CODE}
 
 

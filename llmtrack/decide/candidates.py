@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from llmtrack import metrics as schema
 from llmtrack.decide.verdicts import CONVENTION, scored_key
 from llmtrack.errors import UsageError
-from llmtrack.host.words import plural, significant
+from llmtrack.host.formatting import plural, significant
 from llmtrack.tracked.run import LOADED, Run
 from llmtrack.tracked.runs import Key, Runs, keys
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from llmtrack import metrics as schema
 from llmtrack.errors import LlmtrackError
-from llmtrack.host.words import significant
+from llmtrack.host.formatting import significant
 from llmtrack.tracked.run import Family, Floor, Run
 from llmtrack.tracked.runs import Runs, keys
 from llmtrack.tracking.read.query import tracked_runs

@@ -14,8 +14,7 @@ from llmtrack.decide.differences import Difference, in_figures, share_text
 from llmtrack.decide.noise_floor import in_context, say_floor
 from llmtrack.decide.verdicts import doubt, grouped, measure_more, score_command, tell
 from llmtrack.errors import UsageError
-from llmtrack.host.units import MIB
-from llmtrack.host.words import plural, significant
+from llmtrack.host.formatting import MIB, plural, significant
 from llmtrack.spec.parameter import read_number
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs

@@ -27,7 +27,7 @@ from llmtrack.decide.goal import Ending, Goal, Measurer, SearchState, Seen
 from llmtrack.decide.promise import Base, Prediction, Predictor, Way, keeps_quality
 from llmtrack.decide.racing import Race, Sample, counted, duel
 from llmtrack.decide.text_quality import TextQuality
-from llmtrack.host.words import significant
+from llmtrack.host.formatting import significant
 from llmtrack.metrics import metric
 
 FIRST = 3

@@ -18,7 +18,7 @@ from typing import Any
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import ALPHA, Difference, Verdict, difference, in_figures, judge
 from llmtrack.decide.noise_floor import comparisons, floor_in_words, floor_of, in_context, is_within, measured_there
-from llmtrack.host.words import some_of
+from llmtrack.host.formatting import some_of
 from llmtrack.spec.scenario import DEFAULT_MODEL, Variant
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
 from llmtrack.tracked.run import ENV, FAILED, MODEL_DIGESTS, REFERENCE_DIGESTS, Run

@@ -9,7 +9,7 @@ from itertools import accumulate, chain, pairwise, repeat
 from typing import TYPE_CHECKING
 
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest, SpecialTokens, Tokenized
-from llmtrack.host.units import MIB
+from llmtrack.host.formatting import MIB
 
 if TYPE_CHECKING:
     import torch

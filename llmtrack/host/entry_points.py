@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from llmtrack.errors import ExtensionError, LlmtrackError, in_words, is_out_of_memory
-from llmtrack.host.words import described
+from llmtrack.host.formatting import described
 from llmtrack.version import FOLDER
 
 EXPERIMENTS = "experiments"

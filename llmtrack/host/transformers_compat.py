@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.host.garbage import uncollected
+from llmtrack.host.libraries import uncollected
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmtrack.errors import FailureKind, ScenarioError
-from llmtrack.host.units import MIB
+from llmtrack.host.formatting import MIB
 from llmtrack.llamacpp.library import FLASH_ATTENTION, last_error, library
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmtrack.devices import on_gpu
 from llmtrack.errors import ScenarioError
-from llmtrack.host.units import MIB
+from llmtrack.host.formatting import MIB
 from llmtrack.measure.ceilings import best_seconds, remembered
 from llmtrack.measure.room import free_memory
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from llmtrack.host.child_process import WORKER
 from llmtrack.host.machine import in_pid_namespace
+from llmtrack.host.processes import WORKER
 
 _TIMEOUT_S = 10
 

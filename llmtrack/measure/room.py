@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmtrack.devices import free_on_card, on_gpu
 from llmtrack.engine import EngineInfo
 from llmtrack.errors import ScenarioError
-from llmtrack.host.units import GIB
+from llmtrack.host.formatting import GIB
 from llmtrack.measure.memory import available_bytes
 
 # A token id in a list, and its id, mask and position in a batch.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llmtrack.host.words import significant
+from llmtrack.host.formatting import significant
 
 Better = Literal["lower", "higher", "-"]
 Need = Literal["work", "machine", "convention", "text", "tokens", "reference"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmtrack.errors import LlmtrackError, ModelLoadError
-from llmtrack.host.units import MIB
+from llmtrack.host.formatting import MIB
 
 FLOAT_BITS = 32
 

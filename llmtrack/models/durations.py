@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from llmtrack.host.words import clock_text
+from llmtrack.host.formatting import clock_text
 from llmtrack.models.cache import cache_root, keep_note
 from llmtrack.spec.serialization import digest
 

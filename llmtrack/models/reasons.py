@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import LlmtrackError, ModelLoadError
-from llmtrack.host.words import cut
+from llmtrack.host.formatting import cut
 from llmtrack.models.view import names_code
 
 MAX_CHARACTERS = 400

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmtrack.errors import UsageError
-from llmtrack.host.units import GIB
+from llmtrack.host.formatting import GIB
 from llmtrack.measure.memory import available_bytes
 from llmtrack.spec.serialization import digest as digest_of
 from llmtrack.spec.task import BUILTIN_TEXT, NAMED_CORPORA, PYDOC

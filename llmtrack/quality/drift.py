@@ -8,7 +8,7 @@ import torch
 
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError
-from llmtrack.host.units import MIB
+from llmtrack.host.formatting import MIB
 from llmtrack.measure.finite import not_finite
 from llmtrack.quality.encoding import Encoded, encode_text
 from llmtrack.quality.figures import Drift, drift_of

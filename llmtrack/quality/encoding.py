@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llmtrack.engine import Engine, Tokenized
 from llmtrack.errors import ScenarioError, UsageError
-from llmtrack.host.units import GIB
+from llmtrack.host.formatting import GIB
 from llmtrack.measure.memory import available_bytes
 
 # Peak memory of a Rust tokenizer per character of a text, as measured.

@@ -17,7 +17,7 @@ import torch
 from llmtrack.devices import on_gpu
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, UsageError
-from llmtrack.host.words import cut
+from llmtrack.host.formatting import cut
 from llmtrack.measure.finite import not_finite
 from llmtrack.measure.room import check_memory
 from llmtrack.quality import ahead

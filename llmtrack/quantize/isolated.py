@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llmtrack.errors import ScenarioError
-from llmtrack.host.child_process import child_environment, own_folder
+from llmtrack.host.processes import child_environment, temporary_folder
 
 Result = TypeVar("Result")
 
@@ -38,7 +38,7 @@ def run_isolated(what: str, work: Callable[..., Result], *arguments: Any) -> Res
     Raises:
         ScenarioError: the process died.
     """
-    with own_folder() as place:
+    with temporary_folder() as place:
         result, said = Path(place) / "result", Path(place) / "said"
         with said.open("wb") as output:
             child = subprocess.Popen(

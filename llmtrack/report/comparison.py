@@ -17,7 +17,7 @@ from llmtrack.decide.verdicts import differing_facts, grouped, own_warnings, wit
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.host.console import emit
 from llmtrack.host.entry_points import named_experiment
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.report.page.study import page_note
 from llmtrack.report.page.write import print_lines, write_report
 from llmtrack.report.sentences.takeaways import headline

@@ -8,7 +8,7 @@ import re
 from rich.text import Text
 
 from llmtrack.host.console import on_one_line, shown
-from llmtrack.host.words import cut
+from llmtrack.host.formatting import cut
 
 _IN_MARKDOWN = {character: f"\\{character}" for character in "\\`*[]|~"} | {
     "&": "&amp;",

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from llmtrack.decide.comparing import runs_of_pairs
 from llmtrack.decide.gate import GATE_FAILED, NOT_CHECKED, GateResult, PairCheck
-from llmtrack.host.words import significant
+from llmtrack.host.formatting import significant
 from llmtrack.report.comparison import models_and_devices, studies_of
 from llmtrack.report.tables.table import DASH, Table
 

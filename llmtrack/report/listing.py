@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from llmtrack.host.console import emit
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.report.show import Layout, show
 from llmtrack.report.tables.columns import column_of_runs
 from llmtrack.report.tables.formats import render

@@ -28,10 +28,10 @@ from llmtrack.host.entry_points import (
     load_extension,
     named_in_errors,
 )
-from llmtrack.host.garbage import uncollected
-from llmtrack.host.process_tree import when_launcher_ends
+from llmtrack.host.formatting import some_of
+from llmtrack.host.libraries import uncollected
+from llmtrack.host.processes import when_launcher_ends
 from llmtrack.host.signals import Terminated, signals_end, stay_ended
-from llmtrack.host.words import some_of
 from llmtrack.measure.beside import Beside
 from llmtrack.report.page.html import page_template
 from llmtrack.report.plots import drawing

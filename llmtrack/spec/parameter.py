@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmtrack.errors import UsageError
-from llmtrack.host.words import cut
+from llmtrack.host.formatting import cut
 from llmtrack.spec.text_args import one_text
 
 NONE = "none"

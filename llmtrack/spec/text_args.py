@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from llmtrack.errors import UsageError
-from llmtrack.host.words import cut
+from llmtrack.host.formatting import cut
 
 _SHOWN = 60
 

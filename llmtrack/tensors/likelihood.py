@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 
 from llmtrack.devices import free_on_card, has_float64
-from llmtrack.host.units import MIB
+from llmtrack.host.formatting import MIB
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 64 * MIB, 2**31
 """Maximum bytes of a chunk's logits: float32 on a CPU, and float64 on a GPU, enough to keep its matrix units busy."""

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import SupportsIndex, overload
 
 from llmtrack import metrics as schema
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.tracked.run import LOADED, STATES, VARIANT, Run
 
 Key = tuple[str, ...]

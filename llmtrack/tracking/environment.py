@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from llmtrack import metrics as schema
+from llmtrack.host.formatting import GIB
 from llmtrack.host.machine import cpu_flags, cpu_model, usable_cpus
 from llmtrack.host.packages import installed_version
-from llmtrack.host.units import GIB
 from llmtrack.spec.serialization import digest
 from llmtrack.version import FOLDER, __version__
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llmtrack.host.formatting import cut
 from llmtrack.host.secrets import redact
-from llmtrack.host.words import cut
 
 MAX_KEY = 250
 MAX_PARAM_VALUE = 6_000

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from llmtrack.errors import TrackingError, in_words
+from llmtrack.host.formatting import cut
 from llmtrack.host.secrets import redact, secrets_of
-from llmtrack.host.words import cut
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

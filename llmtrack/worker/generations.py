@@ -8,7 +8,7 @@ from itertools import chain
 from statistics import median
 
 from llmtrack.engine import Engine
-from llmtrack.host.words import cut
+from llmtrack.host.formatting import cut
 from llmtrack.measure.formulas import GenerationTrace
 from llmtrack.measure.timing import Clock, Timing
 from llmtrack.spec.outcome import MOST_GENERATIONS, Generation

@@ -7,7 +7,7 @@ import traceback
 
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, in_words, is_out_of_memory
-from llmtrack.host.units import MIB
+from llmtrack.host.formatting import MIB
 from llmtrack.spec.outcome import Failure
 from llmtrack.spec.scenario import Scalar, Scenario
 

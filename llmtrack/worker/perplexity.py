@@ -12,7 +12,7 @@ import torch
 from llmtrack.devices import on_gpu
 from llmtrack.engine import Engine
 from llmtrack.errors import in_words
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.system import system_steps
 from llmtrack.measure.timing import Clock

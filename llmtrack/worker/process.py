@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from typing import TextIO, cast
 
 from llmtrack.errors import LlmtrackError, in_words, is_out_of_memory
-from llmtrack.host.child_process import OUT_OF_MEMORY
 from llmtrack.host.console import protected
-from llmtrack.host.garbage import uncollected
-from llmtrack.host.process_tree import kill_children, when_parent_ends
+from llmtrack.host.libraries import uncollected
+from llmtrack.host.processes import OUT_OF_MEMORY, kill_children, when_parent_ends
 from llmtrack.spec.events import Event, event_to_json
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.serialization import from_json

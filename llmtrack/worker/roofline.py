@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from llmtrack.engine import EngineInfo, GenerateRequest
-from llmtrack.host.units import MIB
+from llmtrack.host.formatting import MIB
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.formulas import memory_bandwidth_utilization
 from llmtrack.measure.roofline import (

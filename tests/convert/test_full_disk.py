@@ -17,7 +17,7 @@ from llmtrack.convert import genai, openvino
 from llmtrack.convert.build import converted
 from llmtrack.convert.environment import BuildEnvironment
 from llmtrack.errors import ModelLoadError
-from llmtrack.host.units import MIB
+from llmtrack.host.formatting import MIB
 from llmtrack.models import hub
 from llmtrack.models.digests import ModelDigests
 from llmtrack.models.disk import Weights, count_weights

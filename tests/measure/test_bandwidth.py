@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrack.host.units import MIB
+from llmtrack.host.formatting import MIB
 from llmtrack.measure.bandwidth import beyond_cache, last_caches_bytes
 
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from llmtrack.host import machine as system
-from llmtrack.host.child_process import WORKER
-from llmtrack.host.process_tree import kill_tree
+from llmtrack.host.processes import WORKER, kill_tree
 from llmtrack.measure import gpus, interference
 from llmtrack.measure.gpus import Card, card_of, cards, other_pids, visible_cards
 from llmtrack.measure.interference import gpu_warning

@@ -9,7 +9,7 @@ from collections import namedtuple
 import pytest
 
 from llmtrack.errors import ModelLoadError
-from llmtrack.host.units import MIB
+from llmtrack.host.formatting import MIB
 from llmtrack.models import packaged
 from llmtrack.models.cache import build_once
 from llmtrack.models.disk import is_full, why_full

@@ -21,7 +21,7 @@ from llmtrack.cli import doctor
 from llmtrack.engines.registry import load_variant
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
 from llmtrack.host import packages as available
-from llmtrack.host.child_process import child_environment
+from llmtrack.host.processes import child_environment
 from llmtrack.models.cache import MANIFEST
 from llmtrack.models.load import identify_model
 from llmtrack.quantize import build

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrack.host.child_process import SCRATCH, child_environment, own_folder
+from llmtrack.host.processes import SCRATCH, child_environment, temporary_folder
 from llmtrack.quantize.isolated import run_isolated
 from llmtrack.run.executors.worker_process import WorkerProcess
 
@@ -54,9 +54,7 @@ def test_what_a_worker_that_is_killed_leaves_of_its_children_is_removed(temporar
     class Builds(WorkerProcess):
         def _start(self, environment):
             assert not list(temporary.iterdir())  # only what has children makes a folder
-            code = (
-                "from llmtrack.host.child_process import own_folder; import time; place = own_folder(); time.sleep(600)"
-            )
+            code = "from llmtrack.host.processes import temporary_folder; import time; place = temporary_folder(); time.sleep(600)"
             return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
 
     worker = Builds()
@@ -67,7 +65,7 @@ def test_what_a_worker_that_is_killed_leaves_of_its_children_is_removed(temporar
 
 def test_without_a_worker_it_is_among_other_temporary_files(temporary, monkeypatch):
     monkeypatch.delenv(SCRATCH, raising=False)
-    with own_folder() as place:
+    with temporary_folder() as place:
         assert Path(place).parent == temporary
 
 

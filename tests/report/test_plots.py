@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.colors import to_hex
 
-from llmtrack.host.words import significant
+from llmtrack.host.formatting import significant
 from llmtrack.report.plots.charts import axis_label, bar_plot, line_plot, scatter_plot, step_plot
 from llmtrack.report.plots.drawing import BASELINE, COLOR
 from tests.report.frames import changed, column, interval, made, run

@@ -8,7 +8,7 @@ from experiments import batching, precision
 from llmtrack.decide.comparing import compare_pairs
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.selection import match
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.sentences import reading as say
 from llmtrack.report.sentences.takeaways import takeaways

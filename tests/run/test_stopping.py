@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from experiments import declarations, suite
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.host import signals
-from llmtrack.host.process_tree import kill_tree, launcher_of
+from llmtrack.host.processes import kill_tree, launcher_of
 from llmtrack.host.signals import STOPPING, Terminated, signal_handlers_restored, signals_end, stop_in_order
 from llmtrack.run import main as entry
 from llmtrack.run.command import command
@@ -280,7 +280,7 @@ def test_what_launched_a_program(above, watched):
 LAUNCHER = "import subprocess, sys; subprocess.run(['bash', '-c', sys.argv[1]])"
 CHILD = """
 import os, signal, sys, time
-from llmtrack.host.process_tree import when_launcher_ends
+from llmtrack.host.processes import when_launcher_ends
 when_launcher_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
 print(os.getpid(), flush=True)
 time.sleep(3600)

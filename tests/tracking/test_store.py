@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 
 from llmtrack.cli import doctor
 from llmtrack.errors import TrackingError, UsageError
-from llmtrack.host import telemetry
+from llmtrack.host import libraries
 from llmtrack.host.packages import installed_version
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.read.artifacts import artifact_text, local_artifact
@@ -251,5 +251,5 @@ def test_mlflow_tells_nobody_of_our_processes_unless_it_is_asked_to(asked, told,
         monkeypatch.delenv(name, raising=False)
     if asked is not None:
         monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", asked)
-    telemetry.opt_out()
+    libraries.opt_out_of_telemetry()
     assert MLFLOW_DISABLE_TELEMETRY.get() is told

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llmtrack.experiment import Experiment, OwnTable
-from llmtrack.host.words import cut
+from llmtrack.host.formatting import cut
 from llmtrack.report.page.html import GeneratedText, Plot, Report, Rows, Section
 from llmtrack.report.page.phases import Call
 from llmtrack.report.plots.drawing import save

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.measure import Measurement
 
 from llmtrack.host.console import console_of, keep_text, make_folder, on_one_line
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.report.escape import in_markdown, plain
 from llmtrack.report.page.html import Report, render_report
 from llmtrack.report.page.place import Parts

@@ -9,7 +9,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
-from llmtrack.host.words import significant
+from llmtrack.host.formatting import significant
 from llmtrack.report.escape import as_label, in_plot
 from llmtrack.report.plots.drawing import BASELINE, COLOR, LINE_COLORS, drawing, new_figure
 from llmtrack.report.plots.labels import label_points

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.host.console import on_one_line
-from llmtrack.host.words import cut
+from llmtrack.host.formatting import cut
 from llmtrack.report.escape import in_plot
 from llmtrack.report.plots.drawing import new_figure
 from llmtrack.report.tables.fit import fit_to_width

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from llmtrack.host.units import MIB
+from llmtrack.host.formatting import MIB
 from llmtrack.report.escape import as_label
 from llmtrack.report.plots.charts import canvas
 from llmtrack.report.plots.drawing import LINE_COLORS

@@ -8,7 +8,7 @@ from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference, in_figures
 from llmtrack.decide.verdicts import disturbance, grouped, is_disturbed, measure_more, tell
 from llmtrack.decide.verdicts import doubt as doubt
-from llmtrack.host.words import plural, significant
+from llmtrack.host.formatting import plural, significant
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 

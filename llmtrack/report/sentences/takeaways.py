@@ -9,7 +9,7 @@ from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference, Ratio, change_text, in_figures
 from llmtrack.decide.noise_floor import in_context, say_floor
 from llmtrack.decide.verdicts import is_disturbed, measure_more, tell, why_not
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.report.sentences.reading import bandwidth, in_doubt
 from llmtrack.tracked.run import VARIANT, Run
 from llmtrack.tracked.runs import Runs

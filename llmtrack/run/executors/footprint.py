@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from llmtrack.errors import LlmtrackError
-from llmtrack.host.units import GIB, MIB
+from llmtrack.host.formatting import GIB, MIB
 from llmtrack.measure.gpus import ask, card_of
 from llmtrack.measure.memory import available_bytes
 from llmtrack.models.cache import cache_root, entry_stem, keep_note

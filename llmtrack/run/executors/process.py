@@ -13,8 +13,8 @@ from typing import Any
 
 from llmtrack.engines.options import loaded_as
 from llmtrack.errors import LlmtrackError, UsageError
-from llmtrack.host.child_process import OUT_OF_MEMORY
-from llmtrack.host.words import clock_text
+from llmtrack.host.formatting import clock_text
+from llmtrack.host.processes import OUT_OF_MEMORY
 from llmtrack.run.executors.inline import BESIDE, INTERRUPTED
 from llmtrack.run.executors.parallel_workers import ParallelWorkers
 from llmtrack.run.executors.partial_results import PartialResults

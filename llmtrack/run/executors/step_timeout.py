@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from llmtrack.errors import ScenarioError
-from llmtrack.host.words import clock_text
+from llmtrack.host.formatting import clock_text
 from llmtrack.spec.events import Event, Progress
 from llmtrack.spec.outcome import Measurement
 

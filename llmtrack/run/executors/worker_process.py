@@ -14,8 +14,7 @@ import threading
 import time
 from typing import Any
 
-from llmtrack.host.child_process import OUT_OF_MEMORY, SCRATCH, WORKER, child_environment, unused_folder
-from llmtrack.host.process_tree import kill_tree
+from llmtrack.host.processes import OUT_OF_MEMORY, SCRATCH, WORKER, child_environment, kill_tree, unused_folder
 from llmtrack.worker.bytecode import bytecode_environment
 
 LOOK_SECONDS = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llmtrack.experiment import Experiment
-from llmtrack.host.words import clock_text, plural
+from llmtrack.host.formatting import clock_text, plural
 from llmtrack.models import durations
 from llmtrack.spec.serialization import digest
 from llmtrack.spec.task import GenerateTask

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from llmtrack.host.console import console_of
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.report.page.place import Parts, Place
 from llmtrack.report.page.study import Written, say_incomplete
 from llmtrack.tracking.write.tracker import Study, Tracker

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from llmtrack.decide.verdicts import warning_kind
 from llmtrack.host.console import on_one_line
-from llmtrack.host.words import clock_text, plural
+from llmtrack.host.formatting import clock_text, plural
 from llmtrack.report.terminal import say
 from llmtrack.spec.events import Event, Log, Warn
 from llmtrack.spec.events import Progress as Step

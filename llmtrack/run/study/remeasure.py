@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from llmtrack.decide.verdicts import DISTURBED
-from llmtrack.host.words import significant
+from llmtrack.host.formatting import significant
 from llmtrack.measure.statistics import NOISY_CV, bootstrap_median_ci
 from llmtrack.run.executors.inline import Executor
 from llmtrack.run.study.merged import merged

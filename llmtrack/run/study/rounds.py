@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.measure.statistics import should_stop
 from llmtrack.quality.beside import without_scored
 from llmtrack.run.executors.inline import INTERRUPTED, Executor

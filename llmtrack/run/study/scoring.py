@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llmtrack.errors import ScenarioError, in_words
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.quality.beside import drift_line, with_drift, with_scored, without_drift, without_scored
 from llmtrack.run.executors.inline import INTERRUPTED, Executor

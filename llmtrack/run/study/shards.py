@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from llmtrack.errors import ScenarioError
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.quality.figures import Drift, cut_warnings, quality_warnings
 from llmtrack.quality.shards import merge, merge_drift

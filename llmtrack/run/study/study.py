@@ -14,8 +14,8 @@ from rich.text import Text
 from llmtrack.decide.verdicts import with_samples
 from llmtrack.experiment import Experiment
 from llmtrack.host.console import on_one_line
+from llmtrack.host.formatting import cut, plural
 from llmtrack.host.signals import stop_in_order
-from llmtrack.host.words import cut, plural
 from llmtrack.report.page.place import Place
 from llmtrack.report.page.study import Written, write_study
 from llmtrack.report.sentences.outcomes import outcome_line, outcome_note

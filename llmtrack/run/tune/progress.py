@@ -9,7 +9,7 @@ from rich.console import Console
 
 from llmtrack.decide.differences import ratio_text
 from llmtrack.decide.goal import SearchState
-from llmtrack.host.words import clock_text, significant
+from llmtrack.host.formatting import clock_text, significant
 from llmtrack.run.study.progress import StudyProgress
 
 _WIDEST = 4.0

@@ -19,8 +19,8 @@ from llmtrack.decide.differences import Ratio, change_text
 from llmtrack.decide.tuning import CANNOT_WIN, Tuning, budget_text
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
+from llmtrack.host.formatting import plural
 from llmtrack.host.signals import stop_in_order
-from llmtrack.host.words import plural
 from llmtrack.measure.statistics import summarize
 from llmtrack.report.sentences.outcomes import outcome_note
 from llmtrack.report.terminal import say

@@ -17,7 +17,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 from llmtrack.host import packages
-from llmtrack.host.garbage import uncollected
+from llmtrack.host.libraries import uncollected
 from llmtrack.metrics import DETAILS_TAG, ENVIRONMENT_TAG, SERIES_PREFIX, SYSTEM_PREFIX
 from llmtrack.tracking import store
 from llmtrack.tracking.read.filters import Wanted

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.host.console import console_of
-from llmtrack.host.garbage import uncollected
+from llmtrack.host.libraries import uncollected
 from llmtrack.spec.text_args import text_or_none, texts
 from llmtrack.tracked.frames import frame_of, pick
 from llmtrack.tracked.run import FINISHED, RUNNING, Run

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
-from llmtrack.host.garbage import uncollected
+from llmtrack.host.libraries import uncollected
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.read import direct
 from llmtrack.tracking.read.direct import Known

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.metrics import DIGEST_PREFIX
 from llmtrack.spec.parameter import NONE
 from llmtrack.spec.scenario import Scenario

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from llmtrack import metrics as schema
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.spec.scenario import QualityCheck
 from llmtrack.spec.serialization import digest
 from llmtrack.spec.task import GenerateTask, PerplexityTask, TrainTask

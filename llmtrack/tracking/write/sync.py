@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import LlmtrackError, TrackingError
+from llmtrack.host.formatting import plural
 from llmtrack.host.secrets import HIDDEN, redact
-from llmtrack.host.words import plural
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.write.push import push
 from llmtrack.tracking.write.spool import Entry, Notify, Spool, Target, to_stderr

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from llmtrack.host.words import cut
+from llmtrack.host.formatting import cut
 from llmtrack.spec.outcome import Generation
 from llmtrack.tracking.store_errors import is_permanent
 from llmtrack.tracking.write.records import RunRecord

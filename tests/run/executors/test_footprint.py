@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.host.units import GIB, MIB
+from llmtrack.host.formatting import GIB, MIB
 from llmtrack.run.executors import footprint
 from llmtrack.run.executors.footprint import OVERHEAD, fits, keep, predicted_bytes, weights_bytes
 from llmtrack.run.executors.inline import InlineExecutor

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from llmtrack.host.words import clock_text
+from llmtrack.host.formatting import clock_text
 from llmtrack.run.study.progress import StudyProgress, SuiteProgress, seconds_left, time_text
 from llmtrack.spec.events import Progress
 

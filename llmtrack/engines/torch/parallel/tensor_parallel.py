@@ -23,8 +23,7 @@ import torch.distributed as dist
 from llmtrack.devices import devices, kind_of, require_tried, resolve_device
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Operations, Tokenized
 from llmtrack.errors import ScenarioError, UsageError, in_words
-from llmtrack.host.child_process import child_environment
-from llmtrack.host.process_tree import when_parent_ends
+from llmtrack.host.processes import child_environment, when_parent_ends
 from llmtrack.models.folder import model_folder
 from llmtrack.spec.scenario import Variant
 

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 from llmtrack.errors import LlmtrackError, MissingDependencyError, UsageError, in_words
+from llmtrack.host.formatting import cut
 from llmtrack.host.packages import install, installed_version
 from llmtrack.host.signals import signal_handlers_restored
-from llmtrack.host.words import cut
 from llmtrack.run.executors.ray import node
 from llmtrack.run.executors.ray.files import awaited
 from llmtrack.run.executors.ray.kinds import KIND_LABEL, Node

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from llmtrack.errors import LlmtrackError
-from llmtrack.host.words import clock_text, plural
+from llmtrack.host.formatting import clock_text, plural
 from llmtrack.run.executors.inline import BESIDE, INTERRUPTED
 from llmtrack.run.executors.parallel_workers import ParallelWorkers
 from llmtrack.run.executors.partial_results import PartialResults

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import LlmtrackError
-from llmtrack.host.units import MIB
+from llmtrack.host.formatting import MIB
 from llmtrack.models.cache import build_once, file_digest
 from llmtrack.models.source import parse_candidates
 from llmtrack.run.executors.ray.kinds import Node

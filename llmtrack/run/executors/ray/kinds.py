@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmtrack.errors import UsageError
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 
 WHOLE_NODE = "node"
 """Default resources of a measurement: a whole node."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmtrack.errors import UsageError
-from llmtrack.host.words import plural
+from llmtrack.host.formatting import plural
 from llmtrack.run.executors.patience import Patience
 from llmtrack.run.executors.ray import node
 from llmtrack.run.executors.ray.connect import Cluster

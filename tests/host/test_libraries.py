@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from llmtrack.host.libraries import TELEMETRY_OFF
 from llmtrack.host.packages import installed_version
-from llmtrack.host.telemetry import OFF
 
 # ONNX Runtime sends nothing where it sees a CI server: without these, this is a user's machine.
 SERVERS = ("CI", "TF_BUILD", "GITHUB_ACTIONS", "JENKINS_URL", "ORT_RUNNING_UNIT_TESTS")
@@ -18,15 +18,17 @@ SERVERS = ("CI", "TF_BUILD", "GITHUB_ACTIONS", "JENKINS_URL", "ORT_RUNNING_UNIT_
 
 def told(code, home, **more):
     """What a new process prints, whose home is a folder of its own and in which nobody has decided anything."""
-    environment = {name: value for name, value in os.environ.items() if name not in (*OFF, *SERVERS, "XDG_CACHE_HOME")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in (*TELEMETRY_OFF, *SERVERS, "XDG_CACHE_HOME")
+    }
     environment |= {"HOME": str(home), "LLMTRACK_CACHE": str(home / "llmtrack"), **more}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_what_imports_llmtrack_and_what_it_starts_is_opted_out(tmp_path):
-    code = f"import llmtrack, os, json; print(json.dumps({{name: os.environ[name] for name in {list(OFF)}}}))"
-    assert told(code, tmp_path) == OFF
+    code = f"import llmtrack, os, json; print(json.dumps({{name: os.environ[name] for name in {list(TELEMETRY_OFF)}}}))"
+    assert told(code, tmp_path) == TELEMETRY_OFF
     assert told(code, tmp_path, ORT_DISABLE_TELEMETRY="0")["ORT_DISABLE_TELEMETRY"] == "0"
 
 

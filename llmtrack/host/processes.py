@@ -1,18 +1,56 @@
-"""Watch whether a parent process lives, and kill processes with their children."""
+"""Start child processes in an environment of their own, watch parents, and kill processes with their children."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import threading
+import uuid
 from collections.abc import Callable
 
 import psutil
+
+from llmtrack.version import FOLDER
+
+WORKER = "llmtrack.worker.process"
+"""The module that a worker process runs."""
+
+OUT_OF_MEMORY = 99
+"""Exit code of a worker that ran out of memory."""
+
+SCRATCH = "LLMTRACK_SCRATCH"
+"""Environment variable with a worker's scratch folder for its own children; the parent of the worker removes it.
+
+A killed worker cannot clean up, and conversions take gigabytes.
+"""
 
 LOOK_SECONDS = 1.0
 """Polling interval for process exit: only Linux can notify."""
 
 SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
+
+
+def child_environment() -> dict[str, str]:
+    """Return this process's environment with this llmtrack first on PYTHONPATH."""
+    source = str(FOLDER.parent)
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    return os.environ | {"PYTHONPATH": path}
+
+
+def unused_folder() -> str:
+    """Return the path of a new temporary folder, or an empty text if there is no place for one."""
+    with contextlib.suppress(OSError):
+        return os.path.join(tempfile.gettempdir(), f"llmtrack-{uuid.uuid4().hex}")
+    return ""
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Create a temporary folder for a child process, in the scratch folder if there is one."""
+    scratch = os.environ.get(SCRATCH) or None
+    if scratch:
+        os.makedirs(scratch, mode=0o700, exist_ok=True)
+    return tempfile.TemporaryDirectory(prefix="llmtrack-", dir=scratch)
 
 
 def kill_tree(process: psutil.Process | int) -> None:
@@ -22,9 +60,9 @@ def kill_tree(process: psutil.Process | int) -> None:
         # Stop it first, or it could start another child meanwhile.
         with contextlib.suppress(psutil.Error):
             root.suspend()
-        for each in (*root.children(recursive=True), root):
+        for member in (*root.children(recursive=True), root):
             with contextlib.suppress(psutil.Error):
-                each.kill()
+                member.kill()
 
 
 def kill_children() -> None:
@@ -40,16 +78,13 @@ def when_parent_ends(parent: int, act: Callable[[], None]) -> None:
 
 
 def when_launcher_ends(act: Callable[[], None]) -> Callable[[], None]:
-    """Call `act` once, in a thread, when the program that launched this one has ended.
+    """Call `act` once, in a thread, when the program that launched this one has ended; return a function to stop watching.
 
     Shells started to run a single command, as by `mlflow run`, are skipped. A program launched by a person from a shell
     is not watched: it may be meant to outlive the shell.
-
-    Returns:
-        A function that ends the watch.
     """
     chain = launcher_of(psutil.Process())
-    return _when(lambda: not all(map(_lives, chain)), act) if chain else lambda: None
+    return _when(lambda: not all(map(_is_alive, chain)), act) if chain else lambda: None
 
 
 def launcher_of(process: psutil.Process) -> list[psutil.Process]:
@@ -69,7 +104,7 @@ def launcher_of(process: psutil.Process) -> list[psutil.Process]:
     return []
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     try:
         # `is_running` also compares the start time, as ids are reused.
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -78,13 +113,13 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _when(happened: Callable[[], bool], act: Callable[[], None]) -> Callable[[], None]:
-    given_up = threading.Event()
+    stopped = threading.Event()
 
     def watch() -> None:
         while not happened():
-            if given_up.wait(LOOK_SECONDS):
+            if stopped.wait(LOOK_SECONDS):
                 return
         act()
 
     threading.Thread(target=watch, name="llmtrack-watch", daemon=True).start()
-    return given_up.set
+    return stopped.set

@@ -1,8 +1,10 @@
-"""Formatting helpers for messages."""
+"""Format sizes, counts, durations and names in messages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+MIB, GIB = 2**20, 2**30
 
 _SOME = 3
 """Names listed in a sentence before they are counted."""

@@ -1,5 +1,0 @@
-"""Size units in bytes."""
-
-from __future__ import annotations
-
-MIB, GIB = 2**20, 2**30
