@@ -30,7 +30,7 @@ from llmtrack.quality.corpora import load_corpus
 from llmtrack.quality.drift import Drift, compare_distributions
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.spec.scenario import Scalar, Variant
-from llmtrack.train.split import split_texts
+from llmtrack.train.data import split_texts
 
 KEPT = Goal(most=2.0)
 ARMS: Mapping[str, tuple[str, Mapping[str, Scalar]]] = {

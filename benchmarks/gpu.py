@@ -41,8 +41,7 @@ from llmtrack.quality.perplexity import score_rolling
 from llmtrack.spec.scenario import Variant
 from llmtrack.spec.task import RepeatPolicy, TrainTask
 from llmtrack.tensors import likelihood
-from llmtrack.train.opening import open_session
-from llmtrack.train.session import Session
+from llmtrack.train.session import Session, open_session
 from llmtrack.worker.perplexity import warm_up
 
 PROMPT, NEW = 128, 128

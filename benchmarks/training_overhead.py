@@ -30,7 +30,7 @@ from llmtrack.spec.outcome import Failure
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import TrainTask
 from llmtrack.train.loop import BETAS
-from llmtrack.train.opening import open_session
+from llmtrack.train.session import open_session
 from llmtrack.worker.train import measure_training
 
 

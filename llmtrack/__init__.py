@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmtrack.errors import LlmtrackError
     from llmtrack.measure.timing import time_generate
     from llmtrack.quality.corpora import load_corpus
-    from llmtrack.quality.figures import compute_perplexity
+    from llmtrack.quality.metrics import compute_perplexity
     from llmtrack.quality.perplexity import score_documents, score_rolling
     from llmtrack.run.notebook import report
     from llmtrack.run.typed import run
@@ -37,7 +37,7 @@ _HOME = {
     "LlmtrackError": "llmtrack.errors",
     "RepeatPolicy": "llmtrack.spec.task",
     "compare": "llmtrack.decide.comparing",
-    "compute_perplexity": "llmtrack.quality.figures",
+    "compute_perplexity": "llmtrack.quality.metrics",
     "generate_text": "llmtrack.engines.text",
     "generate_texts": "llmtrack.engines.text",
     "load_corpus": "llmtrack.quality.corpora",

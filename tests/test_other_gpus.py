@@ -28,7 +28,7 @@ from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask, TrainTask
 from llmtrack.tensors.likelihood import _nll_on, chunk_tokens, sum_nll
 from llmtrack.tracking.environment import environment_id
-from llmtrack.train.opening import open_session
+from llmtrack.train.session import open_session
 from llmtrack.worker.machine import describe
 
 OTHERS = ["xpu", "mps"]

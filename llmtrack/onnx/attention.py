@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from llmtrack.onnx.graph import MICROSOFT, import_domain, makers_of, remove_unused
+from llmtrack.onnx.lengths import why_not_fused
 from llmtrack.onnx.names import IN_PLACE
 
+_WIDTHS = 8
+"""The head width must be a multiple of this for the fused operator."""
 # Added to the score of a pad: its exponential is 0 in float32, and a row of only pads still has a softmax.
 _PAD_SCORE = -1e4
 _PROJECTION = re.compile(
@@ -71,6 +74,33 @@ class Rotary:
     frequencies: NDArray[np.float32]
     magnitude: float
     scale: float
+
+
+def rotary_of(model: Any) -> Rotary | None:
+    """Return the parameters of the fused attention, or None if the model does not support it."""
+    config = model.config.get_text_config()
+    embedding = getattr(model.base_model, "rotary_emb", None)
+    frequencies = getattr(embedding, "inv_freq", None)
+    heads = getattr(config, "num_attention_heads", None)
+    # All layers must be equal and expose the factor of their scores.
+    layers = [module for module in model.modules() if hasattr(module, "q_proj") and hasattr(module, "o_proj")]
+    scale, *others = {getattr(layer, "scaling", None) for layer in layers} or (None,)
+    windows = {getattr(layer, "sliding_window", None) for layer in layers}
+    if frequencies is None or not heads or others or not isinstance(scale, float):
+        return None
+    if windows != {None} or why_not_fused(config.to_dict()):
+        return None
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    # Each head is only partly rotated, or has an unsupported width.
+    if 2 * len(frequencies) != width or width % _WIDTHS:
+        return None
+    return Rotary(
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        frequencies=frequencies.detach().float().cpu().numpy(),
+        magnitude=float(getattr(embedding, "attention_scaling", 1.0)),
+        scale=scale,
+    )
 
 
 def fuse_attention(model: ModelProto, rotary: Rotary) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,9 @@ from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.load import LoadedModel, load_model
 from llmtrack.models.reasons import reason_of, tool_failed
 from llmtrack.onnx import graph
-from llmtrack.onnx.attention import Rotary, fuse_attention
-from llmtrack.onnx.lengths import Parity
+from llmtrack.onnx.attention import Rotary, fuse_attention, rotary_of
+from llmtrack.onnx.lengths import LENGTH_DEPENDENT_ROPE, STATIC_ROPE, Parity, rope_kind
 from llmtrack.onnx.parity import parity, refuse_non_finite
-from llmtrack.onnx.rotary import rotary_of, traceable_rope
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 
 TASK = "text-generation-with-past"
@@ -125,3 +126,58 @@ def _trace(loaded: LoadedModel, folder: Path) -> None:
         warnings.simplefilter("ignore", torch.jit.TracerWarning)
         warnings.filterwarnings("ignore", "Exporting aten::index operator", UserWarning)
         onnx_export_from_model(loaded.model, str(folder), task=TASK, do_validation=False)
+
+
+@contextmanager
+def traceable_rope(model: Any) -> Iterator[None]:
+    """Compute length-dependent frequencies inside the graph while a model is traced.
+
+    transformers chooses them in Python, so a trace would keep those of the traced length.
+
+    Raises:
+        ScenarioError: rotary positions of an unsupported kind.
+    """
+    kind = rope_kind(model.config.get_text_config().to_dict())
+    changed = [module for module in model.modules() if _depends_on_length(module)]
+    if kind not in STATIC_ROPE | LENGTH_DEPENDENT_ROPE or (kind in LENGTH_DEPENDENT_ROPE and not changed):
+        raise ScenarioError(
+            f"{type(model).__name__} cannot be exported to ONNX: its {kind} rotary positions depend on the length in a "
+            "way that cannot be traced (use backend=torch)",
+            kind="unsupported",
+        )
+    for module in changed:
+        module.forward = _traceable(module)
+    try:
+        yield
+    finally:
+        for module in changed:
+            del module.forward
+            module.register_buffer("inv_freq", module.original_inv_freq, persistent=False)
+
+
+def _depends_on_length(module: Any) -> bool:
+    kind = getattr(module, "rope_type", None)
+    return kind in LENGTH_DEPENDENT_ROPE and hasattr(module, "rope_init_fn")
+
+
+def _traceable(module: Any) -> Callable[..., Any]:
+    frequencies = _by_length(module)
+    rotate = inspect.unwrap(type(module).forward)
+
+    def forward(x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        length = position_ids.max() + 1
+        module.register_buffer("inv_freq", frequencies(length), persistent=False)
+        return rotate(module, x, position_ids)
+
+    return forward
+
+
+def _by_length(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the frequencies as a function of the length, using tensor operations only."""
+    config, made, device = module.config, module.rope_init_fn, module.inv_freq.device
+    if module.rope_type != "longrope":
+        return lambda length: made(config, device, seq_len=length)[0]
+    context = config.max_position_embeddings
+    threshold = getattr(config, "original_max_position_embeddings", context)
+    short, long = (made(config, device, seq_len=each)[0] for each in (threshold, threshold + 1))
+    return lambda length: torch.where(length > threshold, long, short)

@@ -11,7 +11,7 @@ from llmtrack.errors import ScenarioError
 from llmtrack.host.formatting import MIB
 from llmtrack.measure.finite import not_finite
 from llmtrack.quality.encoding import Encoded, encode_text
-from llmtrack.quality.figures import Drift, drift_of
+from llmtrack.quality.metrics import Drift, drift_of
 from llmtrack.spec.scores import RowSums
 
 CHUNK_BYTES = 64 * MIB

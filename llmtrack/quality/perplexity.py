@@ -20,13 +20,14 @@ from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.host.formatting import cut
 from llmtrack.measure.finite import not_finite
 from llmtrack.measure.room import check_memory
-from llmtrack.quality import ahead
 from llmtrack.quality.batching import in_batches, token_budget
 from llmtrack.quality.encoding import Encoded, digest_of, encode_text, tokens_digest
-from llmtrack.quality.figures import Quality, quality_of
-from llmtrack.quality.windows import Window, plan_windows
+from llmtrack.quality.metrics import Quality, quality_of
+from llmtrack.quality.shards import plan_batches, share_out
+from llmtrack.quality.windows import Stream, Window, WrongGuessError, plan_windows, stream_windows
 from llmtrack.spec import text_args as given
 from llmtrack.spec.scores import Scored, Text
+from llmtrack.spec.task import PerplexityTask, ShardTask
 from llmtrack.tensors.padding import pad_rows
 
 SEPARATOR = "\n\n"
@@ -36,6 +37,10 @@ MOST_ITEMS = 200
 """Maximum documents with results of their own."""
 _BEGINNING = 60
 """Characters of a document in its name."""
+
+PLENTY = 2**62
+"""Bytes assumed free: the plan of the batches must not depend on the memory of one worker."""
+
 
 # Tokens and a window over them; they are copied only when a batch is collated.
 Row = tuple[Sequence[int], Window]
@@ -163,7 +168,7 @@ def score_rolling(
 
     The texts are joined by two line feeds. Each token of the stream is scored exactly once (see
     `llmtrack.quality.windows`), except a first token without a prefix, which is given. A GPU starts before the stream
-    is fully tokenized (`llmtrack.quality.ahead`); if the guessed tokens were wrong, `on_batch` is called with batch 1
+    is fully tokenized (`llmtrack.quality.windows`); if the guessed tokens were wrong, `on_batch` is called with batch 1
     again.
 
     Args:
@@ -184,14 +189,14 @@ def score_rolling(
     """
     check(engine, max_length, batch_size)
 
-    def score(stream: ahead.Stream) -> Scored:
+    def score(stream: Stream) -> Scored:
         rows = stream.rows()
         return score_rows(engine, rows, lambda: stream.expected, batch_size, padding_side, on_batch)
 
     with _stream(engine, given.texts("text", texts), max_length, stride, bos_rule, max_tokens) as stream:
         try:
             scored = score(stream)
-        except ahead.WrongGuessError:
+        except WrongGuessError:
             scored = score(stream)
         tokens, windows = stream.tokens, stream.windows
     return quality_of(_stream_text(tokens, len(windows), max_length), scored)
@@ -221,17 +226,88 @@ def _stream(
     bos_rule: str,
     max_tokens: int,
     early: bool = True,
-) -> AbstractContextManager[ahead.Stream]:
+) -> AbstractContextManager[Stream]:
     encode = partial(encode_text, engine, bos_rule=bos_rule, keep=max_tokens or None)
 
     def plan(tokens: int, given: int) -> tuple[Window, ...]:
         return plan_windows(tokens, max_length, stride or max_length, given)
 
-    return ahead.read(SEPARATOR.join(texts), encode, plan, ahead=early and on_gpu(engine.info.device))
+    return stream_windows(SEPARATOR.join(texts), encode, plan, ahead=early and on_gpu(engine.info.device))
 
 
 def _stream_text(tokens: Encoded, windows: int, max_length: int) -> Text:
     return _text("rolling", [tokens], windows, lost=tokens.lost, cut=tokens.cut, block=max_length)
+
+
+def score_texts(
+    engine: Engine,
+    texts: Sequence[str],
+    task: PerplexityTask,
+    on_batch: Callable[[Batch], None] = lambda batch: None,
+) -> Quality:
+    """Score texts as documents or as one stream; see `score_documents` and `score_rolling`.
+
+    Args:
+        engine: a loaded engine.
+        texts: the texts to score; the task's own corpus is not read.
+        task: the convention.
+        on_batch: called after each batch.
+    """
+    score: Callable[..., Quality] = score_documents
+    if task.protocol == "rolling":
+        score = partial(score_rolling, stride=task.stride, max_tokens=task.max_tokens)
+    return score(
+        engine,
+        texts,
+        max_length=task.max_length,
+        bos_rule=task.bos_rule,
+        batch_size=task.batch_size,
+        padding_side=task.padding_side,
+        on_batch=on_batch,
+    )
+
+
+def prepare(engine: Engine, texts: Sequence[str], task: PerplexityTask) -> Prepared:
+    """Turn texts into the rows that `score_texts` scores; raises the same errors."""
+    check(engine, task.max_length, task.batch_size)
+    if task.protocol == "rolling":
+        return prepare_rolling(engine, texts, task.max_length, task.stride, task.bos_rule, task.max_tokens)
+    return prepare_documents(engine, texts, task.max_length, task.bos_rule)
+
+
+def score_shard(
+    engine: Engine,
+    ready: Prepared,
+    task: ShardTask,
+    on_batch: Callable[[Batch], None] = lambda batch: None,
+) -> tuple[dict[int, Scored], int]:
+    """Score the batches of one shard of a text.
+
+    Args:
+        engine: a loaded engine.
+        ready: the whole text.
+        task: the convention and the shard.
+        on_batch: called after each batch.
+
+    Returns:
+        The scores of each batch by its number from 0, and the number of batches of the whole text.
+
+    Raises:
+        ScenarioError: a batch does not fit into memory, or a loss is not finite.
+    """
+    lengths = [tokens_of(row) for row in ready.rows]
+    planned = plan_batches(lengths, task.batch_size, token_budget(engine.info, PLENTY))
+    # Rows of unequal lengths are padded to the longest.
+    costs = [len(batch) * max(lengths[row] for row in batch) for batch in planned]
+    mine = share_out(costs, task.of)[task.number]
+    found = {}
+    for done, number in enumerate(mine, start=1):
+        rows = [ready.rows[row] for row in planned[number]]
+        reported: list[Batch] = []
+        scored = score_rows(engine, rows, partial(len, rows), task.batch_size, task.padding_side, reported.append)
+        found[number] = replace(scored, rows=tuple(ready.places[row] for row in planned[number]))
+        on_batch(replace(reported[-1], number=done, of=len(mine)))
+    return found, len(planned)
 
 
 def check(engine: Engine, max_length: int, batch_size: int | None) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from llmtrack.errors import ScenarioError
 from llmtrack.quality.batching import in_batches
-from llmtrack.quality.figures import Drift, Quality, drift_of, join_scores, quality_of
+from llmtrack.quality.metrics import Drift, Quality, drift_of, join_scores, quality_of
 from llmtrack.spec.scores import Compared, Part
 
 T = TypeVar("T")

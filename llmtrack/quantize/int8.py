@@ -55,8 +55,7 @@ def apply(job: Job, *, static: bool = False, mixed: bool = False) -> Built:
     """
     from llmtrack.onnx import graph
     from llmtrack.onnx.session import MODEL_FILE
-    from llmtrack.quantize.keep_quality import leave_out
-    from llmtrack.quantize.sensitivity import DYNAMIC, STATIC
+    from llmtrack.quantize.sensitivity import DYNAMIC, STATIC, leave_out
 
     base = graph.load(job.source / MODEL_FILE)
     tied = graph.untie_head(base)
@@ -79,8 +78,8 @@ def apply_per_token(job: Job) -> Built:
     """
     from llmtrack.onnx import graph
     from llmtrack.onnx.session import MODEL_FILE
-    from llmtrack.quantize.keep_quality import RANKED_ROWS, inputs_of
-    from llmtrack.quantize.per_token import scale_by_token
+    from llmtrack.quantize.scales import scale_by_token
+    from llmtrack.quantize.sensitivity import RANKED_ROWS, inputs_of
     from llmtrack.quantize.smooth import largest_of, smooth
 
     base = graph.load(job.source / MODEL_FILE)
@@ -181,7 +180,7 @@ def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> Mode
 
     from llmtrack.onnx import graph
     from llmtrack.onnx.session import MODEL_FILE
-    from llmtrack.quantize.columns import scale_by_column
+    from llmtrack.quantize.scales import scale_by_column
 
     configuration = getattr(AutoQuantizationConfig, instruction_set(platform.machine(), cpu_flags()))(
         is_static=calibration is not None,
@@ -223,7 +222,7 @@ def _gentle_head(quantized: ModelProto, base: ModelProto, tied: bool, block_size
         block_size: weights that share a scale.
     """
     from llmtrack.onnx import graph
-    from llmtrack.onnx.tied import share_embedding
+    from llmtrack.onnx.matmul_nbits import share_embedding
 
     head = next((layer for layer in graph.linears(base) if layer.result == "logits"), None)
     if head is None:  # The logits are no MatMul.

@@ -47,8 +47,8 @@ def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:
             errors on a calibration text.
     """
     from llmtrack.onnx import graph
+    from llmtrack.onnx.matmul_nbits import share_embedding
     from llmtrack.onnx.session import MODEL_FILE
-    from llmtrack.onnx.tied import share_embedding
 
     model = graph.load(job.source / MODEL_FILE)
     tied = graph.untie_head(model)
@@ -71,8 +71,7 @@ def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:
         kept = [row for place, row in enumerate(job.rows) if place % JUDGED_BY or not bounded]
         correct_errors(model, base, block, kept)
     if bounded:
-        from llmtrack.quantize.keep_quality import leave_out
-        from llmtrack.quantize.sensitivity import Rounding
+        from llmtrack.quantize.sensitivity import Rounding, leave_out
 
         donor = in_blocks(graph.copy_of(base), 8, block, True, rest)
         judged = replace(job, rows=job.rows[::JUDGED_BY])
@@ -93,7 +92,7 @@ def in_blocks(
     )
 
     from llmtrack.onnx import graph
-    from llmtrack.onnx.offsets import split_zero_points
+    from llmtrack.onnx.matmul_nbits import split_zero_points
 
     logging.getLogger("onnxruntime").setLevel(logging.ERROR)
     every = {each.node for each in graph.linears(model)}
@@ -125,7 +124,7 @@ def correct_errors(model: ModelProto, base: ModelProto, block_size: int, rows: S
 
     from llmtrack.onnx import graph
     from llmtrack.quantize.gptq import gptq, packed
-    from llmtrack.quantize.keep_quality import inputs_of
+    from llmtrack.quantize.sensitivity import inputs_of
 
     stored = graph.weights_of(model)
     weights = graph.weights_of(base)

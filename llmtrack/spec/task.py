@@ -171,7 +171,7 @@ class TrainTask(Checked):
     Attributes:
         start: `weights` (continue from the model's), `scratch` (only the shape of a `synthetic:` preset; fresh weights,
             and a tokenizer trained on the corpus), or `auto`: `scratch` for a `synthetic:` model.
-        split: see `llmtrack.train.split`.
+        split: see `llmtrack.train.data`.
         log_checkpoint: keep the best checkpoint in MLflow as files (`artifact`), also as an MLflow model (`model`), or
             only in the output folder (`none`).
         output: folder of the checkpoints; training resumes from the newest there.

@@ -16,9 +16,12 @@ import torch
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.timing import Clock
 from llmtrack.train.data import IGNORED, TrainingBatch
-from llmtrack.train.schedule import learning_rate
 
 BETAS = (0.9, 0.95)
+
+
+FLOOR_SHARE = 0.1
+"""Learning rate of the last step, as a share of the peak."""
 
 
 @dataclass(frozen=True)
@@ -282,3 +285,23 @@ def _not_finite(state: State, loss: float, norm: float, rate: float) -> str:
         f"the {what} of step {state.step + 1} is not finite, at learning rate {rate:.2g}: use a smaller learning rate, "
         "more warmup_steps, a smaller clip_norm, or dtype=float32"
     )
+
+
+def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
+    """Return the learning rate of a step: linear warm-up to the peak, then cosine decay to a tenth of it.
+
+    Source: I. Loshchilov, F. Hutter, SGDR (2017), with linear warm-up as in A. Vaswani et al. (2017).
+
+    Args:
+        step: number of the step, from 1.
+        steps: number of steps in all.
+        peak: the highest learning rate; reached at step `warmup`, or at step 1 without warm-up.
+        warmup: steps of the warm-up.
+    """
+    if step < warmup:
+        return peak * step / warmup
+    begin = max(warmup, 1)
+    if steps <= begin:
+        return peak
+    share = (step - begin) / (steps - begin)
+    return peak * (FLOOR_SHARE + (1 - FLOOR_SHARE) * (1 + math.cos(math.pi * share)) / 2)

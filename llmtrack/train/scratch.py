@@ -15,7 +15,7 @@ from llmtrack.models.digests import ModelDigests, config_digest, tokenizer_diges
 from llmtrack.models.from_folder import clean_generation
 from llmtrack.models.source import parse_candidates
 from llmtrack.spec.task import TrainTask
-from llmtrack.train.split import Split
+from llmtrack.train.data import Split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

@@ -1,34 +1,41 @@
-"""A training session ready to run: model, data, optimizer and progress."""
+"""Training sessions: open a new one, or resume one from a checkpoint; model, data, optimizer and progress."""
 
 from __future__ import annotations
 
+import json
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from llmtrack.engines.options import NO_COMPILE, TorchOptions
+from llmtrack.devices import require_tried, resolve_device, resolve_dtype
+from llmtrack.engines.options import NO_COMPILE, DevicesOption, TorchOptions
 from llmtrack.engines.torch.pytorch import TorchEngine
+from llmtrack.engines.torch.pytorch import load_whole as load_engine
 from llmtrack.errors import UsageError, in_words
-from llmtrack.models.from_folder import load_folder
+from llmtrack.measure.room import check_batch
+from llmtrack.models.from_folder import clean_generation, load_folder
+from llmtrack.models.source import parse_candidates
 from llmtrack.quality import perplexity
-from llmtrack.quality.asked import score_as_asked
-from llmtrack.quality.encoding import encode_text
-from llmtrack.quality.figures import Quality
-from llmtrack.spec.options import chosen
+from llmtrack.quality.corpora import Corpus, load_corpus
+from llmtrack.quality.encoding import encode_text, lost_warning, unknown_warning
+from llmtrack.quality.metrics import Quality
+from llmtrack.quality.perplexity import SEPARATOR, score_texts
+from llmtrack.spec.options import chosen, taken
 from llmtrack.spec.outcome import StepValues
 from llmtrack.spec.scenario import Scalar, Variant
-from llmtrack.spec.serialization import to_json
+from llmtrack.spec.serialization import from_json, to_json
 from llmtrack.spec.task import PerplexityTask, TrainTask, not_asked
 from llmtrack.train import checkpoint
-from llmtrack.train.data import TrainingBatch, WindowDataset, batches
+from llmtrack.train.data import Split, TrainingBatch, WindowDataset, batches, plan_training_windows, split_texts
 from llmtrack.train.explain import explain_window
 from llmtrack.train.flops import counted_flops_per_token, flops_per_token, peak_flops
-from llmtrack.train.loop import Nll, State, autocast_for
-from llmtrack.train.split import Split
+from llmtrack.train.loop import Nll, State, autocast_for, make_optimizer
+from llmtrack.train.scratch import fresh_engine
 
 FORMAT = 1
 
@@ -88,7 +95,7 @@ class Session:
 
     def score(self, on_batch: Callable[[perplexity.Batch], None] = lambda batch: None) -> Quality:
         """Score the held-out part by the `rolling` protocol; `on_batch` is called after each batch."""
-        return score_as_asked(self.engine, self.split.validation, self.scoring, on_batch)
+        return score_texts(self.engine, self.split.validation, self.scoring, on_batch)
 
     def prompt(self, tokens: int) -> tuple[int, ...]:
         """Return the beginning of the held-out text."""
@@ -171,6 +178,170 @@ class Session:
         if device.type != "cuda":
             return None
         return peak_flops(torch.cuda.get_device_name(device), "bfloat16" if self.autocast else "float32")
+
+
+def open_session(variant: Variant, task: TrainTask) -> Session:
+    """Prepare a training, or resume it from the newest checkpoint in its output folder.
+
+    Sets torch's global random state: to the seed, or to that of the checkpoint.
+
+    Raises:
+        UsageError: a setting is not possible, or the checkpoints are of a training with other settings.
+        ModelLoadError: the model or the checkpoint cannot be loaded, or the checkpoints do not fit on the disk.
+    """
+    if variant.backend != "torch" or variant.quantization != "none":
+        raise UsageError("only the torch backend can train, without quantization: use backend=torch")
+    if taken(DevicesOption, chosen(TorchOptions, variant.options)) != DevicesOption():
+        raise UsageError("a model is trained on one device: use tensor_parallel=1 and device_map=none")
+    device = resolve_device(variant.device)
+    require_tried(device, "training")
+    dtype, label = resolve_dtype(variant.dtype, device)
+    if dtype == torch.float16:
+        raise UsageError("float16 gradients underflow without loss scaling: use dtype=bfloat16 or float32")
+    autocast = dtype == torch.bfloat16
+    corpus = load_corpus(task.corpus)
+    split = split_texts(corpus.texts, task.validation_share, task.split)
+    kept = checkpoint.newest(Path(task.output))
+    saved = _read(kept, variant, task) if kept else None
+    if kept and saved:
+        engine = _engine_of(kept, device, saved)
+    elif starts_from_scratch(variant.model, task.start):
+        engine = fresh_engine(variant.model, task, split, device)
+    else:
+        told = tuple(each for each in variant.options if each[0] != "compile")
+        engine = load_engine(replace(variant, dtype="float32", device=device, options=told))
+    torch.manual_seed(task.seed)
+    dataset, unknown = _windows(engine, split, task)
+    session = Session(
+        variant=variant,
+        task=task,
+        engine=engine,
+        optimizer=make_optimizer(engine.model, task.weight_decay),
+        dataset=dataset,
+        split=split,
+        warnings=corpus.warnings + unknown,
+        scoring=replace(task.scoring, bos_rule=_bos_rule(engine)),
+        autocast=autocast,
+        facts={},
+        run_key=uuid.uuid4().hex,
+        started_at=time.time(),
+    )
+    session.facts = _facts(session, corpus, "bfloat16 (autocast over float32 weights)" if autocast else label)
+    if kept and saved:
+        _take_up(session, kept, saved)
+    left = task.steps - session.state.step
+    checkpoint.require_room_for_all(session.folder, engine.model, -(-left // task.eval_every))
+    return session
+
+
+def starts_from_scratch(model: str, start: str) -> bool:
+    """Return whether a training begins with fresh weights; see `TrainTask.start`.
+
+    Raises:
+        UsageError: it must, and the model is not a `synthetic:` preset, or cannot be parsed.
+    """
+    is_preset = parse_candidates(model)[0].kind == "synthetic"
+    if start == "scratch" and not is_preset:
+        raise UsageError(
+            f"start=scratch needs a synthetic:PRESET to take the shape of, not {model!r}: use model=synthetic:1m"
+        )
+    return is_preset if start == "auto" else start == "scratch"
+
+
+def _engine_of(kept: Path, device: str, saved: dict[str, Any]) -> TorchEngine:
+    model, tokenizer = load_folder(kept, device=device, dtype=torch.float32)
+    clean_generation(model, tokenizer)
+    return TorchEngine(model, tokenizer, model_id=saved["facts"]["model_id"], tags=saved["tags"])
+
+
+def _windows(engine: TorchEngine, split: Split, task: TrainTask) -> tuple[WindowDataset, tuple[str, ...]]:
+    """Return the training windows, and warnings about their text."""
+    context = engine.info.context_length
+    if context is not None and task.sequence_length > context:
+        raise UsageError(
+            f"sequence_length {task.sequence_length} is over the model's context of {context}: use at most {context}"
+        )
+    # Backpropagation needs keys and values of every layer: a lower bound of the memory.
+    check_batch(engine.info, task.batch_size, task.sequence_length)
+    encoded = encode_text(engine, SEPARATOR.join(split.train), _bos_rule(engine))
+    windows = plan_training_windows(len(encoded.ids), task.sequence_length, task.window_stride)
+    if not windows:
+        raise UsageError("the text to train on has no token to predict: use a longer corpus")
+    warnings = unknown_warning(
+        encoded.unknown,
+        encoded.predicted,
+        "tokens to train on",
+        "the model cannot learn that text",
+    ) + lost_warning(encoded.lost, "nothing is learned of them")
+    return WindowDataset(encoded.ids, windows), warnings
+
+
+def _bos_rule(engine: TorchEngine) -> str:
+    return "none" if engine.info.special_tokens.start_id is None else "model"
+
+
+def _facts(session: Session, corpus: Corpus, label: str) -> dict[str, Scalar]:
+    info, scoring = session.engine.info, session.scoring
+    facts: dict[str, Scalar] = {
+        **info.facts,
+        "model_id": info.model_id,
+        "device": info.device,
+        "dtype": label,
+        "vocab_size": info.vocab_size,
+        "threads": torch.get_num_threads(),
+        "corpus": corpus.name,
+        "corpus_digest": corpus.digest,
+        "corpus_blank_rows": corpus.blank,
+        "split": session.split.how,
+        "start": "scratch" if starts_from_scratch(session.variant.model, session.task.start) else "weights",
+        "train_windows": len(session.dataset),
+        "compile": session.compile,
+        "protocol": scoring.protocol,
+        "max_length": scoring.max_length,
+        "stride": scoring.window_stride,
+        "bos_rule": scoring.bos_rule,
+        "max_tokens": scoring.max_tokens,
+    }
+    if info.context_length is not None:
+        facts["context_length"] = info.context_length
+    return facts
+
+
+def _read(kept: Path, variant: Variant, task: TrainTask) -> dict[str, Any]:
+    """Read a checkpoint's data, if it belongs to this training."""
+    saved = checkpoint.read_state(kept)
+    if saved.get("format") != FORMAT or not isinstance(saved.get("asked"), dict):
+        raise UsageError(f"{kept} was written by another version of llmtrack: train anew with resume=false")
+    now, then = asked(variant, task), saved["asked"]
+    now = json.loads(json.dumps(now))
+    differing = [
+        f"{name} {then.get(name)!r}, now {now.get(name)!r}"
+        for name in sorted(now | then)
+        if now.get(name) != then.get(name)
+    ]
+    if differing:
+        raise UsageError(
+            f"{kept.parent} holds a training with other settings ({'; '.join(differing)}): "
+            "give the same settings, or another output"
+        )
+    return saved
+
+
+def _take_up(session: Session, kept: Path, saved: dict[str, Any]) -> None:
+    then = saved["facts"].get("corpus_digest")
+    if then != session.facts["corpus_digest"]:
+        raise UsageError(
+            f"the corpus {session.facts['corpus']} has changed since this training began: "
+            "give the same text, or train anew with resume=false"
+        )
+    session.state = from_json(saved["state"], State)
+    session.run_key, session.started_at = saved["run_key"], saved["started_at"]
+    session.history = from_json(saved["history"], list[StepValues])
+    session.samples, session.before = saved["samples"], saved["before"]
+    # Tracked params are immutable; differences of the environment show in its tags.
+    session.facts = saved["facts"]
+    session.resumed = True
+    checkpoint.restore(kept, session.optimizer, torch.device(session.engine.info.device))
 
 
 def asked(variant: Variant, task: TrainTask) -> dict[str, Any]:

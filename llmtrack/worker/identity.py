@@ -67,7 +67,7 @@ def require(scenarios: Sequence[Scenario]) -> None:
 
 
 def _from_scratch(variant: Variant, task: TrainTask) -> bool:
-    from llmtrack.train.opening import starts_from_scratch  # imports the training stack
+    from llmtrack.train.session import starts_from_scratch  # imports the training stack
 
     return starts_from_scratch(variant.model, task.start)
 

@@ -18,12 +18,11 @@ from llmtrack.measure.system import system_steps
 from llmtrack.measure.timing import Clock
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.models import durations
-from llmtrack.quality.asked import score_as_asked
-from llmtrack.quality.beside import drift_line, with_drift, with_scored, without_drift, without_scored
+from llmtrack.quality.attach import drift_line, with_drift, with_scores, without_drift, without_scores
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.drift import compare_distributions
-from llmtrack.quality.figures import cut_warnings, quality_warnings
-from llmtrack.quality.perplexity import Batch
+from llmtrack.quality.metrics import cut_warnings, quality_warnings
+from llmtrack.quality.perplexity import Batch, score_texts
 from llmtrack.spec.events import Emit, Log, Progress, SoFar
 from llmtrack.spec.outcome import Failure, Measurement, StepValues
 from llmtrack.spec.scenario import QualityCheck, Scalar, Scenario, Variant
@@ -114,8 +113,8 @@ def with_quality(
     except Exception as error:
         if failure_kind(error) == "non_finite":
             return failure_of(timed.scenario, error, timed.started_at, engine)
-        return without_scored(timed, in_words(error))
-    timed = with_scored(timed, scored.metrics, scored.facts, scored.warnings, scored.batch_losses, scored.items)
+        return without_scores(timed, in_words(error))
+    timed = with_scores(timed, scored.metrics, scored.facts, scored.warnings, scored.batch_losses, scored.items)
     if check.reference is None or check.reference == timed.scenario.variant:
         return timed
     # Loading a second model takes the most memory, so it comes last.
@@ -169,7 +168,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     device = engine.info.device
     watch = Watch(device, gauge_for(engine.info, beside), beside)
     start = clock()
-    quality = score_as_asked(engine, corpus.texts, task, on_batch)
+    quality = score_texts(engine, corpus.texts, task, on_batch)
     seconds = clock() - start
     durations.note(work, seconds, model)
     readings, disturbing = watch.end()

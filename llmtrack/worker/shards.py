@@ -11,11 +11,10 @@ from typing import Any
 from llmtrack.engine import Engine
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.timing import Clock
-from llmtrack.quality.asked import prepare, score_shard
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.drift import compare_row, rows_to_compare
 from llmtrack.quality.encoding import tokens_digest
-from llmtrack.quality.perplexity import Batch
+from llmtrack.quality.perplexity import Batch, prepare, score_shard
 from llmtrack.quality.shards import share_out
 from llmtrack.spec.events import Emit, Log, Progress
 from llmtrack.spec.outcome import Measurement

@@ -18,7 +18,7 @@ from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import summarize_rate
 from llmtrack.measure.system import system_reader, system_values
 from llmtrack.measure.timing import Clock
-from llmtrack.quality.figures import compute_perplexity, quality_warnings
+from llmtrack.quality.metrics import compute_perplexity, quality_warnings
 from llmtrack.quality.perplexity import Batch
 from llmtrack.spec.events import Begun, Emit, Log, Progress, SoFar, Steps, Warn
 from llmtrack.spec.options import chosen
@@ -27,8 +27,7 @@ from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import TrainTask, workload_id
 from llmtrack.train import checkpoint
 from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, compiled_nll, fit
-from llmtrack.train.opening import open_session
-from llmtrack.train.session import Session
+from llmtrack.train.session import Session, open_session
 from llmtrack.worker.outcomes import engine_metrics, failure_of
 from llmtrack.worker.power import Watch
 

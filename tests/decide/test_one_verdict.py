@@ -212,7 +212,7 @@ ELSEWHERE = {
     "llmtrack/decide/differences.py": "writes them",
     "llmtrack/decide/gate.py": "says the limit as it was given",
     "llmtrack/measure/statistics.py": "measures, and may import nothing of what decides",
-    "llmtrack/quality/figures.py": "measures, and may import nothing of what decides",
+    "llmtrack/quality/metrics.py": "measures, and may import nothing of what decides",
     "llmtrack/report/sentences/outliers.py": "multiples of a median over all prompts, which is no run",
 }
 

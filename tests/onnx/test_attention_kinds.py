@@ -23,8 +23,7 @@ pytest.importorskip("onnx", reason=MISSING)
 pytest.importorskip("onnxruntime", reason=MISSING)
 pytest.importorskip("optimum.exporters.onnx", reason=MISSING)
 from llmtrack.engines.onnx import open_folder
-from llmtrack.onnx.export import export
-from llmtrack.onnx.rotary import traceable_rope
+from llmtrack.onnx.export import export, traceable_rope
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 
 FUSED, AS_IT_IS = "GroupQueryAttention", "as exported"

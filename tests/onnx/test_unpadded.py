@@ -16,10 +16,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from llmtrack.onnx import graph, session
-from llmtrack.onnx.merge import merge_products
-from llmtrack.onnx.norms import fuse_norms
+from llmtrack.onnx.matmul_nbits import merge_products
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
-from llmtrack.onnx.unpadded import unpadded
+from llmtrack.onnx.unpadded import fuse_norms, unpadded
 from llmtrack.quantize.weight_only import in_blocks
 from tests.onnx.small import run, small
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
-from llmtrack.quality.beside import with_drift
-from llmtrack.quality.bootstrap import stderr_of_ratio
+from llmtrack.quality.attach import with_drift
 from llmtrack.quality.drift import compare_distributions, compare_row, rows_to_compare
-from llmtrack.quality.figures import Drift, drift_of
+from llmtrack.quality.metrics import Drift, drift_of, stderr_of_ratio
 from llmtrack.quality.shards import merge_drift
 from llmtrack.spec.scenario import QualityCheck, Variant
 from llmtrack.spec.scores import Compared, Item, RowSums

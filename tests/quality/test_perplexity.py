@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.quality import perplexity
-from llmtrack.quality.figures import compute_perplexity
+from llmtrack.quality.metrics import compute_perplexity
 from llmtrack.quality.perplexity import Batch, score_documents, score_rolling
 from tests.engines.models import bigram_engine
 from tests.quality.engines import LN2, B, scripted, two_letters

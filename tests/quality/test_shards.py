@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtrack.errors import ScenarioError
-from llmtrack.quality.asked import prepare, score_as_asked, score_shard
+from llmtrack.quality.perplexity import prepare, score_shard, score_texts
 from llmtrack.quality.shards import merge, plan_batches, share_out
 from llmtrack.spec.scores import Part, Scored, Text
 from llmtrack.spec.serialization import from_json, to_json
@@ -99,7 +99,7 @@ def scored_alone(name):
     for number in range(5):
         batches, of = score_shard(engine, ready, ShardTask(**vars(task), number=number, of=5))
         parts += [Part(ready.text, of, {key: scored}, 0.0) for key, scored in batches.items()]
-    return score_as_asked(engine, TEXTS, task), parts
+    return score_texts(engine, TEXTS, task), parts
 
 
 @pytest.mark.slow(1)

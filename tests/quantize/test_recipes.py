@@ -21,10 +21,9 @@ from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 from llmtrack.quantize import weight_only
 from llmtrack.quantize.int8 import apply as int8_dynamic
 from llmtrack.quantize.int8 import instruction_set
-from llmtrack.quantize.keep_quality import mean_loss, rank
 from llmtrack.quantize.options import Static
 from llmtrack.quantize.recipe import Job, find_recipe, recipes
-from llmtrack.quantize.sensitivity import DYNAMIC, worst_first
+from llmtrack.quantize.sensitivity import DYNAMIC, mean_loss, rank, worst_first
 from llmtrack.spec.options import parameters
 
 METHODS = next(each for each in parameters(Static) if each.name == "calibration_method").option.choices

@@ -7,6 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.quantize.conftest import MISSING
+
+pytest.importorskip("onnx", reason=MISSING)
 from llmtrack.quantize.sensitivity import (
     DYNAMIC,
     STATIC,

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from llmtrack.onnx import graph
 from llmtrack.onnx.session import MODEL_FILE
-from llmtrack.quantize.keep_quality import inputs_of, mean_loss
+from llmtrack.quantize.sensitivity import inputs_of, mean_loss
 from llmtrack.quantize.smooth import largest_of, smooth
 
 RANDOM = np.random.default_rng(0)

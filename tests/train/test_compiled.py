@@ -10,7 +10,7 @@ from llmtrack.spec.scenario import Variant
 from llmtrack.spec.task import TrainTask
 from llmtrack.train.flops import counted_flops_per_token
 from llmtrack.train.loop import batch_nll, compiled_nll
-from llmtrack.train.opening import open_session
+from llmtrack.train.session import open_session
 
 
 @pytest.fixture

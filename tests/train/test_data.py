@@ -5,8 +5,165 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrack.train.data import IGNORED, WindowDataset, batches, sample_order
-from llmtrack.train.windows import plan_training_windows
+from llmtrack.errors import UsageError
+from llmtrack.train.data import (
+    IGNORED,
+    TrainingWindow,
+    WindowDataset,
+    batches,
+    input_and_target,
+    plan_training_windows,
+    sample_order,
+    split_texts,
+)
+
+TEXT = st.text("ab \n", min_size=1, max_size=40).filter(str.strip)
+
+
+@pytest.mark.slow(1)
+@given(st.lists(TEXT, min_size=2, max_size=12, unique=True), st.floats(0.01, 0.99))
+def test_documents_fall_on_one_side_and_keep_their_order(texts, share):
+    split = split_texts(texts, share, "document")
+    assert split.how == "document"
+    assert split.train
+    assert split.validation
+    assert sorted(split.train + split.validation) == sorted(texts)
+    assert [text for text in texts if text in split.train] == list(split.train)
+
+
+@pytest.mark.slow(1)
+@given(st.lists(TEXT, min_size=1, max_size=6), st.integers(1, 5))
+def test_equal_documents_never_stand_on_both_sides(texts, copies):
+    texts = [*texts * copies, "one that is different"]
+    split = split_texts(texts, 0.5, "document")
+    assert not set(split.train) & set(split.validation)
+
+
+@given(st.lists(TEXT, min_size=1, max_size=6), st.floats(0.05, 0.95))
+def test_a_contiguous_split_holds_out_the_end(texts, share):
+    try:
+        split = split_texts(texts, share, "contiguous")
+    except UsageError:
+        return  # too short to have two sides
+    # White space may be dropped where it would be a side of its own.
+    train, held = ("".join("".join(side).split()) for side in (split.train, split.validation))
+    assert train
+    assert held
+    assert train + held == "".join("".join(texts).split())
+
+
+def test_the_share_is_about_what_was_asked():
+    texts = [f"{number:03} " + "x" * 96 for number in range(200)]
+    held = sum(map(len, split_texts(texts, 0.1).validation))
+    assert held == 0.1 * 200 * 100
+    (one,) = ["\n".join(texts)]
+    split = split_texts([one], 0.1)
+    assert split.how == "contiguous"
+    assert "".join(split.train + split.validation) == one
+    assert 0.09 < len(split.validation[0]) / len(one) <= 0.11
+    assert split.train[0].endswith("\n")
+
+
+def test_a_document_stays_on_its_side_when_others_come():
+    texts = [f"document {number}" * 5 for number in range(50)]
+    held = set(split_texts(texts, 0.2).validation)
+    more = split_texts([*texts, *(f"new {number}" for number in range(5))], 0.2)
+    assert len(held & set(more.validation)) >= len(held) - 2
+
+
+def test_no_token_of_a_held_out_window_is_in_a_training_window():
+    """Each word of the corpus is one token of its own, so that a leak would show."""
+    words = [f"w{number}" for number in range(500)]
+    text = "\n".join(" ".join(words[start : start + 10]) for start in range(0, 500, 10))
+    for texts in ([text], text.split("\n")):
+        split = split_texts(texts, 0.2)
+        seen = []
+        for side in (split.train, split.validation):
+            ids = " ".join(side).split()
+            windows = plan_training_windows(len(ids), length=16, stride=3)
+            seen.append({t for w in windows for part in input_and_target(ids, w) for t in part})
+        assert not seen[0] & seen[1]
+        assert seen[0] | seen[1] == set(words)
+
+
+@pytest.mark.parametrize(
+    ("texts", "share", "how", "says"),
+    [
+        (["a", "b"], 0.0, "auto", "share 0 is not possible"),
+        (["a", "b"], 1.0, "auto", "share 1 is not possible"),
+        (["a", "b"], 0.5, "random", "no split 'random'"),
+        (["only one"], 0.5, "document", "one side would be empty"),
+        (["x"], 0.5, "contiguous", "one side would be empty"),
+    ],
+)
+def test_an_impossible_split_is_refused(texts, share, how, says):
+    with pytest.raises(UsageError, match=says):
+        split_texts(texts, share, how)
+
+
+def test_the_target_is_the_input_moved_by_one():
+    (window,) = plan_training_windows(4, length=3)
+    assert input_and_target([2, 1, 4, 5], window) == ([2, 1, 4], [1, 4, 5])
+
+
+def test_a_short_window_is_left_at_the_end():
+    assert plan_training_windows(8, 3) == (TrainingWindow(0, 3), TrainingWindow(3, 6), TrainingWindow(6, 7))
+
+
+def test_windows_overlap_where_the_stride_is_smaller():
+    assert plan_training_windows(7, 4, 2) == (TrainingWindow(0, 4), TrainingWindow(2, 6))
+    assert plan_training_windows(8, 4, 2) == (
+        TrainingWindow(0, 4),
+        TrainingWindow(2, 6),
+        TrainingWindow(4, 7),
+    )
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_nothing_to_predict_gives_no_window(tokens):
+    assert plan_training_windows(tokens, 4) == ()
+
+
+@pytest.mark.parametrize(("length", "stride"), [(0, 0), (4, 5), (4, -1)])
+def test_impossible_windows_are_refused(length, stride):
+    with pytest.raises(UsageError, match="is not possible"):
+        plan_training_windows(10, length, stride)
+
+
+def test_every_token_after_the_first_is_a_target_for_all_small_sizes():
+    for tokens in range(2, 20):
+        for length in range(1, 12):
+            for stride in range(length + 1):
+                windows = plan_training_windows(tokens, length, stride)
+                targets = [t for w in windows for t in input_and_target(range(tokens), w)[1]]
+                assert set(targets) == set(range(1, tokens))
+                if stride in (0, length):
+                    assert targets == list(range(1, tokens))
+                assert all(w.length == length for w in windows[:-1])
+                assert 1 <= windows[-1].length <= length
+
+
+@given(tokens=st.integers(2, 400), length=st.integers(1, 64), data=st.data())
+def test_each_target_follows_its_input(tokens, length, data):
+    stride = data.draw(st.integers(0, length))
+    ids = [token * 7 for token in range(tokens)]
+    for window in plan_training_windows(tokens, length, stride):
+        read, predicted = input_and_target(ids, window)
+        assert len(read) == len(predicted) == window.length
+        assert read[1:] == predicted[:-1]
+        assert predicted[-1] == read[-1] + 7
+
+
+def test_the_windows_are_those_by_which_a_stream_is_scored():
+    """So that the validation loss of training is a rolling perplexity's."""
+    from llmtrack.quality.windows import plan_windows as plan_scoring
+
+    for tokens in range(2, 30):
+        for length in range(1, 10):
+            scored = plan_scoring(tokens, length, length)
+            assert [t for w in plan_training_windows(tokens, length) for t in range(w.begin + 1, w.end + 1)] == [
+                t for w in scored for t in range(w.first_scored, w.end)
+            ]
 
 
 @pytest.mark.slow(1)

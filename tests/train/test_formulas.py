@@ -7,8 +7,7 @@ import torch
 
 from llmtrack.train.explain import loss_by_hand, softmax
 from llmtrack.train.flops import flops_per_token, peak_flops
-from llmtrack.train.loop import sum_cross_entropy
-from llmtrack.train.schedule import learning_rate
+from llmtrack.train.loop import learning_rate, sum_cross_entropy
 
 
 def test_the_three_word_example():

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from llmtrack.errors import ScenarioError
-from llmtrack.train.data import WindowDataset, collate
-from llmtrack.train.loop import Hooks, LoopSettings, State, autocast_for, fit, make_optimizer, train_step
-from llmtrack.train.schedule import learning_rate
-from llmtrack.train.windows import plan_training_windows
+from llmtrack.train.data import WindowDataset, collate, plan_training_windows
+from llmtrack.train.loop import Hooks, LoopSettings, State, autocast_for, fit, learning_rate, make_optimizer, train_step
 
 VOCAB = 13
 

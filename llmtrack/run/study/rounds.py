@@ -15,7 +15,7 @@ from typing import Any
 
 from llmtrack.host.formatting import plural
 from llmtrack.measure.statistics import should_stop
-from llmtrack.quality.beside import without_scored
+from llmtrack.quality.attach import without_scores
 from llmtrack.run.executors.inline import INTERRUPTED, Executor
 from llmtrack.run.executors.pool import MOST_ON_GPU, Pool
 from llmtrack.run.study.journal import Journal
@@ -259,7 +259,7 @@ class _Turns:
             if arm.visits and self._timing:
                 self._tell(arm.outcome(self._round, INTERRUPTED))
             elif arm.visits:
-                self._tell(without_scored(arm.outcome(self._round), INTERRUPTED))
+                self._tell(without_scores(arm.outcome(self._round), INTERRUPTED))
 
     @property
     def _laps(self) -> int:

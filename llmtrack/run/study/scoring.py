@@ -8,7 +8,7 @@ from dataclasses import replace
 from llmtrack.errors import ScenarioError, in_words
 from llmtrack.host.formatting import plural
 from llmtrack.measure.finite import NON_FINITE
-from llmtrack.quality.beside import drift_line, with_drift, with_scored, without_drift, without_scored
+from llmtrack.quality.attach import drift_line, with_drift, with_scores, without_drift, without_scores
 from llmtrack.run.executors.inline import INTERRUPTED, Executor
 from llmtrack.run.executors.parallel_workers import ParallelWorkers, SideBySide
 from llmtrack.run.executors.partial_results import PartialResults
@@ -106,7 +106,7 @@ def _beside(timed: Measurement, scored: Measurement | Failure) -> Measurement | 
         )
     if scored.kind == NON_FINITE:
         return replace(scored, scenario=timed.scenario, started_at=timed.started_at)
-    return without_scored(timed, scored.reason)
+    return without_scores(timed, scored.reason)
 
 
 def _workers(scenario: Scenario) -> int | None:
@@ -144,13 +144,13 @@ def _with_quality(
     if isinstance(done, Failure):
         if done.kind == NON_FINITE:
             return replace(done, scenario=timed.scenario, started_at=timed.started_at)
-        return without_scored(timed, done.reason)
+        return without_scores(timed, done.reason)
     try:
         found = merge_figures(task, done)
     except ScenarioError as error:
-        return without_scored(timed, in_words(error))
+        return without_scores(timed, in_words(error))
     facts = {**found.facts, "score_workers": workers}
-    timed = with_scored(timed, found.metrics, facts, found.warnings, found.batch_losses, found.items)
+    timed = with_scores(timed, found.metrics, facts, found.warnings, found.batch_losses, found.items)
     timed = replace(timed, texts={**timed.texts, "shards.txt": found.listed})
     if check.reference is None or check.reference == timed.scenario.variant:
         return timed

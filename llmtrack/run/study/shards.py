@@ -14,7 +14,7 @@ from functools import partial
 from llmtrack.errors import ScenarioError
 from llmtrack.host.formatting import plural
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
-from llmtrack.quality.figures import Drift, cut_warnings, quality_warnings
+from llmtrack.quality.metrics import Drift, cut_warnings, quality_warnings
 from llmtrack.quality.shards import merge, merge_drift
 from llmtrack.run.executors.parallel_workers import ParallelWorkers
 from llmtrack.spec.events import Emit, Event, Log, Progress, Warn

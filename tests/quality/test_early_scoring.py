@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from llmtrack.errors import ScenarioError
-from llmtrack.quality import ahead, perplexity
+from llmtrack.quality import perplexity, windows
 from llmtrack.quality.encoding import Encoded
 from llmtrack.quality.perplexity import score_rolling
-from llmtrack.quality.windows import plan_windows
+from llmtrack.quality.windows import plan_windows, stream_windows
 from tests.conftest import HANG_S
 from tests.engines.models import small
 from tests.quality.engines import scripted
@@ -25,16 +25,16 @@ def plan(tokens, given):
 @pytest.fixture
 def begun(monkeypatch):
     """Begin early on any device and with any text, and tell how often a text was read."""
-    read, encode = ahead.read, perplexity.encode_text
+    stream, encode = perplexity.stream_windows, perplexity.encode_text
     texts = []
 
     def encoded(engine, text, *args, **named):
         texts.append(text)
         return encode(engine, text, *args, **named)
 
-    monkeypatch.setattr(ahead, "SHORTEST", 1)
+    monkeypatch.setattr(windows, "SHORTEST", 1)
     monkeypatch.setattr(perplexity, "encode_text", encoded)
-    monkeypatch.setattr(ahead, "read", lambda *args, **unused: read(*args, ahead=True))
+    monkeypatch.setattr(perplexity, "stream_windows", lambda *args, **unused: stream(*args, ahead=True))
     return texts
 
 
@@ -73,27 +73,27 @@ def test_what_a_wrong_beginning_said_is_forgotten(begun, monkeypatch):
 
 
 def test_the_first_windows_are_there_while_the_rest_is_read(monkeypatch):
-    monkeypatch.setattr(ahead, "SHORTEST", 8_000)
+    monkeypatch.setattr(windows, "SHORTEST", 8_000)
     reading = threading.Event()
 
     def encode(text):
-        if len(text) == ahead.SHORTEST:
+        if len(text) == windows.SHORTEST:
             assert reading.wait(HANG_S)
         return Encoded(list(text.encode()), 1, text.encode(), 0)
 
-    text = "ab" * (ahead.SHORTEST // 2)
-    with ahead.read(text, encode, plan, ahead=True) as stream:
+    text = "ab" * (windows.SHORTEST // 2)
+    with stream_windows(text, encode, plan, ahead=True) as stream:
         rows = stream.rows()
         first = [next(rows) for _ in range(100)]
-        assert stream.expected == ahead.SHORTEST // 10
+        assert stream.expected == windows.SHORTEST // 10
         reading.set()
         assert [window for _, window in [*first, *rows]] == list(stream.windows)
 
 
-@pytest.mark.parametrize(("text", "asked"), [("ab" * 100, True), ("ab" * ahead.SHORTEST, False)])
+@pytest.mark.parametrize(("text", "asked"), [("ab" * 100, True), ("ab" * windows.SHORTEST, False)])
 def test_a_short_text_is_read_once_and_on_a_cpu_any(text, asked):
     read = []
-    with ahead.read(text, lambda each: read.append(each) or Encoded([1, 2], 1, None, 0), plan, ahead=asked):
+    with stream_windows(text, lambda each: read.append(each) or Encoded([1, 2], 1, None, 0), plan, ahead=asked):
         assert read == [text]
 
 

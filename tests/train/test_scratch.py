@@ -6,8 +6,8 @@ import pytest
 
 from llmtrack.models.digests import tokenizer_digest
 from llmtrack.spec.task import TrainTask
+from llmtrack.train.data import Split
 from llmtrack.train.scratch import fresh_engine
-from llmtrack.train.split import Split
 
 
 @pytest.mark.slow(1)

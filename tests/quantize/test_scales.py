@@ -1,4 +1,4 @@
-"""8-bit products with a scale for each token: the numbers of a token depend on nothing beside it."""
+"""8-bit weights with a scale per column, as ONNX Runtime computes it, and 8-bit products with a scale per token."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ pytest.importorskip("onnx", reason=MISSING)
 pytest.importorskip("onnxruntime", reason=MISSING)
 import onnx
 from onnx import TensorProto, helper
+from onnxruntime.quantization.quant_utils import quantize_data
 
 from llmtrack.host.machine import cpu_flags
 from llmtrack.onnx import graph
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
-from llmtrack.quantize.columns import by_column
 from llmtrack.quantize.int8 import ARM
-from llmtrack.quantize.per_token import scale_by_token
 from llmtrack.quantize.recipe import Job, find_recipe
+from llmtrack.quantize.scales import by_column, scale_by_token
 from tests.onnx.small import run, small
 
 # Signed weights are for CPUs whose products of bytes do not overflow: on others (AVX2, AVX-512 without VNNI) the recipe takes none.
@@ -112,3 +112,24 @@ def test_a_row_says_beside_others_and_behind_pads_what_it_says_alone(made):
         # Of another shape sums have another order, and a last bit can be a step of the rounding: the same but for that.
         alone, _ = decoder.run(ids[row : row + 1, first:], np.ones((1, 12 - first), dtype=np.int64), keep=1)
         assert np.corrcoef(together[row, -1], alone[0, -1])[0, 1] > 0.98
+
+
+COLUMNS = {
+    "ordinary": RANDOM.normal(size=(64, 40)),
+    "columns of very different size": RANDOM.normal(size=(16, 30)) * np.logspace(-30, 20, 30),
+    "halves, which round to even": RANDOM.integers(-254, 255, size=(64, 20)) / 2,
+    "columns of zeros and of next to nothing": np.array([[0.0, 1e-39, -1e-45, 2.0], [0.0, 0.0, 0.0, -1.0]]),
+    "columns of one sign": np.abs(RANDOM.normal(size=(8, 5))) * np.array([1, -1, 1, -1, 1]),
+}
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT8, TensorProto.UINT8], ids=["int8", "uint8"])
+@pytest.mark.parametrize("weight", COLUMNS.values(), ids=COLUMNS)
+def test_columns_are_rounded_as_onnx_runtime_rounds_each(weight, kind):
+    weight = weight.astype(np.float32)
+    found = by_column(weight, kind)
+    expected = [quantize_data(column, kind, symmetric=True) for column in weight.T]
+    zeros, scales, columns = (np.stack(each) for each in zip(*expected, strict=True))
+    for ours, theirs in zip(found, (columns.T, scales, zeros), strict=True):
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs)

@@ -11,7 +11,7 @@ pytest.importorskip("onnx", reason=MISSING)
 pytest.importorskip("onnxruntime", reason=MISSING)
 from onnx import helper, numpy_helper
 
-from llmtrack.onnx.offsets import split_zero_points
+from llmtrack.onnx.matmul_nbits import split_zero_points
 from tests.onnx.small import run, small
 
 EXACT = 1

@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from llmtrack.quality.figures import Drift
+from llmtrack.quality.metrics import Drift
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import QualityCheck, Scalar, Variant
 from llmtrack.spec.scores import Item, RowSums
 
 
-def with_scored(
+def with_scores(
     timed: Measurement,
     metrics: Mapping[str, float],
     facts: Mapping[str, Scalar],
@@ -32,7 +32,7 @@ def with_scored(
     )
 
 
-def without_scored(timed: Measurement, why: str) -> Measurement:
+def without_scores(timed: Measurement, why: str) -> Measurement:
     """Keep a timed measurement whose text could not be scored, with a warning."""
     return replace(timed, warnings=(*timed.warnings, f"its quality could not be scored: {why}"), ended_at=time.time())
 

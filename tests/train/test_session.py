@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llmtrack.spec.task import TrainTask
-from llmtrack.train.opening import _windows
-from llmtrack.train.split import Split
+from llmtrack.train.data import Split
+from llmtrack.train.session import _windows
 from tests.quality.tokenizers import byte_fallback, unigram, without_unknown, word_piece, wrap
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrack.quality.bootstrap import gather_blocks, stderr_of_ratio
+from llmtrack.quality.metrics import gather_blocks, stderr_of_ratio
 
 
 def test_blocks_of_equal_size_give_the_standard_error_of_a_mean() -> None:

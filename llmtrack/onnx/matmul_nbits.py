@@ -1,0 +1,270 @@
+"""Rewrite products in blocks of few bits (MatMulNBits) for speed and size: merge, split zero points, share an embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from llmtrack.onnx.graph import (
+    MICROSOFT,
+    insert_before,
+    makers_of,
+    remove_unused,
+    replace_nodes,
+    settings_of,
+    weights_of,
+)
+
+_TENSORS = ("B", "scales", "zero_points")
+_SETTINGS = ("K", "bits", "block_size", "accuracy_level")
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product in blocks, and its additions.
+
+    Attributes:
+        node: the product.
+        offset: the product with the blocks' offsets (see `split_zero_points`).
+        bias: name of the added initializer, or "".
+    """
+
+    node: NodeProto
+    offset: NodeProto | None
+    bias: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The product's attributes."""
+        return settings_of(self.node)
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """Key that must be equal for products to be merged."""
+        settings = (self.settings.get(name) for name in _SETTINGS)
+        sums = self.offset.input[0] if self.offset is not None else ""
+        return (self.node.input[0], len(self.node.input), sums, bool(self.bias), *settings)
+
+
+def merge_products(model: ModelProto, wanted: Iterable[Sequence[str]]) -> dict[str, str]:
+    """Merge products in blocks (MatMulNBits) that read the same tensor and have equal settings.
+
+    In a small model, the products of a step are so small that starting each, and synchronizing the threads after it,
+    matters. Blocks of few bits lie along the inputs, so concatenated weights are rounded as before: only the number of
+    operators changes. (Gate and up are not merged: the split after them costs what the merge saves.)
+
+    Args:
+        model: modified in place.
+        wanted: names of results to concatenate; the caller must not read them after a merge.
+
+    Returns:
+        The name of the merged result, by the first of the original results.
+    """
+    weights = weights_of(model)
+    made_by = makers_of(model)
+    found: dict[str, str] = {}
+    instead: dict[str, list[NodeProto]] = {}
+    for number, results in enumerate(wanted):
+        group = [_product(made_by[name], made_by, weights) for name in results]
+        if None in group or len({each.alike for each in group if each is not None}) > 1:
+            continue
+        nodes = _merged(model, f"merged.{number}", [each for each in group if each is not None], weights)
+        instead[made_by[results[0]].name] = [*nodes, made_by[results[0]]]
+        found[results[0]] = nodes[-1].output[0]
+    replace_nodes(model, instead)
+    return found
+
+
+def _product(node: NodeProto, made_by: Mapping[str, NodeProto], weights: Mapping[str, TensorProto]) -> _Product | None:
+    """Return the product, with its additions, that ends in a node; None if there is none."""
+    bias, offset = "", None
+    if node.op_type == "Add" and (constant := [name for name in node.input if name in weights]):
+        bias = constant[0]
+        node = made_by.get(next((name for name in node.input if name != bias), ""), node)
+        if len(weights[bias].dims) != 1:
+            return None
+    if node.op_type == "Add" and (parts := [made_by.get(name) for name in node.input]):
+        node, offset = (
+            next((each for each in parts if each is not None and each.op_type == kind), node)
+            for kind in ("MatMulNBits", "MatMul")
+        )
+        if offset.op_type != "MatMul" or offset.input[1] not in weights:
+            return None
+    if node.op_type != "MatMulNBits" or any(name not in weights for name in node.input[1:]):
+        return None
+    return _Product(node, offset, bias)
+
+
+def _merged(
+    model: ModelProto, name: str, group: Sequence[_Product], weights: Mapping[str, TensorProto]
+) -> list[NodeProto]:
+    """Add a group's concatenated weights to the graph; return the nodes that replace the group."""
+
+    def beside(parts: Sequence[str], part: str) -> str:
+        arrays = [numpy_helper.to_array(weights[each]) for each in parts]
+        # Offsets are stored as (blocks, outputs).
+        joined = np.concatenate(arrays, axis=1 if part == "offsets" else 0)
+        model.graph.initializer.append(numpy_helper.from_array(joined, f"{name}.{part}"))
+        return f"{name}.{part}"
+
+    first = group[0].node
+    widths = [each.settings["N"] for each in group]
+    tensors = [
+        beside([each.node.input[place] for each in group], part)
+        for place, part in enumerate(_TENSORS[: len(first.input) - 1], start=1)
+    ]
+    settings = group[0].settings | {"N": sum(widths)}
+    joined = "+".join(each.node.name.strip("/").split("/")[-2] for each in group)
+    place = first.name.rsplit("/", 2)[0]
+    whole = f"{name}.output"
+    nodes = [
+        helper.make_node(
+            "MatMulNBits",
+            [first.input[0], *tensors],
+            [whole],
+            name=f"{place}/{joined}/MatMul",
+            domain=first.domain,
+            **settings,
+        )
+    ]
+    if group[0].offset is not None:
+        offsets = beside([each.offset.input[1] for each in group if each.offset is not None], "offsets")
+        nodes += [
+            helper.make_node(
+                "MatMul",
+                [group[0].offset.input[0], offsets],
+                [f"{name}.offset"],
+                name=f"{place}/{joined}/offset",
+            ),
+            helper.make_node(
+                "Add",
+                [whole, f"{name}.offset"],
+                [f"{name}.with_offset"],
+                name=f"{place}/{joined}/with_offset",
+            ),
+        ]
+    if group[0].bias:
+        bias = beside([each.bias for each in group], "bias")
+        nodes.append(
+            helper.make_node("Add", [nodes[-1].output[0], bias], [f"{name}.sum"], name=f"{place}/{joined}/Add")
+        )
+    return nodes
+
+
+def split_zero_points(model: ModelProto, accuracy_level: int) -> int:
+    """Split products in blocks (MatMulNBits) with float zero points; others are unchanged.
+
+    ONNX Runtime's kernel of 8-bit products requires integer zero points; otherwise it dequantizes the weights in each
+    call, at a fourteenth of the speed. A block's weights are `scale * (q - zero) = scale * (q - middle) + scale *
+    (middle - zero)`, and the second part is constant within the block: its product only needs the sum of the inputs per
+    block.
+
+    Args:
+        model: modified in place.
+        accuracy_level: of the products with integer zero points that replace them.
+
+    Returns:
+        The number of split products.
+    """
+    weights = weights_of(model)
+    instead: dict[str, list[NodeProto]] = {}
+    sums: dict[tuple[str, int], str] = {}
+    for node in model.graph.node:
+        if node.op_type != "MatMulNBits" or len(node.input) < 4 or node.input[3] not in weights:
+            continue
+        zeros = numpy_helper.to_array(weights[node.input[3]])
+        settings = settings_of(node)
+        width, block = settings["K"], settings["block_size"]
+        if zeros.dtype.kind != "f" or width % block:
+            continue
+        nodes: list[NodeProto] = []
+        if (node.input[0], block) not in sums:
+            sums[node.input[0], block], nodes = _block_sums(model, node.input[0], width, block)
+        scales = numpy_helper.to_array(weights[node.input[2]])
+        offsets = ((2 ** (settings["bits"] - 1) - zeros) * scales).reshape(settings["N"], width // block)
+        model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(offsets.T), f"{node.name}.offsets"))
+        whole, offset = f"{node.name}.whole", f"{node.name}.offset"
+        instead[node.name] = [
+            *nodes,
+            helper.make_node(
+                "MatMulNBits",
+                node.input[:3],
+                [whole],
+                name=node.name,
+                domain=MICROSOFT,
+                **settings | {"accuracy_level": accuracy_level},
+            ),
+            helper.make_node(
+                "MatMul",
+                [sums[node.input[0], block], f"{node.name}.offsets"],
+                [offset],
+                name=f"{node.name}/offset",
+            ),
+            helper.make_node("Add", [whole, offset], node.output, name=f"{node.name}/with_offset"),
+        ]
+    replace_nodes(model, instead)
+    return len(instead)
+
+
+def _block_sums(model: ModelProto, inputs: str, width: int, block: int) -> tuple[str, list[NodeProto]]:
+    """Return the name of an activation's block sums, (rows, tokens, blocks), and the nodes that compute them."""
+    name = f"{inputs}.sums_of_{block}"
+    shape, axis = np.array([0, 0, width // block, block]), np.array([-1])
+    for part, array in (("shape", shape), ("axis", axis)):
+        model.graph.initializer.append(numpy_helper.from_array(array, f"{name}.{part}"))
+    return name, [
+        helper.make_node("Reshape", [inputs, f"{name}.shape"], [f"{name}.blocks"], name=f"{name}/Reshape"),
+        helper.make_node("ReduceSum", [f"{name}.blocks", f"{name}.axis"], [name], name=f"{name}/ReduceSum", keepdims=0),
+    ]
+
+
+def share_embedding(model: ModelProto) -> bool:
+    """Replace the float embedding table by lookups in the head's blocks.
+
+    Only for models with a tied head: both hold the same numbers.
+
+    Returns:
+        Whether it was done: the head must be in blocks without zero points.
+    """
+    made_by = makers_of(model)
+    head = made_by["logits"]
+    settings = settings_of(head)
+    weights = weights_of(model)
+    lookups = [
+        node
+        for node in model.graph.node
+        if node.op_type == "Gather" and node.input[0] in weights and "input_ids" in node.input[1:]
+    ]
+    if head.op_type != "MatMulNBits" or len(head.input) > 3 or len(lookups) != 1:
+        return False
+    rows, width, block, bits = (settings[name] for name in ("N", "K", "block_size", "bits"))
+    if width % block:
+        return False
+    lookup = lookups[0]
+    table, scales = head.input[1], head.input[2]
+    flat = numpy_helper.to_array(weights[table]).reshape(rows, width * bits // 8)
+    weights[table].CopyFrom(numpy_helper.from_array(flat, table))
+    quantized = helper.make_node(
+        "GatherBlockQuantized",
+        [table, lookup.input[1], scales],
+        [lookup.output[0]],
+        name=lookup.name,
+        domain=MICROSOFT,
+        gather_axis=0,
+        quantize_axis=1,
+        block_size=block,
+        bits=bits,
+    )
+    lookup.CopyFrom(quantized)
+    # The product needs the same numbers by blocks; ONNX Runtime reshapes a weight once, on loading.
+    shape = numpy_helper.from_array(np.array([rows, width // block, block * bits // 8]), f"{table}.shape")
+    model.graph.initializer.append(shape)
+    head.input[1] = f"{table}.blocks"
+    node = helper.make_node("Reshape", [table, shape.name], [head.input[1]], name="tied/Reshape")
+    insert_before(model, head, [node])
+    remove_unused(model)
+    return True
