@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Union
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import ALPHA, Difference
-from llmtrack.decide.selection import Pair, match, select_all
+from llmtrack.decide.selection import Pair, Selection, as_runs, match
 from llmtrack.decide.verdicts import tell_pairs, with_samples
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import CHANCE, read_number
 from llmtrack.spec.text_args import texts
-from llmtrack.tracked.frames import runs_of
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -45,10 +44,46 @@ COLUMNS: dict[str, str] = {
     "baseline_run_id": "string",
 }
 
-Selection = Union[str, Sequence[str], "pd.DataFrame", Runs]
-"""Selectors, rows from `llmtrack.runs`, or runs."""
-
 _COMPARED = ("better", "worse", "changed", "same", "unknown")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The difference of a pair in one metric."""
+
+    pair: Pair
+    difference: Difference
+
+    @property
+    def other_environments(self) -> bool:
+        """Whether the metric is not comparable because the environments differ."""
+        return "different environments" in self.difference.words
+
+    def row(self) -> dict[str, Any]:
+        """Return the values of the columns `COLUMNS`; absent if unknown."""
+        found, metric = self.difference, schema.metric(self.difference.metric)
+        row: dict[str, Any] = {
+            "scenario": self.pair.candidate.name,
+            "metric": found.metric,
+            "unit": metric.unit,
+            "better": metric.better,
+            "baseline": found.baseline,
+            "candidate": found.candidate,
+            "p_value": found.p_value,
+            "p_adjusted": found.p_adjusted,
+            "verdict": found.verdict,
+            "words": found.words,
+            "doubts": "\n".join(found.doubts) or None,
+            "experiment": self.pair.candidate.experiment or None,
+            "baseline_scenario": self.pair.baseline.name,
+            "run_id": self.pair.candidate.run_id,
+            "baseline_run_id": self.pair.baseline.run_id,
+        }
+        if found.verdict in _COMPARED:
+            row |= {"n_baseline": found.n_baseline, "n_candidate": found.n_candidate}
+            if ratio := found.ratio:
+                row |= {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
+        return row
 
 
 def compare(
@@ -88,29 +123,18 @@ def compare(
     """
     pairs, _ = match(as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri))
     pairs = with_samples_of(pairs, tracking_uri)
-    return compare_pairs(pairs, metrics, across_environments=across_environments, alpha=alpha)
-
-
-def as_runs(selection: Selection, experiment: str | None, tracking_uri: str | None) -> Runs:
-    """Return the selected runs: rows from `llmtrack.runs`, or what selectors match."""
-    import pandas as pd
-
-    if isinstance(selection, Runs):
-        return selection
-    if isinstance(selection, pd.DataFrame):
-        return runs_of(selection)
-    return select_all(selection, experiment, tracking_uri)
+    return to_frame(compare_pairs(pairs, metrics, across_environments=across_environments, alpha=alpha))
 
 
 def with_samples_of(pairs: Sequence[Pair], tracking_uri: str | None) -> list[Pair]:
-    """Add samples, noise floors and comparison families to pairs; see `verdicts.with_samples`."""
+    """Add samples, noise floors and comparison families to the runs of pairs; see `verdicts.with_samples`."""
     known = {run.run_id: run for run in with_samples(runs_of_pairs(pairs), tracking_uri)}
 
-    def with_it(run: Run) -> Run:
-        found = known[run.run_id]
-        return replace(run, samples=found.samples, floors=found.floors, family=found.family)
+    def complete(run: Run) -> Run:
+        evidence = known[run.run_id]
+        return replace(run, samples=evidence.samples, floors=evidence.floors, family=evidence.family)
 
-    return [Pair(with_it(pair.baseline), with_it(pair.candidate)) for pair in pairs]
+    return [Pair(complete(pair.baseline), complete(pair.candidate)) for pair in pairs]
 
 
 def runs_of_pairs(pairs: Sequence[Pair]) -> Runs:
@@ -125,31 +149,29 @@ def compare_pairs(
     *,
     across_environments: bool = False,
     alpha: float = ALPHA,
-) -> pd.DataFrame:
-    """Compare paired runs; see `compare`.
+) -> list[Compared]:
+    """Compare paired runs in some metrics, or in the headline metrics that any run has; see `compare`."""
+    alpha = read_number("alpha", alpha, CHANCE)
+    names = _compared_metrics(pairs, None if metrics is None else texts("metric", metrics))
+    sides = [(pair.baseline, pair.candidate) for pair in pairs]
+    of_metric = [tell_pairs(sides, name, across_environments=across_environments, alpha=alpha) for name in names]
+    of_pair = zip(pairs, zip(*of_metric, strict=True), strict=bool(names))
+    compared = [Compared(pair, difference) for pair, differences in of_pair for difference in differences]
+    if compared and all(each.difference.verdict == "not comparable" for each in compared):
+        remedy = (
+            "; pass across_environments (--across-environments) to compare nevertheless"
+            if any(each.other_environments for each in compared)
+            else ""
+        )
+        raise UsageError(f"nothing can be compared: {compared[0].difference.words}{remedy}")
+    return compared
 
-    Args:
-        metrics: names, or None for the headline metrics that any run has.
-    """
+
+def to_frame(compared: Sequence[Compared]) -> pd.DataFrame:
+    """Convert comparisons to the table that `compare` returns."""
     import pandas as pd
 
-    rows: list[dict[str, Any]] = []
-    alpha = read_number("alpha", alpha, CHANCE)
-    for metric in _chosen(pairs, None if metrics is None else texts("metric", metrics)):
-        found = tell_pairs(
-            [(pair.baseline, pair.candidate) for pair in pairs],
-            metric,
-            across_environments=across_environments,
-            alpha=alpha,
-        )
-        for number, (pair, each) in enumerate(zip(pairs, found, strict=True)):
-            rows.append({"_pair": number, **_row(pair, metric, each)})
-    table = pd.DataFrame(rows, columns=["_pair", *COLUMNS]).sort_values("_pair", kind="stable")
-    table = table.drop(columns="_pair").reset_index(drop=True).astype(COLUMNS)
-    refused = table[table["verdict"] == "not comparable"]
-    if len(refused) and len(refused) == len(table):
-        raise UsageError(f"nothing can be compared: {refused['words'].iloc[0]}{_remedy(refused)}")
-    return table
+    return pd.DataFrame([each.row() for each in compared], columns=list(COLUMNS)).astype(COLUMNS)
 
 
 def known_metric(name: str, among: Sequence[str] = ()) -> str:
@@ -166,43 +188,11 @@ def known_metric(name: str, among: Sequence[str] = ()) -> str:
     raise UsageError(f"there is no metric {name!r}: {hint}")
 
 
-def _chosen(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
-    runs = [run for pair in pairs for run in (pair.baseline, pair.candidate)]
+def _compared_metrics(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
+    runs = runs_of_pairs(pairs)
     if metrics is None:
         headlines = [entry.name for entry in schema.in_place(schema.METRICS) if entry.headline]
         return [name for name in headlines if any(run.number(name) is not None for run in runs)]
     # Plug-ins may add metrics.
     further = {name for run in runs for name in run.metrics}
     return [known_metric(name, sorted(further)) for name in metrics]
-
-
-def _row(pair: Pair, metric: str, found: Difference) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "scenario": pair.candidate.name,
-        "metric": metric,
-        "unit": schema.metric(metric).unit,
-        "better": schema.metric(metric).better,
-        "baseline": found.baseline,
-        "candidate": found.candidate,
-        "p_value": found.p_value,
-        "p_adjusted": found.p_adjusted,
-        "verdict": found.verdict,
-        "words": found.words,
-        "doubts": "\n".join(found.doubts) or None,
-        "experiment": pair.candidate.experiment or None,
-        "baseline_scenario": pair.baseline.name,
-        "run_id": pair.candidate.run_id,
-        "baseline_run_id": pair.baseline.run_id,
-    }
-    if found.verdict not in _COMPARED:
-        return row
-    counts = {"n_baseline": found.n_baseline, "n_candidate": found.n_candidate}
-    ratio = found.ratio
-    ends = {} if ratio is None else {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
-    return row | counts | ends
-
-
-def _remedy(refused: pd.DataFrame) -> str:
-    if refused["words"].str.contains("different environments").any():
-        return "; pass across_environments (--across-environments) to compare nevertheless"
-    return ""

@@ -275,7 +275,9 @@ def sampled_ratio(metric: str, baseline: Sequence[float], candidate: Sequence[fl
     return ratio_of_medians(baseline, candidate)
 
 
-def judge(differences: Sequence[Difference], alpha: float = ALPHA, among: int = 1) -> list[Difference]:
+def judge(
+    differences: Sequence[Difference], alpha: float = ALPHA, among: int = 1, floor: float = 0.0
+) -> list[Difference]:
     """Add verdicts to differences of one metric, with p-values corrected for multiple comparisons.
 
     A difference is significant if its adjusted p-value is below alpha and its interval excludes 1; without raw samples,
@@ -285,6 +287,7 @@ def judge(differences: Sequence[Difference], alpha: float = ALPHA, among: int = 
     Args:
         alpha: accepted probability of a false alarm over all of them.
         among: total number of comparisons, if there are more than these.
+        floor: noise floor as a share; a difference within it is not significant.
     """
     tests = max(among, sum(each.repeated for each in differences))
     p_values = [each.p_value for each in differences if each.p_value is not None]
@@ -292,7 +295,7 @@ def judge(differences: Sequence[Difference], alpha: float = ALPHA, among: int = 
     judged = []
     for each in differences:
         corrected = next(adjusted) if each.p_value is not None else None
-        judged.append(_judged(dataclasses.replace(each, p_adjusted=corrected), tests, alpha))
+        judged.append(_above_floor(_judged(dataclasses.replace(each, p_adjusted=corrected), tests, alpha), floor))
     return judged
 
 
@@ -322,6 +325,23 @@ def _judged_by_repeats(each: Difference, ratio: Ratio, tests: int, alpha: float)
     if significant and not ratio.low <= 1 <= ratio.high:
         return dataclasses.replace(each, verdict=direction(each), words=change_in_words(each))
     return dataclasses.replace(each, verdict="same", words=f"no significant difference: {in_figures(each)}")
+
+
+def _above_floor(found: Difference, floor: float) -> Difference:
+    """Replace a significant difference within the noise floor by `same`."""
+    if not found.conclusive or found.ratio is None or not is_within(found.ratio.value, floor):
+        return found
+    return dataclasses.replace(found, verdict="same", words=f"{floor_in_words(floor)}: {in_figures(found)}")
+
+
+def is_within(ratio: float, floor: float) -> bool:
+    """Return whether a ratio is within the noise floor."""
+    return ratio > 0 and abs(math.log(ratio)) <= math.log1p(floor)
+
+
+def floor_in_words(floor: float) -> str:
+    """Describe a difference below the noise floor."""
+    return f"no more than equal settings differed here, {floor:.0%}"
 
 
 def direction(each: Difference) -> Verdict:

@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmtrack import metrics as schema
-from llmtrack.decide.comparing import Selection, as_runs, known_metric, runs_of_pairs, with_samples_of
+from llmtrack.decide.comparing import known_metric, runs_of_pairs, with_samples_of
 from llmtrack.decide.differences import (
     ALPHA,
     Ratio,
     Verdict,
     comparison_text,
+    floor_in_words,
     holm,
+    is_within,
     least_p,
     mann_whitney_p,
     sampled_ratio,
     too_few,
 )
-from llmtrack.decide.noise_floor import floor_in_words, floor_of, is_within, say_floor
-from llmtrack.decide.selection import Pair, match
+from llmtrack.decide.noise_floor import floor_of, say_floor
+from llmtrack.decide.selection import Pair, Selection, as_runs, match
 from llmtrack.decide.verdicts import tell_pairs, why_not
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import CHANCE, read_number

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -92,16 +91,6 @@ def floor_of(metric: str, *of: Run) -> float:
     """Return the noise floor of some runs in a metric, as a share; 0 if nothing was measured twice."""
     known = (run.floors or {} for run in of)
     return max((each[metric].share for each in known if metric in each), default=0.0)
-
-
-def is_within(ratio: float, floor: float) -> bool:
-    """Return whether a ratio is within the noise floor."""
-    return ratio > 0 and abs(math.log(ratio)) <= math.log1p(floor)
-
-
-def floor_in_words(floor: float) -> str:
-    """Describe a difference below the noise floor."""
-    return f"no more than equal settings differed here, {floor:.0%}"
 
 
 def say_floor(runs: Runs, *metrics: str) -> list[str]:

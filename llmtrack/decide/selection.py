@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
 from llmtrack.spec.text_args import texts
+from llmtrack.tracked.frames import runs_of
 from llmtrack.tracked.run import FINISHED, VARIANT, Run
 from llmtrack.tracked.runs import Key, Runs, keys
 from llmtrack.tracking.read.aliases import run_of_alias
 from llmtrack.tracking.read.ids import is_study_id, may_be_id
 from llmtrack.tracking.read.query import of_scenario, runs_of_id, study_run, tracked_runs, why_empty
 from llmtrack.tracking.read.source import Source
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 KINDS = (
     "a run id",
@@ -24,7 +29,21 @@ KINDS = (
     "branch:NAME",
     "tag:KEY=VALUE",
 )
+Selection = Union[str, Sequence[str], "pd.DataFrame", Runs]
+"""Selectors, rows from `llmtrack.runs`, or runs."""
+
 BRANCH_TAG = schema.ENV_TAG_PREFIX + "git_branch"
+
+
+def as_runs(selection: Selection, experiment: str | None, tracking_uri: str | None) -> Runs:
+    """Return the selected runs: those given, those of the rows, or what the selectors match."""
+    import pandas as pd
+
+    if isinstance(selection, Runs):
+        return selection
+    if isinstance(selection, pd.DataFrame):
+        return runs_of(selection)
+    return select_all(selection, experiment, tracking_uri)
 
 
 def select(selector: str, experiment: str | None = None, tracking_uri: str | None = None) -> Runs:

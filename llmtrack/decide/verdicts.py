@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.decide.differences import ALPHA, Difference, Verdict, difference, in_figures, judge
-from llmtrack.decide.noise_floor import comparisons, floor_in_words, floor_of, in_context, is_within, measured_there
+from llmtrack.decide.differences import ALPHA, Difference, Verdict, difference, judge
+from llmtrack.decide.noise_floor import comparisons, floor_of, in_context, measured_there
 from llmtrack.host.formatting import some_of
 from llmtrack.spec.scenario import DEFAULT_MODEL, Variant
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
@@ -73,13 +73,7 @@ def tell_pairs(
     Args:
         across_environments: also compare speed and memory of different machines or versions.
     """
-    differences = []
-    for pair in pairs:
-        found = _difference(*pair, metric, across_work, across_environments)
-        if found.verdict == "unknown":
-            (found,) = judge([found], alpha, comparisons(*pair))
-        differences.append(_above_floor(found, floor_of(metric, *pair)))
-    return differences
+    return [_difference(*pair, metric, across_work, across_environments, alpha) for pair in pairs]
 
 
 def own_warnings(run: Run) -> tuple[str, ...]:
@@ -195,8 +189,8 @@ def _difference(
     metric: str,
     across_work: bool,
     across_environments: bool,
+    alpha: float,
 ) -> Difference:
-    """Return a difference without a verdict, or one whose verdict says why there is none."""
     then, now = baseline.number(metric), candidate.number(metric)
 
     def none(verdict: Verdict, words: str) -> Difference:
@@ -217,15 +211,10 @@ def _difference(
     before, after = (run.samples.get(metric, ()) for run in (baseline, candidate))
     spreads = [run.spread(metric) for run in (baseline, candidate)]
     both = (spreads[0], spreads[1]) if spreads[0] and spreads[1] else None
-    found = difference(metric, then, now, before, after, both)
-    return dataclasses.replace(found, doubts=(*own_warnings(baseline), *own_warnings(candidate)))
-
-
-def _above_floor(found: Difference, floor: float) -> Difference:
-    """Replace a significant difference within the noise floor by `same`."""
-    if not found.conclusive or found.ratio is None or not is_within(found.ratio.value, floor):
-        return found
-    return dataclasses.replace(found, verdict="same", words=f"{floor_in_words(floor)}: {in_figures(found)}")
+    doubts = (*own_warnings(baseline), *own_warnings(candidate))
+    tests, floor = comparisons(baseline, candidate), floor_of(metric, baseline, candidate)
+    (judged,) = judge([difference(metric, then, now, before, after, both)], alpha, tests, floor)
+    return dataclasses.replace(judged, doubts=doubts)
 
 
 # The perplexity convention: values of different conventions are never compared.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.decide.comparing import as_runs, compare_pairs, runs_of_pairs, with_samples_of
+from llmtrack.decide.comparing import COLUMNS, Compared, compare_pairs, runs_of_pairs, to_frame, with_samples_of
 from llmtrack.decide.noise_floor import say_floor
-from llmtrack.decide.selection import Pair, match
+from llmtrack.decide.selection import Pair, as_runs, match
 from llmtrack.decide.verdicts import differing_facts, grouped, own_warnings, with_samples
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.host.console import emit
@@ -35,9 +36,6 @@ from llmtrack.report.terminal import make_console, say
 from llmtrack.tracked.frames import check_columns, column_names, pick
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.read.query import tracked_runs, why_empty
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Maximum characters of a pair's differences in a cell; longer ones go below the table.
 _MOST_IN_A_CELL = 60
@@ -164,24 +162,34 @@ def compare_with_baseline(
 
     pairs, unmatched = match(as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri))
     pairs = with_samples_of(pairs, tracking_uri)
-    found = compare_pairs(pairs, metrics, across_environments=across_environments)
-    found = _sorted_frame(found, layout.sort)
-    chosen = found if layout.columns is None else pick(found, layout.columns)
+    compared = compare_pairs(pairs, metrics, across_environments=across_environments)
+    if layout.sort is not None:
+        compared = _in_order(compared, layout.sort)
     console = make_console()
-    if layout.style == "csv":
-        emit(console, chosen.to_csv(index=False))
-    elif layout.style == "json":
-        emit(console, chosen.to_json(orient="records", indent=1) + "\n")
-    else:
-        table = differences_table(found, pairs, unmatched)
-        show(console, "against the baseline", table, layout, _further(found))
+    if layout.style in ("csv", "json"):
+        frame = to_frame(compared)
+        frame = frame if layout.columns is None else pick(frame, layout.columns)
+        as_json = layout.style == "json"
+        emit(console, frame.to_json(orient="records", indent=1) + "\n" if as_json else frame.to_csv(index=False))
+        return
+    # The one row of a scenario that equals another gives no figures.
+    compared = _without_repetitions(compared)
+    table = differences_table(compared, pairs, unmatched)
+    rows = [each.row() for each in compared]
+    show(
+        console,
+        "against the baseline",
+        table,
+        layout,
+        Further(list(COLUMNS), lambda name: [row.get(name) for row in rows]),
+    )
 
 
-def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Sequence[str] = ()) -> Table:
-    """Return a comparison as a table.
+def differences_table(compared: Sequence[Compared], pairs: Sequence[Pair], unmatched: Sequence[str] = ()) -> Table:
+    """Lay out a comparison as a table.
 
     Args:
-        found: result of `llmtrack.compare` for the pairs.
+        compared: result of `compare_pairs` for the pairs.
         unmatched: candidates without a counterpart.
     """
     runs = runs_of_pairs(pairs)
@@ -189,17 +197,16 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
     columns = [column_of_runs(name, runs) for name in runs.params]
     differs = {pair.candidate.run_id: _what_differs(pair, columns) for pair in pairs if not pair.candidate.is_same_as}
     everywhere = _in_all(list(differs.values()))
-    asked = {run_id: ", ".join(each for each in found if each not in everywhere) for run_id, found in differs.items()}
-    long = {run_id: text for run_id, text in asked.items() if len(text) > _MOST_IN_A_CELL}
+    listed = {run_id: ", ".join(each for each in texts if each not in everywhere) for run_id, texts in differs.items()}
+    long = {run_id: text for run_id, text in listed.items() if len(text) > _MOST_IN_A_CELL}
     titles = ["scenario", "metric", "baseline", "candidate", "difference"]
-    # A scenario that equals another one has no figures of its own: one row says so.
-    alike = {pair.candidate.run_id for pair in pairs if pair.candidate.is_same_as}
-    found = found[~(found["run_id"].isin(alike) & found["run_id"].duplicated())]
-    rows = [_row(line, runs) for line in found.to_dict("records")]
-    if set(filter(None, asked.values())) - set(long.values()):
+    compared = _without_repetitions(compared)
+    rows = [_row(each, runs) for each in compared]
+    run_ids = [each.pair.candidate.run_id for each in compared]
+    if set(filter(None, listed.values())) - set(long.values()):
         titles.insert(1, "differs in")
-        for row, run_id in zip(rows, found["run_id"], strict=True):
-            row.insert(1, "see below" if run_id in long else asked.get(run_id) or DASH)
+        for row, run_id in zip(rows, run_ids, strict=True):
+            row.insert(1, "see below" if run_id in long else listed.get(run_id) or DASH)
     return Table(
         conditions=(
             *shared,
@@ -210,7 +217,7 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
         titles=tuple(titles),
         numeric=tuple(title in ("baseline", "candidate") for title in titles),
         rows=tuple(map(tuple, rows)),
-        run_ids=tuple(found["run_id"]),
+        run_ids=tuple(run_ids),
         notes=(
             *(
                 f"{pair.candidate.name} differs in: {long[run_id]}"
@@ -218,48 +225,61 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
                 if (run_id := pair.candidate.run_id) in long
             ),
             *(f"{name} has no counterpart in the baseline" for name in unmatched),
-            *_other_machines(found),
-            *say_floor(runs, *dict.fromkeys(found["metric"])),
-            *(f"read with care: {line}" for line in _doubts(found, len(runs))),
+            *(
+                ["--across-environments compares speed and memory of different machines or versions, too"]
+                if any(each.other_environments for each in compared)
+                else []
+            ),
+            *say_floor(runs, *dict.fromkeys(each.difference.metric for each in compared)),
+            *(f"read with care: {line}" for line in _doubts(compared, len(runs))),
         ),
         keys=tuple(title.replace(" ", "_") for title in titles),
     )
 
 
-def _row(line: Mapping[Any, Any], runs: Runs) -> list[str]:
-    import pandas as pd
+def _row(compared: Compared, runs: Runs) -> list[str]:
+    difference = compared.difference
+    column = column_of_runs(difference.metric, runs)
+    values = (
+        DASH if math.isnan(value) else column.render(value) for value in (difference.baseline, difference.candidate)
+    )
+    unit = schema.metric(difference.metric).unit
+    shown_unit = "" if unit == "-" or column.title != difference.metric else f", {unit}"
+    mark = {"better": "+ ", "worse": "- "}.get(difference.verdict, "")
+    return [compared.pair.candidate.name, f"{column.title}{shown_unit}", *values, mark + difference.words]
 
-    column = column_of_runs(line["metric"], runs)
-    values = (DASH if pd.isna(line[side]) else column.render(line[side]) for side in ("baseline", "candidate"))
-    unit = "" if line["unit"] == "-" or column.title != line["metric"] else f", {line['unit']}"
-    mark = {"better": "+ ", "worse": "- "}.get(line["verdict"], "")
-    return [line["scenario"], f"{column.title}{unit}", *values, mark + line["words"]]
+
+def _without_repetitions(compared: Sequence[Compared]) -> list[Compared]:
+    """Keep one row of a scenario that equals another one: it has no figures of its own."""
+    first = {each.pair.candidate.run_id: number for number, each in reversed([*enumerate(compared)])}
+    return [
+        each
+        for number, each in enumerate(compared)
+        if not each.pair.candidate.is_same_as or first[each.pair.candidate.run_id] == number
+    ]
 
 
-def _in_all(found: Sequence[Sequence[str]]) -> list[str]:
+def _in_all(differences: Sequence[Sequence[str]]) -> list[str]:
     """Return the differences common to all of several candidates, which are listed once."""
-    return [each for each in found[0] if all(each in other for other in found)] if len(found) > 1 else []
-
-
-def _other_machines(found: pd.DataFrame) -> list[str]:
-    refused = found["words"].astype(str).str.contains("different environments").any()
-    return ["--across-environments compares speed and memory of different machines or versions, too"] if refused else []
+    if len(differences) < 2:
+        return []
+    return [each for each in differences[0] if all(each in other for other in differences)]
 
 
 def _what_differs(pair: Pair, columns: Sequence[Column]) -> list[str]:
-    found = []
+    differences = []
     for column in columns:
-        one, other = (cell(run, column) for run in (pair.baseline, pair.candidate))
-        if one != other:
-            found.append(f"{column.title} {one} → {other}")
+        before, after = (cell(run, column) for run in (pair.baseline, pair.candidate))
+        if before != after:
+            differences.append(f"{column.title} {before} → {after}")
     if pair.baseline.environment_id != pair.candidate.environment_id:
-        found.append(f"another environment ({differing_facts(pair.baseline, pair.candidate)})")
-    return found
+        differences.append(f"another environment ({differing_facts(pair.baseline, pair.candidate)})")
+    return differences
 
 
-def _doubts(found: pd.DataFrame, runs: int) -> list[str]:
+def _doubts(compared: Sequence[Compared], runs: int) -> list[str]:
     """Return the warnings of the compared runs, each kind once."""
-    lines = dict.fromkeys(line for text in found["doubts"].dropna() for line in text.split("\n"))
+    lines = dict.fromkeys(line for each in compared for line in each.difference.doubts)
     warned = [(name, line) for name, _, line in (each.partition(": ") for each in lines)]
     return grouped(warned, runs)
 
@@ -299,17 +319,13 @@ def _sorted(runs: Runs, sort: str | None) -> Runs:
     return runs.by(name, highest_first=sort.startswith("-"))
 
 
-def _sorted_frame(table: pd.DataFrame, sort: str | None) -> pd.DataFrame:
-    if sort is None:
-        return table
+def _in_order(compared: Sequence[Compared], sort: str) -> list[Compared]:
+    """Sort comparisons by a column of `compare`, descending with a leading `-`; those without a value come last."""
     name = sort.removeprefix("-")
-    pick(table, [name])
-    ascending = not sort.startswith("-")
-    return table.sort_values(name, ascending=ascending, na_position="last", kind="stable").reset_index(drop=True)
+    check_columns([name], list(COLUMNS))
 
-
-def _further(found: pd.DataFrame) -> Further:
-    """Return all values of a comparison's rows."""
-    return Further(
-        list(found.columns), lambda name: found[name].astype(object).where(found[name].notna(), None).tolist()
-    )
+    values: list[tuple[Compared, Any]] = [(each, each.row().get(name)) for each in compared]
+    known = [(each, value) for each, value in values if value is not None and value == value]
+    known.sort(key=lambda each: each[1], reverse=sort.startswith("-"))
+    without = [each for each, value in values if value is None or value != value]
+    return [*(each for each, _ in known), *without]

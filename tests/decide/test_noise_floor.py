@@ -11,7 +11,7 @@ import pytest
 from llmtrack import metrics as schema
 from llmtrack.decide import gate, noise_floor, verdicts
 from llmtrack.decide.comparing import compare_pairs, with_samples_of
-from llmtrack.decide.differences import ratio_text
+from llmtrack.decide.differences import is_within, ratio_text
 from llmtrack.decide.noise_floor import floor_of, floors, say_floor, with_floors
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.selection import match
@@ -119,8 +119,8 @@ def test_a_comparison_of_two_runs_knows_how_far_equal_settings_differed_in_their
     pairs, _ = match(suite[1:2], suite[3:])
     pairs = with_samples_of(pairs, None)
     found = compare_pairs(pairs, ["tokens_per_sec"])
-    assert list(found["verdict"]) == ["same", "better"]
-    assert found["words"][0].startswith("no more than equal settings differed here, 16%: 1.11x")
+    assert [each.difference.verdict for each in found] == ["same", "better"]
+    assert found[0].difference.words.startswith("no more than equal settings differed here, 16%: 1.11x")
     table = differences_table(found, pairs)
     for style in ("markdown", "html", "latex", "table"):
         show(console, "", table, Layout(style))
@@ -270,5 +270,5 @@ def test_what_says_disturbed_is_what_the_measuring_side_says():
 )
 def test_a_run_is_within_the_floor_of_another_as_that_one_is_of_it(ratio, within):
     # At a floor of 10 % the slower one of two reaches 1 / 1.1 = 0.909 of the faster one, not 0.9.
-    assert noise_floor.is_within(ratio, 0.1) is within
-    assert ratio <= 0 or noise_floor.is_within(1 / ratio, 0.1) is within
+    assert is_within(ratio, 0.1) is within
+    assert ratio <= 0 or is_within(1 / ratio, 0.1) is within

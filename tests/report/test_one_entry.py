@@ -75,9 +75,9 @@ def test_it_is_compared_by_its_own_rules():
     runs = two_runs(worth=4.4, size=109.0)
     pair = Pair(runs[0], runs[1])
     headlines = compare_pairs([pair], None)
-    assert list(headlines["metric"]) == ["requests_per_sec", "tokens_per_sec", "perplexity"]
+    assert [each.difference.metric for each in headlines] == ["requests_per_sec", "tokens_per_sec", "perplexity"]
     found = compare_pairs([pair], ["requests_per_sec", "worth", "size"])
-    assert dict(zip(found["metric"], found["verdict"], strict=True)) == {
+    assert {each.difference.metric: each.difference.verdict for each in found} == {
         "requests_per_sec": "unknown",
         "worth": "better",
         "size": "same",

@@ -475,13 +475,14 @@ def test_a_sentence_about_any_metric_fits_its_kind_and_direction(name, before, a
     assert bool(re.match(r"[+-][\d.,]+ % in \w", said)) == share, said
     assert bool(re.match(r"[\d.,]+x (\([\d., to]+\) )?the \w", said)) != share, said
     assert ("the time" in said) == timed, said
-    found = compare_pairs([Pair(*runs)], [name]).iloc[0]
-    if found["verdict"] in ("better", "worse", "changed"):
+    (compared,) = compare_pairs([Pair(*runs)], [name])
+    found = compared.difference
+    if found.verdict in ("better", "worse", "changed"):
         rate, more = entry.unit == "tokens/s", after > before
         words = ("faster", "slower") if rate else ("longer", "shorter") if timed else ("higher", "lower")
-        assert found["words"].startswith(f"{words[not more]}: ")
+        assert found.words.startswith(f"{words[not more]}: ")
         good = "changed" if entry.better == "-" else "better" if more == (entry.better == "higher") else "worse"
-        assert found["verdict"] == good
+        assert found.verdict == good
     if entry.better != "-":
         told = recommend(runs, Limits(), name).sentence
         assert not re.search(r"% (that of|the) ", told), told
