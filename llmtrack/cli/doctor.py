@@ -40,7 +40,7 @@ from llmtrack.host.packages import (
     why_kept_out,
 )
 from llmtrack.host.secrets import redact
-from llmtrack.models.named import PACKAGED, PackagedModel
+from llmtrack.models.source import PACKAGED, PackagedModel
 from llmtrack.quantize.recipe import extension_recipes, recipes
 from llmtrack.report.terminal import hanging
 from llmtrack.spec.scenario import Variant

@@ -2,20 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from llmtrack.convert.build import Converter, converted
+from llmtrack.convert.environment import BuildEnvironment
 from llmtrack.convert.fidelity import Open, has_thresholds, parity_facts, says_alike, says_the_same
-from llmtrack.errors import MissingDependencyError
-from llmtrack.host.packages import install, missing_modules
-from llmtrack.models.disk import FLOAT_BITS
-from llmtrack.models.folder import model_folder
+from llmtrack.errors import MissingDependencyError, ScenarioError, is_out_of_memory
+from llmtrack.host.packages import available, install, missing_modules
+from llmtrack.models.cache import build_once, entry_stem
+from llmtrack.models.disk import FLOAT_BITS, count_weights
+from llmtrack.models.durations import making
+from llmtrack.models.folder import ModelFolder, model_folder
+from llmtrack.models.load_errors import tool_failed
+from llmtrack.models.weights import weight_files
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.spec.parameter import NONE
 from llmtrack.spec.scenario import Scalar, Variant
+from llmtrack.spec.serialization import digest
+
+VERSION = 3
+"""Increment when the result of a conversion changes, to invalidate the cache."""
+
+# Tokenizer and generation settings: copied from the source, so that every backend has the same.
+_KEPT = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "vocab*",
+    "merges*",
+    "*.model",
+)
+
+
+@dataclass(frozen=True)
+class Converter:
+    """A runtime's own conversion tool.
+
+    Attributes:
+        backend: the runtime's backend.
+        tool: name of the tool, for messages.
+        environment: the environment it runs in.
+        command: turns the model's folder, the empty target and the recipe's arguments into the tool's arguments.
+        unquantized: replaces a recipe's arguments, without a recipe.
+        by_float: whether it writes the model in float32 first and then quantizes it.
+        embedding_bits: minimum bits in which it stores an embedding.
+    """
+
+    backend: str
+    tool: str
+    environment: BuildEnvironment
+    command: Callable[[Path, Path, Sequence[str]], Sequence[str]]
+    unquantized: Sequence[str]
+    by_float: bool = False
+    embedding_bits: int = FLOAT_BITS
 
 
 @dataclass(frozen=True)
@@ -76,3 +122,74 @@ def convert(converter: Converter, variant: Variant, open_folder: Open) -> Conver
         source.tags,
         source.warnings,
     )
+
+
+def converted(
+    converter: Converter,
+    source: ModelFolder,
+    arguments: Sequence[str],
+    label: str,
+    bits: int,
+    check: Callable[[Path, Path], dict[str, float]],
+) -> Path:
+    """Return the folder of a converted model; convert it if necessary.
+
+    Args:
+        converter: the tool.
+        source: the model.
+        arguments: of the recipe, including its options.
+        label: name of the recipe or the precision.
+        bits: bits of a stored weight; 0: unknown.
+        check: compares the result (the second folder) with the model (the first), and returns facts.
+
+    Raises:
+        MissingDependencyError: the tool's environment cannot be created.
+        ScenarioError: the model cannot be converted, or the result does not match the model.
+        ModelLoadError: the cache cannot be used.
+    """
+    stem = entry_stem(Path(source.model_id).name)
+    key = digest([source.tags, VERSION, converter.environment.requirements, list(arguments)])
+    what = f"converting to {label} by the tool of {converter.backend}"
+
+    def build(folder: Path) -> dict[str, Any]:
+        command = converter.command(source.path, folder, arguments)
+        converter.environment.python()  # not part of the conversion time
+        with making(what, source.model_id), known_to(converter, source.path):
+            converter.environment.run(what, command, folder)
+        for pattern in _KEPT:
+            for path in source.path.glob(pattern):
+                shutil.copy2(path, folder)
+        return {"arguments": list(arguments), **check(source.path, folder)}
+
+    weights = count_weights(weight_files(source.path)[1])
+    needed = weights.stored(bits, converter.embedding_bits)
+    if converter.by_float and bits < FLOAT_BITS:
+        needed += weights.stored()
+    return build_once(f"{stem}-{converter.backend}-{label}-{key}", build, needed)
+
+
+@contextmanager
+def known_to(converter: Converter, source: Path) -> Iterator[None]:
+    """On a failure, report that the tool does not support the model instead of errors of the tool's packages.
+
+    Raises:
+        ScenarioError: the tool failed.
+    """
+    try:
+        yield
+    except ScenarioError as error:
+        if is_out_of_memory(error):
+            raise
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        architecture = str(config.get("model_type") or "?")
+        instead = "use backend=torch or onnx" if _onnx_supports(architecture) else "use backend=torch"
+        said = tool_failed(converter.tool, architecture, str(error), instead)
+        raise ScenarioError(said, kind="unsupported") from error
+
+
+def _onnx_supports(architecture: str) -> bool:
+    if not available("onnx"):
+        return False
+    from llmtrack.onnx.export import supports
+
+    return supports(architecture)

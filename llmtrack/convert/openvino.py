@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from llmtrack.convert.build import Converter
+from llmtrack.convert.conversion import Converter
 from llmtrack.convert.environment import BuildEnvironment, pinned
 from llmtrack.quantize.recipe import Recipe
 from llmtrack.spec.options import Checked, Option

@@ -18,7 +18,7 @@ from llmtrack.engines.host import HostEngine, cannot_run, require_cpu, runtime_e
 from llmtrack.engines.onnx import weight_sizes
 from llmtrack.engines.options import GenaiOptions
 from llmtrack.engines.rows import Sharing
-from llmtrack.models.context import context_length
+from llmtrack.models.positions import context_length
 from llmtrack.onnx.lengths import windows
 from llmtrack.spec.options import chosen
 from llmtrack.spec.scenario import Variant

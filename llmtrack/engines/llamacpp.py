@@ -17,7 +17,7 @@ from llmtrack.llamacpp.decoder import LlamaDecoder
 from llmtrack.llamacpp.library import CACHE_TYPES, library
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.folder import model_folder
-from llmtrack.models.gguf_facts import GgufFacts, read_facts
+from llmtrack.models.gguf_file import GgufFacts, read_facts
 from llmtrack.models.load import identify_model
 from llmtrack.quantize.gguf import gguf_of
 from llmtrack.quantize.recipe import find_recipe

@@ -18,8 +18,8 @@ from llmtrack.engines.rows import MIXED
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.cache import read_manifest
-from llmtrack.models.context import context_length
 from llmtrack.models.load import identify_model
+from llmtrack.models.positions import context_length
 from llmtrack.onnx.session import (
     MODEL_FILE,
     Cache,

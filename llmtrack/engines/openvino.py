@@ -21,7 +21,7 @@ from llmtrack.engine import Generated, GenerateRequest
 from llmtrack.engines.host import HostEngine, cannot_run, require_cpu, runtime_errors
 from llmtrack.engines.options import KV_CACHES, OpenvinoOptions
 from llmtrack.errors import ScenarioError
-from llmtrack.models.context import context_length
+from llmtrack.models.positions import context_length
 from llmtrack.onnx.session import positions
 from llmtrack.spec.options import chosen
 from llmtrack.spec.scenario import Variant

@@ -12,7 +12,7 @@ import torch
 
 from llmtrack.engines.rounding import Noise, differ, noise_of
 from llmtrack.errors import ScenarioError
-from llmtrack.models.context import ropes_of, varies_with_length
+from llmtrack.models.positions import ropes_of, varies_with_length
 
 _PROBE_TOKENS, _PROBE_PADS = 6, 3
 _STRIDES = (1, 7, 31)

@@ -1,4 +1,4 @@
-"""Select an attention implementation that computes everything in the config: transformers' default may ignore features.
+"""Make attention compute everything in the config, and alike with and without a cache: transformers may ignore parts.
 
 Score caps, sinks and learned biases are part of a model. The eager implementation, defined beside the model, supports
 them all.
@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ModelLoadError
@@ -17,7 +18,11 @@ from llmtrack.errors import ModelLoadError
 if TYPE_CHECKING:
     import torch
 
+
 EAGER = "eager"
+
+_OF_CACHES = ("layer_types", "sliding_window", "attention_chunk_size")
+"""Settings that determine transformers' cache for any model."""
 
 _CAP = re.compile(r"att\w*softcap|softcap\w*att")
 _PROBE_TOKENS = 8
@@ -66,6 +71,37 @@ def use_whole_attention(model: Any) -> None:
             f"the {used} attention of {type(model).__name__} ignores a part of the model, and transformers cannot switch it to "
             f"eager attention ({type(error).__name__})"
         ) from error
+
+
+def forget_stray_windows(config: Any) -> None:
+    """Remove window settings unknown to a model's class: its attention has no window, but its cache would.
+
+    Conversions from another architecture can leave such settings in config.json.
+    """
+    text = config.get_text_config()
+    try:
+        known = type(text)()
+    except Exception:  # the class has no default settings
+        return
+    for name in _OF_CACHES:
+        if getattr(text, name, None) is not None and not hasattr(known, name):
+            setattr(text, name, None)
+
+
+def share_keys(model: Any) -> None:
+    """Let layers that reuse earlier layers' keys and values do so without a cache, too.
+
+    In transformers 4.57 they read them from the cache and compute different ones without it. A cache for a single pass
+    costs the memory of its keys and values.
+    """
+    from llmtrack.host.transformers_compat import SHARES_WITHOUT_CACHE
+
+    shared = getattr(model.config.get_text_config(), "num_kv_shared_layers", None)
+    body = model.base_model
+    if SHARES_WITHOUT_CACHE or not shared or any(map(_is_own, body._forward_pre_hooks.values())):
+        return
+    body.register_forward_pre_hook(partial(_with_cache, model.config), with_kwargs=True)
+    body.register_forward_hook(_without_cache, with_kwargs=True)
 
 
 def _ignores_something(model: Any) -> bool:
@@ -141,3 +177,23 @@ def _additive(mask: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor
         lowest = torch.finfo(query.dtype).min
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(~mask, lowest)
     return mask.to(query.dtype)
+
+
+def _with_cache(
+    config: Any, module: Any, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    from transformers import DynamicCache
+
+    if named.get("past_key_values") is not None:
+        return args, named
+    return args, {**named, "past_key_values": DynamicCache(config=config)}
+
+
+def _without_cache(module: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+    """Drop a cache that was not asked for: `generate` would pass it on, and the next pass would extend it."""
+    if named.get("use_cache") is False and hasattr(output, "past_key_values"):
+        output.past_key_values = None
+
+
+def _is_own(hook: Any) -> bool:
+    return isinstance(hook, partial) and hook.func is _with_cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.host.transformers_compat import portable_rope
-from llmtrack.models.context import context_length, first_position
-from llmtrack.models.digests import weight_files
-from llmtrack.models.probed import Notes
-from llmtrack.models.stored import tensors
+from llmtrack.models.positions import context_length, first_position, forward_inputs
+from llmtrack.models.probe_cache import Notes
+from llmtrack.models.weights import tensors, weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -250,38 +248,6 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     if logits.ndim != 3 or logits.shape[:2] != ids.shape:
         raise ModelLoadError(f"{type(model).__name__} gives no logits per token: it is not a text language model")
     return logits[0]
-
-
-def forward_inputs(
-    module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, first_position: int = 0
-) -> dict[str, Any]:
-    """Return the arguments of an uncached pass, as far as the module accepts them.
-
-    Args:
-        module: a transformers model or its body.
-        input_ids: (rows, length) token ids.
-        attention_mask: (rows, length), 1 for tokens; pads on either side.
-        first_position: position of a row's first token (`llmtrack.models.context.first_position`).
-    """
-    takes = inspect.signature(module.forward).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in takes.values())
-    inputs: dict[str, Any] = {"input_ids": input_ids}
-    for name, value in (("attention_mask", attention_mask), ("use_cache", False)):
-        if takes_any or name in takes:
-            inputs[name] = value
-    if "position_ids" in takes:
-        inputs["position_ids"] = positions_of(attention_mask, first_position)
-    return inputs
-
-
-def positions_of(attention_mask: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """Return the position of each token, (rows, length), not counting pads before it.
-
-    Args:
-        attention_mask: (rows, length), 1 for tokens.
-        first: position of a row's first token.
-    """
-    return (attention_mask.cumsum(dim=1) - 1).clamp(min=0) + first
 
 
 def _ids_of(config: Any) -> set[int]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmtrack.errors import ModelLoadError
 from llmtrack.host.transformers_compat import portable_rope, portable_tokenizer
 from llmtrack.models.cache import file_digest, sha256_of
+from llmtrack.models.weights import weight_files
 
 NO_FILES = "none"
 """Digest of missing files."""
@@ -144,60 +144,6 @@ def _without(settings: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
 
 def _sha256(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def weight_files(folder: Path) -> tuple[str, list[Path]]:
-    """Return the format and files of a model folder's weights as loading reads them.
-
-    A single file precedes an index of several, and safetensors precede pickle. Other files (the same weights for
-    another program, adapters, unindexed parts) do not belong to the model.
-
-    Returns:
-        `safetensors`, `pickle` or `none`, and the files sorted by name.
-
-    Raises:
-        ModelLoadError: the index is damaged, or names a missing file.
-    """
-    for kind, single in (("safetensors", "model.safetensors"), ("pickle", "pytorch_model.bin")):
-        index = folder / f"{single}.index.json"
-        if (folder / single).is_file():
-            return kind, [folder / single]
-        if index.is_file():
-            return kind, _indexed(index)
-    return "none", []
-
-
-def weights_in(folder: Path) -> tuple[str, list[Path]]:
-    """Like `weight_files`, for a folder that must be a complete model.
-
-    Raises:
-        ModelLoadError: it has no weights or no config.json, or as `weight_files`.
-    """
-    kind, files = weight_files(folder)
-    if not files:
-        raise ModelLoadError(
-            f"{folder} holds no model.safetensors or pytorch_model.bin, nor an index of their parts: give a whole model "
-            "folder"
-        )
-    if not (folder / "config.json").is_file():
-        raise ModelLoadError(f"{folder} holds no config.json: give a whole model folder")
-    return kind, files
-
-
-def _indexed(index: Path) -> list[Path]:
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelLoadError(f"{index.name} is damaged: fetch it again") from error
-    if not all(isinstance(name, str) for name in names):
-        raise ModelLoadError(f"{index.name} is damaged: fetch it again")
-    if outside := [name for name in names if ".." in Path(name).parts or Path(name).is_absolute()]:
-        raise ModelLoadError(f"{index.name} names {outside[0]}, which is outside of the folder: fetch the model again")
-    if missing := [name for name in names if not (index.parent / name).is_file()]:
-        raise ModelLoadError(
-            f"{missing[0]} is not there, which {index.name} names: {len(missing)} of {len(names)} files are missing"
-        )
-    return [index.parent / name for name in names]
 
 
 def folder_digest(folder: Path) -> str:

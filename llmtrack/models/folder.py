@@ -10,9 +10,8 @@ from typing import Any
 
 from llmtrack.models import synthetic
 from llmtrack.models.cache import build_once
-from llmtrack.models.from_folder import clean_generation
-from llmtrack.models.load import SEED, identify_model
-from llmtrack.models.named import PRESETS
+from llmtrack.models.load import SEED, clean_generation, identify_model
+from llmtrack.models.source import PRESETS
 from llmtrack.models.view import view
 from llmtrack.spec.scenario import Scalar
 

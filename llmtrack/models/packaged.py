@@ -19,8 +19,8 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.host.packages import find_uv
 from llmtrack.models.cache import build_once, cache_root, sha256_of
 from llmtrack.models.disk import is_full, no_space
-from llmtrack.models.gguf import convert_gguf, entry_name
-from llmtrack.models.named import PACKAGED, PackagedModel
+from llmtrack.models.gguf_conversion import convert_gguf, entry_name
+from llmtrack.models.source import PACKAGED, PackagedModel
 
 FETCH_SECONDS = 600.0
 MB = 1_000_000

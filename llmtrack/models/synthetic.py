@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrack.devices import kind_of
 from llmtrack.models import bytelevel
 from llmtrack.models.digests import ModelDigests
-from llmtrack.models.named import PRESETS, Preset
+from llmtrack.models.source import PRESETS, Preset
 
 if TYPE_CHECKING:
     import torch

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,8 +20,9 @@ from typing import Any
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models.cache import cache_root
-from llmtrack.models.damaged import read_settings
-from llmtrack.models.digests import TOKENIZER_FILES, weight_files
+from llmtrack.models.digests import TOKENIZER_FILES
+from llmtrack.models.load_errors import NEEDS_CODE, read_settings
+from llmtrack.models.weights import weight_files
 from llmtrack.spec.serialization import digest
 
 LOCAL: Mapping[str, Any] = {"trust_remote_code": False, "local_files_only": True}
@@ -33,6 +35,8 @@ _TEMPLATES = "additional_chat_templates"
 # Settings that make a library load code from a folder or the hub.
 _CODE = frozenset({"auto_map", "custom_generate", "custom_pipelines", "trust_remote_code"})
 _IMPLEMENTATION = "_implementation"
+# transformers' messages for unknown classes.
+_UNKNOWN_CLASS = re.compile("Unrecognized|does not recognize|does not exist")
 
 
 def seen(folder: Path) -> dict[str, Path]:
@@ -92,6 +96,17 @@ def alone(path: Path) -> Iterator[Path]:
 def names_code(folder: Path) -> bool:
     """Return whether a model's settings refer to custom code."""
     return any(_without_code(folder / name) is not None for name in _SETTINGS if (folder / name).is_file())
+
+
+@contextmanager
+def code_explained(folder: Path) -> Iterator[None]:
+    """Explain that a model needs custom code, if transformers lacks its class and its settings name code."""
+    try:
+        yield
+    except Exception as error:
+        if _UNKNOWN_CLASS.search(str(error)) and names_code(folder):
+            raise ModelLoadError(NEEDS_CODE) from error
+        raise
 
 
 def _made(place: Path, stem: str, targets: Mapping[str, str], written: Mapping[str, str]) -> Path:

@@ -15,7 +15,7 @@ from onnx import ModelProto
 from llmtrack.errors import ScenarioError, in_words, is_out_of_memory
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.load import LoadedModel, load_model
-from llmtrack.models.reasons import reason_of, tool_failed
+from llmtrack.models.load_errors import reason_of, tool_failed
 from llmtrack.onnx import graph
 from llmtrack.onnx.attention import Rotary, fuse_attention, rotary_of
 from llmtrack.onnx.lengths import LENGTH_DEPENDENT_ROPE, STATIC_ROPE, Parity, rope_kind

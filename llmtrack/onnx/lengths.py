@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmtrack.models.attention import score_cap
-from llmtrack.models.context import context_length
+from llmtrack.models.positions import context_length
 
 STATIC_ROPE = frozenset({"default", "linear", "yarn", "llama3"})
 """Kinds with the same frequencies at every length."""

@@ -21,7 +21,7 @@ from llmtrack.models.digests import ModelDigests
 from llmtrack.models.disk import filled_up, no_space
 from llmtrack.models.durations import making
 from llmtrack.models.load import ModelIdentity
-from llmtrack.models.reasons import reason_of
+from llmtrack.models.load_errors import reason_of
 from llmtrack.models.view import LOCAL
 from llmtrack.onnx.session import MODEL_FILE
 from llmtrack.quantize.isolated import run_isolated

@@ -16,10 +16,10 @@ from typing import Any
 from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
 from llmtrack.host.packages import install, installed_version
 from llmtrack.models.cache import build_once, entry_stem
-from llmtrack.models.digests import weight_files
 from llmtrack.models.disk import FLOAT_BITS, count_weights
 from llmtrack.models.folder import ModelFolder
 from llmtrack.models.packaged import download_command, fetch
+from llmtrack.models.weights import weight_files
 from llmtrack.quantize.build import build_apart
 from llmtrack.quantize.recipe import Recipe, find_recipe
 from llmtrack.spec.parameter import NONE

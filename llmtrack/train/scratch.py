@@ -12,7 +12,7 @@ import torch
 from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.models import bytelevel, synthetic
 from llmtrack.models.digests import ModelDigests, config_digest, tokenizer_digest
-from llmtrack.models.from_folder import clean_generation
+from llmtrack.models.load import clean_generation
 from llmtrack.models.source import parse_candidates
 from llmtrack.spec.task import TrainTask
 from llmtrack.train.data import Split

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llmtrack.convert import build, environment
-from llmtrack.convert.build import known_to
+from llmtrack.convert import conversion, environment
+from llmtrack.convert.conversion import known_to
 from llmtrack.convert.environment import BuildEnvironment, error_line, pinned
 from llmtrack.convert.openvino import CONVERTER
 from llmtrack.errors import MissingDependencyError, ScenarioError
@@ -208,7 +208,7 @@ def test_the_line_that_says_most(said, line):
     ],
 )
 def test_a_tool_that_does_not_know_a_model_is_told_in_words(tmp_path, monkeypatch, said, told):
-    monkeypatch.setattr(build, "_onnx_supports", lambda architecture: architecture == "gemma3")
+    monkeypatch.setattr(conversion, "_onnx_supports", lambda architecture: architecture == "gemma3")
     (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
     with pytest.raises(ScenarioError) as caught, known_to(CONVERTER, tmp_path):
         raise ScenarioError(f"trying failed: {said}", kind="unsupported")
@@ -227,10 +227,10 @@ def test_only_a_backend_that_supports_the_model_is_offered_instead(tmp_path, mon
 
     known = ("llama", "gemma3_text", "gpt_oss")
     unknown = ("gemma3n", "no_such_model", "?")
-    if build.available("onnx"):
+    if conversion.available("onnx"):
         assert {offered(each) for each in known} == {"torch or onnx"}
     assert {offered(each) for each in unknown} == {"torch"}
-    monkeypatch.setattr(build, "available", lambda backend: False)
+    monkeypatch.setattr(conversion, "available", lambda backend: False)
     assert {offered(each) for each in known} == {"torch"}
 
 

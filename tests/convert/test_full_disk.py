@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from llmtrack.convert import genai, openvino
-from llmtrack.convert.build import converted
+from llmtrack.convert.conversion import converted
 from llmtrack.convert.environment import BuildEnvironment
 from llmtrack.errors import ModelLoadError
 from llmtrack.host.formatting import MIB
@@ -23,8 +23,7 @@ from llmtrack.models.digests import ModelDigests
 from llmtrack.models.disk import Weights, count_weights
 from llmtrack.models.folder import ModelFolder, model_folder
 from llmtrack.models.load import ModelIdentity
-from llmtrack.models.named import PRESETS
-from llmtrack.models.source import parse_candidates
+from llmtrack.models.source import PRESETS, parse_candidates
 from llmtrack.quantize import build, gguf
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.run.executors.ray.files import Parcel, arrive

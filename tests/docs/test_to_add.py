@@ -37,8 +37,7 @@ from llmtrack.errors import UsageError
 from llmtrack.metrics.identity import Tag
 from llmtrack.metrics.page import page as metrics_page
 from llmtrack.models import packaged
-from llmtrack.models.named import PACKAGED, PRESETS, PackagedModel, Preset
-from llmtrack.models.source import parse_candidates
+from llmtrack.models.source import PACKAGED, PRESETS, PackagedModel, Preset, parse_candidates
 from llmtrack.quality import corpora
 from llmtrack.quantize import recipe
 from llmtrack.run import main as entry

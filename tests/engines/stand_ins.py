@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmtrack.convert.build import Converter
+from llmtrack.convert.conversion import Converter
 from llmtrack.models.cache import build_once
 from llmtrack.models.folder import ModelFolder
 from llmtrack.onnx.session import MODEL_FILE

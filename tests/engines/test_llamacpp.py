@@ -20,15 +20,15 @@ from llmtrack.host import packages as installed
 from llmtrack.host.packages import available, install
 from llmtrack.llamacpp import decoder, library
 from llmtrack.llamacpp.decoder import Room
-from llmtrack.models import gguf
-from llmtrack.models.gguf_facts import GgufFacts, cached_values, file_type, read_facts, step_bytes
+from llmtrack.models import gguf_conversion
+from llmtrack.models.gguf_file import GgufFacts, cached_values, file_type, read_facts, step_bytes
 from llmtrack.models.load import identify_model
 from llmtrack.quantize import gguf as conversion
 from llmtrack.quantize.recipe import recipes
 from llmtrack.spec.scenario import Variant
 from llmtrack.tensors.padding import pad_rows
 from tests.engines.stand_ins import NO_LLAMACPP
-from tests.models.test_gguf import BEGIN, END, HEADS, LAYERS, VOCABULARY, WIDTH, write_gguf
+from tests.models.gguf_writer import BEGIN, END, HEADS, LAYERS, VOCABULARY, WIDTH, write_gguf
 
 
 def needs_llamacpp(test):
@@ -130,7 +130,7 @@ def test_a_model_that_transformers_does_not_know_keeps_its_ids(file, monkeypatch
     from transformers import AutoConfig
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: (_ for _ in ()).throw(ValueError("new")))
-    folder = gguf.describe(file)
+    folder = gguf_conversion.describe(file)
     from llmtrack.models.digests import config_digest
 
     assert config_digest(folder) != "none"

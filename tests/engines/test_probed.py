@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from llmtrack.engines.torch import agreement, batching, pytorch, weights
-from llmtrack.models import decoder, probed
-from llmtrack.models.probed import Notes
+from llmtrack.models import decoder, probe_cache
+from llmtrack.models.probe_cache import Notes
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.spec.scenario import Variant
 from tests.engines.test_rare_decoders import STATES, byte_tokenizer, random_model
@@ -63,14 +63,14 @@ def test_a_second_load_asks_nothing_and_knows_the_same(asked, tiny_model_dir):
 
 
 def version(monkeypatch):
-    real = probed.installed_version
-    monkeypatch.setattr(probed, "installed_version", lambda name: "9.9" if name == "transformers" else real(name))
+    real = probe_cache.installed_version
+    monkeypatch.setattr(probe_cache, "installed_version", lambda name: "9.9" if name == "transformers" else real(name))
 
 
 CHANGES = {
     "transformers": version,
-    "llmtrack": lambda monkeypatch: monkeypatch.setattr(probed, "_code", lambda: "other"),
-    "cpu": lambda monkeypatch: monkeypatch.setattr(probed, "cpu_model", lambda: "other"),
+    "llmtrack": lambda monkeypatch: monkeypatch.setattr(probe_cache, "_code", lambda: "other"),
+    "cpu": lambda monkeypatch: monkeypatch.setattr(probe_cache, "cpu_model", lambda: "other"),
     "threads": lambda monkeypatch: monkeypatch.setattr(torch, "get_num_threads", lambda: 7),
     "kernels": lambda monkeypatch: monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "one that no machine has"),
 }
@@ -122,7 +122,7 @@ def test_of_code_without_a_version_nothing_is_kept(own_cache):
 @pytest.mark.parametrize("content", ["", "{", '"text"', '{"weight_bytes": 1}', "7.5"])
 def test_a_note_that_is_damaged_is_asked_again(own_cache, model, content):
     answer(model)
-    (note,) = probed.folder().iterdir()
+    (note,) = probe_cache.folder().iterdir()
     note.write_text(content)
     assert answer(model, given=8) == 8
     assert note.read_text() == "8"

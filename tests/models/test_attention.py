@@ -96,7 +96,7 @@ def test_sinks_are_heeded(tmp_path):
 def test_what_no_config_tells_of_is_found_by_a_short_pass(tmp_path, monkeypatch):
     """A cap of a mild 50 among scores of a standard deviation of 0.1 shows nowhere but in sharp scores."""
     monkeypatch.setattr(attention, "implementation", lambda config: {})
-    monkeypatch.setattr("llmtrack.models.from_folder.implementation", lambda config: {})
+    monkeypatch.setattr("llmtrack.models.load.implementation", lambda config: {})
     folder = saved(tmp_path / "model", "gemma2", spread=0.06, attn_logit_softcapping=50.0)
     assert load(folder).model.config._attn_implementation == EAGER
 

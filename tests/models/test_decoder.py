@@ -14,8 +14,9 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
 from llmtrack.models import synthetic
 from llmtrack.models.decoder import looks_ahead
-from llmtrack.models.digests import folder_digest, weight_files
+from llmtrack.models.digests import folder_digest
 from llmtrack.models.load import identify_model
+from llmtrack.models.weights import weight_files
 from tests.models.folders import edit, load
 
 SIZES = {
@@ -360,7 +361,7 @@ def test_a_sentencepiece_file_alone_asks_for_sentencepiece(save, monkeypatch):
         path.unlink()
     assert "holds no tokenizer" in refused(folder)
     (folder / "tokenizer.model").write_bytes(b"pieces")
-    monkeypatch.setattr("llmtrack.models.reasons.find_spec", lambda name: None)
+    monkeypatch.setattr("llmtrack.models.load_errors.find_spec", lambda name: None)
     assert "pip install sentencepiece protobuf" in refused(folder)
 
 

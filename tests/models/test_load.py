@@ -6,8 +6,7 @@ import torch
 
 from llmtrack.errors import ModelLoadError, UsageError
 from llmtrack.host.transformers_compat import portable_rope
-from llmtrack.models.from_folder import clean_generation
-from llmtrack.models.load import RANDOM_WEIGHTS
+from llmtrack.models.load import RANDOM_WEIGHTS, clean_generation
 from tests.models.folders import edit, load
 
 pytestmark = pytest.mark.usefixtures("own_cache")

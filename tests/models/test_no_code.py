@@ -24,8 +24,8 @@ from llmtrack.models import folder as folders
 from llmtrack.models.source import run_folder
 from tests.engines.stand_ins import genai_converted, openvino_converted
 from tests.models.folders import edit, load
+from tests.models.gguf_writer import write_gguf
 from tests.models.planted import Payload, plant
-from tests.models.test_gguf import write_gguf
 from tests.search_path import with_folders
 
 pytestmark = pytest.mark.usefixtures("cache")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from llmtrack.errors import ModelLoadError
-from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.digests import model_digests
+from llmtrack.models.load_errors import refuse_damaged
 from llmtrack.models.view import seen, view
 from tests.models.folders import edit
 from tests.models.planted import plant

@@ -16,7 +16,7 @@ from llmtrack.engine import GenerateRequest
 from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.models import synthetic
-from llmtrack.models.from_folder import load_folder
+from llmtrack.models.load import load_folder
 from tests.quantize.conftest import MISSING
 
 pytest.importorskip("onnx", reason=MISSING)

@@ -14,7 +14,7 @@ from llmtrack.engines.rows import length_dependent_rope
 from llmtrack.engines.torch.eager import two_steps
 from llmtrack.engines.torch.passes import Passes
 from llmtrack.errors import ScenarioError
-from llmtrack.models.probed import Notes
+from llmtrack.models.probe_cache import Notes
 from llmtrack.onnx.lengths import check_lengths
 
 Steps = Callable[[torch.Tensor, torch.Tensor], "tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None"]

@@ -11,7 +11,7 @@ from llmtrack.engines.rows import Sharing, sharing_of, sharing_of_generation
 from llmtrack.engines.torch.eager import step_logits
 from llmtrack.engines.torch.passes import Passes
 from llmtrack.engines.torch.step import Step
-from llmtrack.models.probed import Notes
+from llmtrack.models.probe_cache import Notes
 
 
 @dataclass(frozen=True)

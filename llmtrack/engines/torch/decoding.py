@@ -20,7 +20,7 @@ from llmtrack.engines.torch.fast.static_cache import PlainModel
 from llmtrack.engines.torch.stamps import Stamps
 from llmtrack.engines.torch.step import Step
 from llmtrack.errors import in_words
-from llmtrack.models.decoder import positions_of
+from llmtrack.models.positions import positions_of
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from llmtrack.models.context import varies_with_length
+from llmtrack.models.positions import varies_with_length
 
 
 class ModuleState:

@@ -9,9 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from llmtrack.engines.torch.module_state import ModuleState, RescaledRopes
-from llmtrack.models.cached import share_keys
-from llmtrack.models.context import context_length, first_position
-from llmtrack.models.decoder import forward_inputs, positions_of
+from llmtrack.models.attention import share_keys
+from llmtrack.models.positions import context_length, first_position, forward_inputs, positions_of
 
 
 class Passes:

@@ -38,9 +38,8 @@ from llmtrack.engines.torch.scores import Scores
 from llmtrack.engines.torch.stamps import Stamps
 from llmtrack.engines.torch.weights import emulation_warning, hidden_bytes, model_size_bytes, step_of, stored_dtypes
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
-from llmtrack.models.from_folder import SHARDED, SPREAD
-from llmtrack.models.load import load_model
-from llmtrack.models.probed import Notes
+from llmtrack.models.load import SHARDED, SPREAD, load_model
+from llmtrack.models.probe_cache import Notes
 from llmtrack.quantize.recipe import Recipe, find_recipe
 from llmtrack.spec.options import chosen
 from llmtrack.spec.parameter import NONE

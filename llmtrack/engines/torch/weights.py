@@ -15,7 +15,7 @@ from llmtrack.engine import CacheGrowth
 from llmtrack.engines.torch.module_state import ModuleState
 from llmtrack.engines.torch.step import Step, observe_step, stored_tensors
 from llmtrack.errors import in_words
-from llmtrack.models.probed import Notes
+from llmtrack.models.probe_cache import Notes
 
 
 def stored_dtypes(model: torch.nn.Module) -> dict[str, int]:

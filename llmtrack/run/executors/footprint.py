@@ -14,8 +14,7 @@ from llmtrack.host.formatting import GIB, MIB
 from llmtrack.measure.gpus import ask, card_of
 from llmtrack.measure.memory import available_bytes
 from llmtrack.models.cache import cache_root, entry_stem, keep_note
-from llmtrack.models.named import PRESETS
-from llmtrack.models.source import ModelSource, parse_candidates
+from llmtrack.models.source import PRESETS, ModelSource, parse_candidates
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Variant
 from llmtrack.spec.serialization import digest, to_json

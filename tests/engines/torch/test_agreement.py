@@ -13,7 +13,7 @@ from llmtrack.engines.registry import load_engine
 from llmtrack.engines.torch import passes
 from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.errors import ScenarioError
-from llmtrack.models import from_folder, synthetic
+from llmtrack.models import load, synthetic
 from llmtrack.models.load import load_model
 from llmtrack.train.loop import sum_cross_entropy
 from tests.engines.models import small
@@ -109,7 +109,7 @@ def test_a_model_that_says_something_else_with_its_cache_is_refused(tmp_path, mo
 
     if SHARES_WITHOUT_CACHE:
         pytest.skip("this version of transformers computes the same both ways")
-    for module in (from_folder, passes):
+    for module in (load, passes):
         monkeypatch.setattr(module, "share_keys", lambda model: None)
     folder = saved(tmp_path / "model", "gemma3n_text", **GEMMA_3N)
     with pytest.raises(ScenarioError, match=r"other logits of Gemma3n.* with its cache") as caught:

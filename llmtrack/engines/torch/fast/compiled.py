@@ -21,7 +21,7 @@ import torch
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.torch.stamps import Stamps
 from llmtrack.errors import ScenarioError, in_words
-from llmtrack.models.decoder import positions_of
+from llmtrack.models.positions import positions_of
 from llmtrack.tensors.padding import pad_rows
 
 Compiler = Callable[[Any], Any]

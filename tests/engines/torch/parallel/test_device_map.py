@@ -11,7 +11,7 @@ from llmtrack.engines.registry import load_engine
 from llmtrack.engines.torch.parallel.device_map import load_spread
 from llmtrack.errors import ModelLoadError, UsageError
 from llmtrack.measure.room import check_memory
-from llmtrack.models.from_folder import refuse_offloaded
+from llmtrack.models.load import refuse_offloaded
 from llmtrack.quality.perplexity import score_documents
 from llmtrack.spec.scenario import Variant
 

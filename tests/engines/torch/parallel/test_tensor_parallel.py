@@ -18,7 +18,7 @@ from llmtrack.engines.torch.parallel.tensor_parallel import Ranks, joint_info
 from llmtrack.errors import ModelLoadError, UsageError
 from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
 from llmtrack.models.folder import save_model
-from llmtrack.models.from_folder import refuse_unsharded
+from llmtrack.models.load import refuse_unsharded
 from llmtrack.quality.perplexity import score_documents
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import QualityCheck, Scenario, Variant

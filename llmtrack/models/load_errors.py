@@ -1,24 +1,22 @@
-"""Explain in one line why a model could not be loaded, and what to do about it."""
+"""Explain in one line why a model cannot be loaded, and the remedy: damaged files, and errors of libraries."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from llmtrack.errors import LlmtrackError, ModelLoadError
+from llmtrack.errors import LlmtrackError, ModelLoadError, in_words
 from llmtrack.host.formatting import cut
-from llmtrack.models.view import names_code
 
 MAX_CHARACTERS = 400
 
 NEEDS_CODE = "it needs code from its own repository, which llmtrack never runs: choose another model"
-
-# transformers' messages for unknown classes.
-_UNKNOWN = re.compile("Unrecognized|does not recognize|does not exist")
 
 # (class name of the exception or of a base, pattern in its message, message for the user with the pattern's groups).
 _KNOWN: tuple[tuple[str, str, str], ...] = (
@@ -98,6 +96,69 @@ _QUANTIZERS = {
 }
 _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
+_OTHER_VERSION = re.compile(r"(Max|Min)imum required is ([\w.]+), got: ([\w.]+)")
+"""How optimum refuses a model that it exports with other versions of transformers only."""
+_UNKNOWN_TO_A_TOOL = re.compile(
+    r"KeyError|NotImplementedError|AttributeError|(un|not (yet |currently )?)supported|does not support"
+    r"|not implemented|not recognize|Unrecognized",
+    re.IGNORECASE,
+)
+"""Errors of tools for unsupported models, such as a missing setting that they expect."""
+
+POINTER = b"version https://git-lfs.github.com/spec/"
+_FETCH = "fetch the model again"
+
+_SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+_MOST_LAYERS = 10_000
+# Files read by loading, in any format.
+_READ = ("*.json", "*.safetensors", "*.bin", "*.model", "merges.txt", "vocab.*")
+
+
+def refuse_damaged(folder: Path) -> None:
+    """Reject a folder with damaged files.
+
+    Raises:
+        ModelLoadError: a file is unreadable, a dangling link or a Git LFS pointer, or settings are invalid.
+    """
+    try:
+        for path in _files(folder):
+            refuse_pointer(path)
+    except OSError as error:
+        raise _unreadable(Path(error.filename or folder), error) from error
+    for name in _SETTINGS:
+        if (folder / name).is_file():
+            _check_settings(folder / name)
+
+
+def read_settings(path: Path) -> Any:
+    """Parse a JSON file of a model.
+
+    Raises:
+        ModelLoadError: it is damaged, or cannot be read, perhaps only now.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path.name} is damaged ({in_words(error)}): fetch it again") from error
+
+
+def refuse_pointer(path: Path) -> None:
+    """Reject a Git LFS pointer, as left by a checkout without Git LFS.
+
+    Raises:
+        ModelLoadError: it is one.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        if file.read(len(POINTER)) == POINTER:
+            raise ModelLoadError(
+                f"{path.name} is a pointer of Git LFS and not the file itself: run `git lfs pull` in {path.parent}"
+            )
+
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
@@ -160,17 +221,6 @@ def tokenizer_explained(folder: Path) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def code_explained(folder: Path) -> Iterator[None]:
-    """Explain that a model needs custom code, if transformers lacks its class and its settings name code."""
-    try:
-        yield
-    except Exception as error:
-        if _UNKNOWN.search(str(error)) and names_code(folder):
-            raise ModelLoadError(NEEDS_CODE) from error
-        raise
-
-
 def reason_of(error: BaseException) -> str:
     """Return the reason and remedy of a failure as one line, without library paths."""
     if isinstance(error, LlmtrackError):
@@ -185,20 +235,6 @@ def advice(error: BaseException) -> str:
         if name in bases and (found := re.search(pattern, str(error))):
             return told.format(*found.groups())
     return ""
-
-
-def _flat(text: str) -> str:
-    return cut(" ".join(text.split()), MAX_CHARACTERS, "...")
-
-
-_OTHER_VERSION = re.compile(r"(Max|Min)imum required is ([\w.]+), got: ([\w.]+)")
-"""How optimum refuses a model that it exports with other versions of transformers only."""
-_UNKNOWN_TO_A_TOOL = re.compile(
-    r"KeyError|NotImplementedError|AttributeError|(un|not (yet |currently )?)supported|does not support"
-    r"|not implemented|not recognize|Unrecognized",
-    re.IGNORECASE,
-)
-"""Errors of tools for unsupported models, such as a missing setting that they expect."""
 
 
 def tool_failed(tool: str, architecture: str, said: str, instead: str) -> str:
@@ -219,3 +255,60 @@ def tool_failed(tool: str, architecture: str, said: str, instead: str) -> str:
     if _UNKNOWN_TO_A_TOOL.search(said):
         return f"{tool} does not support {architecture}: {instead}"
     return f"{tool} cannot convert this {architecture} model ({cut(said, 300)}): {instead}"
+
+
+def _flat(text: str) -> str:
+    return cut(" ".join(text.split()), MAX_CHARACTERS, "...")
+
+
+def _unreadable(path: Path, error: OSError) -> ModelLoadError:
+    return ModelLoadError(f"{path.name} cannot be read ({error.strerror}): permit it, or {_FETCH}")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files that loading may read.
+
+    Raises:
+        ModelLoadError: one is a dangling link or not a file.
+        OSError: the folder cannot be read.
+    """
+    next(folder.iterdir(), None)  # `glob` treats an unreadable folder as empty
+    for path in sorted(set(chain.from_iterable(map(folder.glob, _READ)))):
+        if path.is_symlink() and not path.exists():
+            raise ModelLoadError(f"{path.name} is a link that leads nowhere: {_FETCH}")
+        if path.is_file():
+            yield path
+        elif path.name in _SETTINGS or path.suffix == ".safetensors":
+            raise ModelLoadError(f"{path.name} is not a file: {_FETCH}")
+
+
+def _check_settings(path: Path) -> None:
+    content = read_settings(path)
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path.name} is damaged (it holds no settings by name): fetch it again")
+    if path.name == "config.json":
+        _check_layers(content)
+    for name in _SPECIAL_IDS if path.name in _SETTINGS[:2] else ():
+        if not all(map(_is_id, _listed(content.get(name)))):
+            raise ModelLoadError(
+                f"{path.name}: {name} is {content[name]!r}, which is no id of a token: write its number"
+            )
+
+
+def _check_layers(config: dict[str, Any]) -> None:
+    """Reject an absurd number of layers, which libraries would allocate before reading the weights."""
+    for name, value in config.items():
+        if name in _LAYERS and _is_id(value) and value > _MOST_LAYERS:
+            raise ModelLoadError(
+                f"config.json: {name} is {value:,}, which no model has: write the number of its layers"
+            )
+        if isinstance(value, dict):
+            _check_layers(value)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrack.models.context import context_length
+from llmtrack.models.positions import context_length
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from llmtrack.errors import ModelLoadError
-from llmtrack.models import gguf
-from llmtrack.models.gguf_header import check_header
-from tests.models.test_gguf import write_gguf
+from llmtrack.models import gguf_conversion
+from llmtrack.models.gguf_file import check_header
+from tests.models.gguf_writer import write_gguf
 
 HUGE = 2**60
 
@@ -53,7 +53,7 @@ def test_absurd_sizes_are_refused_at_once_in_one_line(name, tmp_path):
     path.write_bytes(ABSURD[name])
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(ModelLoadError) as refused:
-        gguf.convert_gguf(path, tmp_path / "out")
+        gguf_conversion.convert_gguf(path, tmp_path / "out")
     assert "\n" not in str(refused.value)
     assert "model.gguf" in str(refused.value)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # KiB; the imports are in it

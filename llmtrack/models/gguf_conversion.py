@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import bytelevel
 from llmtrack.models.cache import build_once, entry_stem, file_digest
-from llmtrack.models.damaged import refuse_pointer
 from llmtrack.models.disk import Weights, room_for
 from llmtrack.models.durations import making
-from llmtrack.models.gguf_header import check_header
+from llmtrack.models.gguf_file import open_gguf, read_metadata
 from llmtrack.models.view import LOCAL, alone
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
     from tokenizers import Tokenizer
+
 
 # Part of the name of every converted folder; increase it when the conversion changes.
 CONVERTER_VERSION = 1
@@ -104,11 +103,6 @@ def convert_gguf(path: Path, folder: Path) -> dict[str, str]:
         bytelevel.write(tokenizer, settings, folder)
         _write_model(path, folder, metadata)
     return {"converted_by": f"transformers {transformers.__version__}"}
-
-
-def read_metadata(reader: GGUFReader) -> dict[str, Any]:
-    """Return the key-value pairs of a GGUF file, including the tokenizer's lists."""
-    return {name: field.contents() for name, field in reader.fields.items()}
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -252,27 +246,3 @@ def _make_portable(config: Path) -> None:
 
     content = portable_rope(json.loads(config.read_text(encoding="utf-8")))
     config.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def open_gguf(path: Path) -> GGUFReader:
-    """Open a GGUF file after checking its header.
-
-    Raises:
-        ModelLoadError: it is damaged, or one part of several.
-    """
-    from gguf import GGUFReader
-
-    try:
-        refuse_pointer(path)
-        check_header(path)
-        reader = GGUFReader(path)
-    except ModelLoadError:
-        raise
-    except Exception as error:  # the reader may fail in any way on a broken file
-        raise ModelLoadError(f"{path.name} cannot be read as GGUF ({error}): fetch the file again") from error
-    split = reader.fields.get("split.count")
-    if split is not None and split.contents() > 1:
-        raise ModelLoadError(
-            f"{path.name} is one part of a split GGUF: join the parts first (llama-gguf-split --merge)"
-        )
-    return reader

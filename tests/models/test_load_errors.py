@@ -13,10 +13,8 @@ from safetensors.torch import load_file, save_file
 from llmtrack.errors import ModelLoadError
 from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
 from llmtrack.models import synthetic
-from llmtrack.models.damaged import POINTER, refuse_damaged
-from llmtrack.models.from_folder import clean_generation
-from llmtrack.models.load import identify_model
-from llmtrack.models.reasons import explained, reason_of
+from llmtrack.models.load import clean_generation, identify_model
+from llmtrack.models.load_errors import POINTER, explained, reason_of, refuse_damaged
 from tests.models.folders import edit, load
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"

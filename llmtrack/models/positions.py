@@ -1,9 +1,13 @@
-"""Determine a model's context length from its config."""
+"""Positions of a model's tokens: its context length, and the inputs of a pass."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 _NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
@@ -58,3 +62,35 @@ def ropes_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def varies_with_length(kind: str) -> bool:
     """Return whether a kind of rotary embedding depends on the sequence length."""
     return "dynamic" in kind or kind in ("longrope", "su")
+
+
+def forward_inputs(
+    module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, first_position: int = 0
+) -> dict[str, Any]:
+    """Return the arguments of an uncached pass, as far as the module accepts them.
+
+    Args:
+        module: a transformers model or its body.
+        input_ids: (rows, length) token ids.
+        attention_mask: (rows, length), 1 for tokens; pads on either side.
+        first_position: position of a row's first token (`first_position`).
+    """
+    takes = inspect.signature(module.forward).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in takes.values())
+    inputs: dict[str, Any] = {"input_ids": input_ids}
+    for name, value in (("attention_mask", attention_mask), ("use_cache", False)):
+        if takes_any or name in takes:
+            inputs[name] = value
+    if "position_ids" in takes:
+        inputs["position_ids"] = positions_of(attention_mask, first_position)
+    return inputs
+
+
+def positions_of(attention_mask: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """Return the position of each token, (rows, length), not counting pads before it.
+
+    Args:
+        attention_mask: (rows, length), 1 for tokens.
+        first: position of a row's first token.
+    """
+    return (attention_mask.cumsum(dim=1) - 1).clamp(min=0) + first

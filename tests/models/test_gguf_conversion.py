@@ -4,71 +4,16 @@ import os
 from multiprocessing import SimpleQueue
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from llmtrack.errors import ModelLoadError
-from llmtrack.models import gguf
-from llmtrack.models.bytelevel import byte_symbols
+from llmtrack.models import gguf_conversion
 from tests.forking import at_once, processes
 from tests.models.folders import load
-
-WIDTH, INNER, LAYERS, HEADS = 64, 128, 2, 2
-SPECIALS = ["<|begin|>", "<|end|>", "<|pad|>", "<tool>"]
-MERGES = ["h e", "l l", "he ll", "hell o", "1 2", "Ġ x"]
-VOCABULARY = [*byte_symbols(), *(merge.replace(" ", "") for merge in MERGES), *SPECIALS]
-BEGIN, END, PAD, TOOL = range(len(VOCABULARY) - 4, len(VOCABULARY))
+from tests.models.gguf_writer import BEGIN, END, PAD, TOOL, VOCABULARY, write_gguf
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-def write_gguf(path, pre="smollm", **metadata):
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(str(path), "llama")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(256)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(50000.0)
-    writer.add_vocab_size(len(VOCABULARY))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(VOCABULARY)
-    writer.add_token_types([1] * (len(VOCABULARY) - 4) + [3, 3, 3, 4])
-    writer.add_token_merges(MERGES)
-    writer.add_bos_token_id(BEGIN)
-    writer.add_eos_token_id(END)
-    writer.add_pad_token_id(PAD)
-    for key, value in metadata.items():
-        getattr(writer, key)(value)
-    random = np.random.default_rng(0)
-    shapes = {
-        "token_embd": (len(VOCABULARY), WIDTH),
-        "output": (len(VOCABULARY), WIDTH),
-        "output_norm": (WIDTH,),
-    }
-    for layer in range(LAYERS):
-        for name, shape in {
-            **{f"attn_{part}": (WIDTH, WIDTH) for part in ("q", "k", "v", "output")},
-            "ffn_gate": (INNER, WIDTH),
-            "ffn_up": (INNER, WIDTH),
-            "ffn_down": (WIDTH, INNER),
-            "attn_norm": (WIDTH,),
-            "ffn_norm": (WIDTH,),
-        }.items():
-            shapes[f"blk.{layer}.{name}"] = shape
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", random.normal(0, 0.1, shape).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @pytest.mark.slow(1)
@@ -82,7 +27,7 @@ def test_a_gguf_file_becomes_an_ordinary_model_once(tmp_path, monkeypatch):
     torch.testing.assert_close(loaded.model.model.rotary_emb.inv_freq, expected)
     config = loaded.model.generation_config
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (BEGIN, END, PAD)
-    monkeypatch.setattr(gguf, "convert_gguf", lambda *_: pytest.fail("converted again"))
+    monkeypatch.setattr(gguf_conversion, "convert_gguf", lambda *_: pytest.fail("converted again"))
     again = load(path)
     assert again.digests.weights == loaded.digests.weights
     ids = torch.tensor([[1, 2, 3]])
@@ -107,7 +52,9 @@ def test_the_tokenizer_follows_the_metadata(tmp_path):
     [("smollm", False), ("starcoder", False), ("qwen2", False), ("gpt-2", True), ("olmo", True)],
 )
 def test_digits_are_split_as_the_pre_tokenizer_says(tmp_path, pre, joined):
-    tokenizer = gguf.build_tokenizer(gguf.read_metadata(gguf.open_gguf(write_gguf(tmp_path / "x.gguf", pre))))
+    tokenizer = gguf_conversion.build_tokenizer(
+        gguf_conversion.read_metadata(gguf_conversion.open_gguf(write_gguf(tmp_path / "x.gguf", pre)))
+    )
     assert (tokenizer.encode("12").tokens == ["12"]) is joined
 
 

@@ -1,0 +1,131 @@
+"""The weight files of a model folder: which they are, and their tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
+
+from llmtrack.errors import ModelLoadError
+from llmtrack.models.load_errors import advice
+
+if TYPE_CHECKING:
+    import torch
+
+
+_MASK_DIMENSIONS = 4
+"""Dimensions of the masks in old checkpoints, which are called `bias` and are not floats."""
+
+
+def weight_files(folder: Path) -> tuple[str, list[Path]]:
+    """Return the format and files of a model folder's weights as loading reads them.
+
+    A single file precedes an index of several, and safetensors precede pickle. Other files (the same weights for
+    another program, adapters, unindexed parts) do not belong to the model.
+
+    Returns:
+        `safetensors`, `pickle` or `none`, and the files sorted by name.
+
+    Raises:
+        ModelLoadError: the index is damaged, or names a missing file.
+    """
+    for kind, single in (("safetensors", "model.safetensors"), ("pickle", "pytorch_model.bin")):
+        index = folder / f"{single}.index.json"
+        if (folder / single).is_file():
+            return kind, [folder / single]
+        if index.is_file():
+            return kind, _indexed(index)
+    return "none", []
+
+
+def weights_in(folder: Path) -> tuple[str, list[Path]]:
+    """Like `weight_files`, for a folder that must be a complete model.
+
+    Raises:
+        ModelLoadError: it has no weights or no config.json, or as `weight_files`.
+    """
+    kind, files = weight_files(folder)
+    if not files:
+        raise ModelLoadError(
+            f"{folder} holds no model.safetensors or pytorch_model.bin, nor an index of their parts: give a whole model "
+            "folder"
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"{folder} holds no config.json: give a whole model folder")
+    return kind, files
+
+
+def tensors(files: Sequence[Path], wanted: Iterable[str] | Callable[[str], bool]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors by name or predicate; they are memory-mapped and read on access.
+
+    Raises:
+        ModelLoadError: a pickle file cannot be read, or has no weights.
+    """
+    from safetensors import safe_open
+
+    names = wanted if callable(wanted) else set(wanted).__contains__
+    for path in files:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as held:
+                yield from ((name, held.get_tensor(name)) for name in held.keys() if names(name))  # noqa: SIM118
+        else:
+            yield from ((name, each) for name, each in _unpickled(path).items() if names(name))
+
+
+def refuse_unscaled(files: Sequence[Path], config: Any) -> None:
+    """Reject weights of a dtype that needs scales if the config names no quantization.
+
+    transformers 4.57 fails on some of them, and 5 uses them as plain weights.
+
+    Args:
+        files: the weight files.
+        config: the model's config.
+
+    Raises:
+        ModelLoadError: there are such weights, or a pickle file cannot be read.
+    """
+    quantized = any(getattr(each, "quantization_config", None) for each in (config, config.get_text_config()))
+    for name, held in tensors(files, lambda name: name.endswith((".weight", ".bias"))):
+        if not quantized and held.ndim < _MASK_DIMENSIONS and not _is_plain(held.dtype):
+            raise ModelLoadError(
+                f"its weights are stored as {str(held.dtype).removeprefix('torch.')} ({name} ...), which is nothing without "
+                "scales, and config.json names no quantization: choose the model with 16- or 32-bit weights"
+            )
+
+
+def _indexed(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelLoadError(f"{index.name} is damaged: fetch it again") from error
+    if not all(isinstance(name, str) for name in names):
+        raise ModelLoadError(f"{index.name} is damaged: fetch it again")
+    if outside := [name for name in names if ".." in Path(name).parts or Path(name).is_absolute()]:
+        raise ModelLoadError(f"{index.name} names {outside[0]}, which is outside of the folder: fetch the model again")
+    if missing := [name for name in names if not (index.parent / name).is_file()]:
+        raise ModelLoadError(
+            f"{missing[0]} is not there, which {index.name} names: {len(missing)} of {len(names)} files are missing"
+        )
+    return [index.parent / name for name in names]
+
+
+def _unpickled(path: Path) -> dict[str, torch.Tensor]:
+    import torch
+
+    try:
+        # Files from before PyTorch 1.6 are not archives and cannot be mapped.
+        held: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+        return {name: each for name, each in held.items() if isinstance(each, torch.Tensor)}
+    except Exception as error:
+        if isinstance(error, OSError) or advice(error):
+            raise
+        raise ModelLoadError(
+            "its pickle file is damaged, or holds what is no weights, which llmtrack never runs: fetch it again, or choose "
+            "the model as safetensors"
+        ) from error
+
+
+def _is_plain(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize > 1
