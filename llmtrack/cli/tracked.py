@@ -107,7 +107,7 @@ def compare(
 @layout("table", "csv", "json")
 def runs(kind: str, status: str | None, shown: Layout, **chosen: Any) -> None:
     """List tracked runs, newest first."""
-    from llmtrack.report.listing import show_runs
+    from llmtrack.report.show import show_runs
 
     show_runs(_found(kind=kind, status=status, **chosen), shown)
 
@@ -235,8 +235,8 @@ def recommend(
     from llmtrack.decide.recommending import Limits, parse_percent, parse_size
     from llmtrack.decide.recommending import recommend as choose
     from llmtrack.decide.verdicts import with_samples
-    from llmtrack.report.recommendation import draw, recommendation_json, recommendation_markdown
-    from llmtrack.report.terminal import make_console, render_recommendation, width_of
+    from llmtrack.report.recommendation import draw, recommendation_json, recommendation_markdown, render_recommendation
+    from llmtrack.report.terminal import make_console, width_of
     from llmtrack.run.reproduce import how_to_run
 
     limits = Limits(

@@ -20,18 +20,20 @@ from llmtrack.host.console import emit
 from llmtrack.host.entry_points import named_experiment
 from llmtrack.host.formatting import plural
 from llmtrack.report.page.study import page_note
-from llmtrack.report.page.write import print_lines, write_report
+from llmtrack.report.page.write import write_report
 from llmtrack.report.sentences.takeaways import headline
-from llmtrack.report.show import AS_TABLE, Layout, show
-from llmtrack.report.tables.columns import (
-    Further,
-    cell,
+from llmtrack.report.show import AS_TABLE, Layout, print_lines, show
+from llmtrack.report.tables.summary import split_by_task, summary_table, with_noise_floor
+from llmtrack.report.tables.table import (
+    DASH,
+    Column,
+    ExtraValues,
+    Table,
     column_of_runs,
-    further,
     shared_conditions,
+    values_of_runs,
     with_differing_params,
 )
-from llmtrack.report.tables.table import DASH, Column, Table, split_by_task, summary_table, with_noise_floor
 from llmtrack.report.terminal import make_console, say
 from llmtrack.tracked.frames import check_columns, column_names, pick
 from llmtrack.tracked.runs import Runs
@@ -106,7 +108,7 @@ def compare_runs(
                 table_of_part = with_noise_floor(table_of_part, tracked)
             show(console, f"{title}: {name}", table_of_part, layout)
     else:
-        show(console, title, table, layout, further(tracked))
+        show(console, title, table, layout, values_of_runs(tracked))
     if warnings:
         # csv and json are read by programs.
         beside = make_console(stderr=True) if layout.style in ("csv", "json") else console
@@ -181,7 +183,7 @@ def compare_with_baseline(
         "against the baseline",
         table,
         layout,
-        Further(list(COLUMNS), lambda name: [row.get(name) for row in rows]),
+        ExtraValues(list(COLUMNS), lambda name: [row.get(name) for row in rows]),
     )
 
 
@@ -269,7 +271,7 @@ def _in_all(differences: Sequence[Sequence[str]]) -> list[str]:
 def _what_differs(pair: Pair, columns: Sequence[Column]) -> list[str]:
     differences = []
     for column in columns:
-        before, after = (cell(run, column) for run in (pair.baseline, pair.candidate))
+        before, after = (column.cell_of(run) for run in (pair.baseline, pair.candidate))
         if before != after:
             differences.append(f"{column.title} {before} → {after}")
     if pair.baseline.environment_id != pair.candidate.environment_id:

@@ -17,8 +17,7 @@ from llmtrack.report.plots.charts import add_note, axis_label, canvas, separate_
 from llmtrack.report.plots.drawing import BEATEN, COLOR, LINE_COLORS, drawing, save
 from llmtrack.report.plots.labels import label_points
 from llmtrack.report.show import AS_TABLE, Layout, show
-from llmtrack.report.tables.columns import cell, column_of_runs, further, shared_conditions
-from llmtrack.report.tables.table import Table
+from llmtrack.report.tables.table import Table, column_of_runs, shared_conditions, values_of_runs
 from llmtrack.report.terminal import make_console, say
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
@@ -71,7 +70,7 @@ def show_pareto(
     console = make_console()
     table = pareto_table(points, respects)
     by_id = {run.run_id: run for run in points.runs}
-    show(console, "Pareto front", table, layout, further(Runs(by_id[each] for each in table.run_ids)))
+    show(console, "Pareto front", table, layout, values_of_runs(Runs(by_id[each] for each in table.run_ids)))
     if output is not None:
         with drawing():
             save(pareto_plot(points, speed, quality), output)
@@ -94,7 +93,9 @@ def pareto_table(points: Points, respects: Sequence[str]) -> Table:
         conditions=shared,
         titles=("scenario", *(column.title for column in columns), f"front of {', '.join(respects)}"),
         numeric=(False, *(column.is_number for column in columns), False),
-        rows=tuple((run.scenario, *(cell(run, column) for column in columns), stands[run.run_id].why) for run in runs),
+        rows=tuple(
+            (run.scenario, *(column.cell_of(run) for column in columns), stands[run.run_id].why) for run in runs
+        ),
         run_ids=tuple(run.run_id for run in runs),
         notes=(
             *points.notes,

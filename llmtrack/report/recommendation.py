@@ -14,6 +14,7 @@ from llmtrack.errors import UsageError
 from llmtrack.report.escape import in_markdown, in_plot
 from llmtrack.report.pareto import pareto_plot
 from llmtrack.report.plots.drawing import drawing, save
+from llmtrack.report.terminal import hanging
 from llmtrack.tracked.runs import Runs
 
 _TITLE_WIDTH = 96
@@ -61,3 +62,15 @@ def draw(found: Recommendation, runs: Runs, objective: str, target: Path) -> Non
         answer = "\n".join(textwrap.wrap(found.sentence, _TITLE_WIDTH, break_on_hyphens=False))
         figure.suptitle(in_plot(answer), x=0.02, ha="left", fontsize=12, fontweight="bold")
         save(figure, target)
+
+
+def render_recommendation(found: Recommendation, width: int | None = None) -> str:
+    """Format a recommendation: a sentence and what was ruled out."""
+    lines = [hanging(found.sentence, width, 0)]
+    if found.run_id is not None:
+        lines.append(f"  run {found.run_id}")
+    if found.ruled_out:
+        longest = max(len(name) for name, _ in found.ruled_out)
+        lines.append("Not:")
+        lines += [hanging(f"  {name:<{longest}}  {why}", width, 4) for name, why in found.ruled_out]
+    return "\n".join([*lines, *(hanging(f"- {note}", width) for note in found.notes)]) + "\n"

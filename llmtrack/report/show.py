@@ -1,16 +1,44 @@
-"""Show a table with the requested format, columns and width; used by every command."""
+"""Print a table, a list of runs, or the metrics of a run, in the requested format, columns and width."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 
-from llmtrack.host.console import emit
-from llmtrack.report.page.write import print_report
-from llmtrack.report.tables.columns import Further, with_columns
-from llmtrack.report.tables.formats import render
-from llmtrack.report.tables.table import Table
+from llmtrack import metrics as schema
+from llmtrack.host.console import console_of, emit, on_one_line
+from llmtrack.host.formatting import plural
+from llmtrack.report.escape import plain
+from llmtrack.report.tables.rendering import fit_to_width, render, to_blocks, to_rich, without_constants
+from llmtrack.report.tables.table import DASH, ExtraValues, Table, column_of_runs, with_columns
+from llmtrack.report.terminal import make_console, say, width_of
+from llmtrack.tracked.frames import check_columns, column_names, frame_of, pick
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
+from llmtrack.tracking.read.ids import SHORT_ID, is_id
+
+LISTED = (
+    "run_id",
+    "start_time",
+    "experiment",
+    "scenario",
+    "status",
+    "model_id",
+    "dtype",
+    "tokens_per_sec",
+    "perplexity",
+)
+"""Columns of a list of runs."""
+MORE = "--wide, or --columns NAME,NAME"
+"""Options that show the columns dropped for lack of room."""
+# Maximum number of dropped columns to name.
+_MOST_NAMED = 6
+_METRIC_WIDTH = 1 + max(len(metric.name) for metric in schema.METRICS if metric.shown or metric.sampled)
 
 
 @dataclass(frozen=True)
@@ -33,18 +61,156 @@ class Layout:
 AS_TABLE = Layout()
 
 
-def show(console: Console, title: str, table: Table, layout: Layout, among: Further | None = None) -> None:
+def show(console: Console, title: str, table: Table, layout: Layout, extra: ExtraValues | None = None) -> None:
     """Print a table.
 
     Args:
-        among: further values of its rows, available as columns.
+        extra: further values of its rows, available as columns.
 
     Raises:
         UsageError: a column does not exist.
     """
     if layout.columns is not None:
-        table = with_columns(table, among, layout.columns)
+        table = with_columns(table, extra, layout.columns)
     if layout.style == "table":
-        print_report(console, title, table, wide=layout.wide)
+        print_table(console, title, table, wide=layout.wide)
     else:
         emit(console, render(table, layout.style, title))
+
+
+def print_table(
+    console: Console,
+    title: str,
+    table: Table,
+    reading: Sequence[str] = (),
+    wide: bool = False,
+    more: str = MORE,
+) -> None:
+    """Print conditions, table and reading; on a terminal, as many columns as fit.
+
+    Args:
+        title: of the table.
+        reading: lines below it.
+        wide: every column regardless of the width, as in a pipe or file.
+        more: how to see the dropped columns.
+    """
+    whole = wide or width_of(console) is None
+    fitted = None if whole else fit_to_width(table, console.width)
+    shown = fitted.table if fitted else table if whole else without_constants(table)
+    console.print()
+    if title:
+        console.print(plain(title, "bold"))
+    if shown.conditions:
+        console.print(plain(" · ".join(shown.conditions)))
+    if whole:
+        drawn = to_rich(table)
+        # The terminal wraps a table that is too wide, without losing anything.
+        natural = Measurement.get(console, console.options.update(max_width=10_000), drawn).maximum
+        wider = console_of(file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal)
+        wider.print(drawn)
+    elif fitted:
+        console.print(to_rich(shown, widths=fitted.widths))
+        if fitted.dropped:
+            console.print(plain(f"+{plural(len(fitted.dropped), 'column')}: {more}", "dim"))
+            first = fitted.dropped[:_MOST_NAMED]
+            others = len(fitted.dropped) - len(first)
+            console.print(plain(f"({', '.join(first)}{f' and {others} more' if others else ''})", "dim"))
+    else:
+        for line in to_blocks(shown, console.width):
+            console.print(plain(line), no_wrap=True, overflow="ignore", crop=False)
+    print_lines(console, (*table.notes, *reading))
+    console.print()
+
+
+def print_lines(console: Console, lines: Sequence[str]) -> None:
+    """Print sentences as bullet points."""
+    for line in lines:
+        console.print(plain(f"- {on_one_line(line)}"))
+
+
+def show_runs(runs: Runs, layout: Layout) -> None:
+    """Print runs; see `render_runs` for the formats."""
+    console = make_console()
+    if layout.style != "table":
+        emit(console, render_runs(runs, layout.style, layout.columns))
+        return
+    show(console, "", listing_table(runs, layout.columns), Layout(wide=layout.wide))
+    say(console, plural(len(runs), "run"))
+
+
+def render_runs(runs: Runs, style: str = "table", chosen: Sequence[str] | None = None) -> str:
+    """Render runs as text.
+
+    Args:
+        style: `table` (the main columns), `csv` or `json` (every column that any run has).
+        chosen: show these columns instead.
+
+    Raises:
+        UsageError: a column does not exist.
+    """
+    if style == "table":
+        return render(listing_table(runs, chosen), "table") + plural(len(runs), "run") + "\n"
+    table = frame_of(runs)
+    filled = table.dropna(axis="columns", how="all") if chosen is None else pick(table, chosen)
+    if style == "csv":
+        return str(filled.to_csv(index=False))
+    return str(filled.to_json(orient="records", date_format="iso", indent=1)) + "\n"
+
+
+def listing_table(runs: Runs, chosen: Sequence[str] | None = None) -> Table:
+    """Return one row per run.
+
+    Args:
+        chosen: columns to show; None for the main ones.
+
+    Raises:
+        UsageError: a column does not exist.
+    """
+    if chosen is not None:
+        check_columns(chosen, column_names(runs))
+    keys = LISTED if chosen is None else tuple(chosen)
+    columns = [column_of_runs(key, runs) for key in keys]
+    rows = tuple(
+        tuple(_cell(run.get(column.key), column.render, chosen is not None) for column in columns) for run in runs
+    )
+    return Table(
+        conditions=(),
+        titles=keys,
+        numeric=tuple(column.is_number for column in columns),
+        rows=rows,
+        run_ids=("",) * len(rows),
+        keys=keys,
+    )
+
+
+def metrics_block(run: Run, width: int | None = None) -> list[str]:
+    """Return lines such as `tokens_per_sec  13.94 tokens/s  [95 % interval 13.80 to 14.02, n=5]`.
+
+    Args:
+        width: of the terminal; intervals that do not fit go on their own line.
+    """
+    lines = []
+    for metric in schema.METRICS:
+        if (value := run.metrics.get(metric.name)) is None:
+            continue
+        unit = "" if metric.unit == "-" else f" {metric.unit}"
+        line = f"{metric.name:<{_METRIC_WIDTH}}{value:>12,.3f}{unit}"
+        spread = run.spread(metric.name)
+        if spread is not None and spread.n > 1 and spread.low != spread.high:
+            interval = f"[95 % interval {spread.low:,.3f} to {spread.high:,.3f}, n={spread.n}]"
+            if width is not None and len(line) + 2 + len(interval) > width:
+                lines.append(line.rstrip())
+                line = f"{interval:>{width}}" if len(interval) < width else interval
+            else:
+                line += f"  {interval}"
+        lines.append(line.rstrip())
+    return lines
+
+
+def _cell(value: Any, render: Callable[[Any], str], whole: bool) -> str:
+    if value is None:
+        return DASH
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M}"
+    text = str(render(value))
+    return text if whole or not is_id(text) else text[:SHORT_ID]

@@ -19,8 +19,9 @@ from llmtrack.errors import TrackingError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
 from llmtrack.host.console import console_of
 from llmtrack.host.entry_points import EXPERIMENT_POINTS, named_experiment, names_of
-from llmtrack.report.tables.formats import render
-from llmtrack.report.tables.table import Table, summary_table, tables_by_task
+from llmtrack.report.tables.rendering import render
+from llmtrack.report.tables.summary import summary_table, tables_by_task
+from llmtrack.report.tables.table import Table
 from llmtrack.run.main import perform
 from llmtrack.run.notebook_display import progress_console
 from llmtrack.run.settings import unknown

@@ -21,7 +21,7 @@ from llmtrack.measure.statistics import findings
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.sentences.takeaways import CHOICES, headline, takeaways
 from llmtrack.report.show import Layout, show
-from llmtrack.report.tables.table import summary_table
+from llmtrack.report.tables.summary import summary_table
 from llmtrack.spec.outcome import REPLACED
 from llmtrack.spec.task import RepeatPolicy, TrainTask
 from tests.report.frames import interval, made, run

@@ -21,7 +21,7 @@ from llmtrack.decide.verdicts import tell, with_samples
 from llmtrack.report.pareto import pareto_table
 from llmtrack.report.sentences import reading
 from llmtrack.report.sentences.takeaways import gains
-from llmtrack.report.tables.table import summary_table
+from llmtrack.report.tables.summary import summary_table
 from llmtrack.tracked.runs import Runs
 from tests.report.frames import made, run
 

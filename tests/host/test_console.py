@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 import llmtrack
 from llmtrack.host.console import as_json, console_of, emit, keep_text, make_folder, print_text, shown
-from llmtrack.report.tables.formats import render
+from llmtrack.report.tables.rendering import render
 from tests.report.test_escape import table_of
 
 # Of a terminal's commands, of the direction of text, of line ends that are none of ours, half a character.

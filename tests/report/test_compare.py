@@ -10,7 +10,7 @@ import pytest
 
 from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.selection import match
-from llmtrack.report.listing import render_runs
+from llmtrack.report.show import render_runs
 from tests.report.frames import column, made, run
 
 

@@ -13,14 +13,13 @@ from rich.console import Console
 
 from llmtrack.host.console import protected, shown
 from llmtrack.report.escape import as_label, in_latex, in_markdown
-from llmtrack.report.listing import render_runs
 from llmtrack.report.page.html import Report, Rows, Section, render_report
-from llmtrack.report.page.write import print_report
 from llmtrack.report.plots.charts import bar_plot, curves_plot, line_plot, scatter_plot
 from llmtrack.report.plots.drawing import drawing, save
-from llmtrack.report.plots.picture import MOST_DRAWN, to_figure
-from llmtrack.report.tables.formats import render, to_markdown
-from llmtrack.report.tables.table import summary_table
+from llmtrack.report.show import print_table, render_runs
+from llmtrack.report.tables.picture import MOST_DRAWN, to_figure
+from llmtrack.report.tables.rendering import render, to_markdown
+from llmtrack.report.tables.summary import summary_table
 from llmtrack.report.terminal import say
 from tests.conftest import HANG_S
 from tests.report.frames import made, run
@@ -67,7 +66,7 @@ def test_a_console_prints_a_text_as_it_is_and_obeys_nothing_in_it(name):
     out = io.StringIO()
     console = Console(file=out, width=2000, force_terminal=True)
     say(console, name)
-    print_report(console, name, table_of(name)[0], [name])
+    print_table(console, name, table_of(name)[0], [name])
     text = out.getvalue()
     assert all(line in text for line in shown(name).split("\n"))
     # What remains of escape sequences is rich's own bold.
@@ -193,11 +192,11 @@ def test_pictures_are_drawn_whatever_backend_and_style_are_set(backend, tmp_path
 
 PRINT = """
 from llmtrack.report.terminal import make_console, say
-from llmtrack.report.page.write import print_report
+from llmtrack.report.show import print_table
 from llmtrack.report.tables.table import Table
 console = make_console(outlive=True)
 say(console, "± – · … × 中 🦙")
-print_report(console, "t", Table(("a: é", "b"), ("scenario", "tokens/s"), (False, True), (("中", "1"),), ("r",), ("n –",)))
+print_table(console, "t", Table(("a: é", "b"), ("scenario", "tokens/s"), (False, True), (("中", "1"),), ("r",), ("n –",)))
 for _ in range(2000):
     say(console, "a line that fills the pipe " * 5)
 """

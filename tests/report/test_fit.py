@@ -23,15 +23,14 @@ from llmtrack.decide.selection import match
 from llmtrack.experiment import OwnTable
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.gate import gate_table
-from llmtrack.report.listing import listing_table
-from llmtrack.report.page.write import print_report, write_report
+from llmtrack.report.page.write import write_report
 from llmtrack.report.pareto import pareto_table
-from llmtrack.report.plots.picture import to_figure
-from llmtrack.report.show import Layout, show
-from llmtrack.report.tables.columns import with_differing_params
-from llmtrack.report.tables.fit import STAY, fit_to_width, without_constants
-from llmtrack.report.tables.table import DASH, Table, split_by_task, summary_table, tables_by_task
-from llmtrack.report.terminal import metrics_block, render_recommendation
+from llmtrack.report.recommendation import render_recommendation
+from llmtrack.report.show import Layout, listing_table, metrics_block, print_table, show
+from llmtrack.report.tables.picture import to_figure
+from llmtrack.report.tables.rendering import STAY, fit_to_width, without_constants
+from llmtrack.report.tables.summary import split_by_task, summary_table, tables_by_task
+from llmtrack.report.tables.table import DASH, Table, with_differing_params
 from llmtrack.tracked.frames import column_names
 from llmtrack.tracked.runs import Runs
 from tests.report.frames import changed, interval, made, run
@@ -140,7 +139,7 @@ TABLES = {name: cache(make) for name, make in TABLES.items()}
 
 def _printed(table: Table, width: int, terminal: bool = True, **options) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None, emoji=False)
-    print_report(
+    print_table(
         console,
         "a title",
         table,
@@ -167,10 +166,10 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(name, width):
         for row in fitted.table.rows:
             assert not numeric or row[index] in text, "a figure is shown whole"
     assert "…" not in text
-    kept = len(table.titles) - len(fitted.left_out)
-    assert (f"+{len(fitted.left_out)} column" in text) == bool(fitted.left_out)
-    said, others = " ".join(text.split()), len(fitted.left_out) - 6
-    assert all(key in said for key in fitted.left_out[:6])
+    kept = len(table.titles) - len(fitted.dropped)
+    assert (f"+{len(fitted.dropped)} column" in text) == bool(fitted.dropped)
+    said, others = " ".join(text.split()), len(fitted.dropped) - 6
+    assert all(key in said for key in fitted.dropped[:6])
     assert (f" and {others} more)" in said) == (others > 0)
     assert kept >= len(fitted.table.titles)
 
@@ -187,7 +186,7 @@ def test_pipes_files_and_wide_show_every_cell(name):
 @pytest.mark.slow(1)
 def test_the_columns_leave_in_the_order_that_their_entries_state():
     table = summary_table(_many()[:5])
-    left = [set(fit_to_width(table, width).left_out) for width in range(400, NARROW - 1, -1)]
+    left = [set(fit_to_width(table, width).dropped) for width in range(400, NARROW - 1, -1)]
     for more_room, less_room in itertools.pairwise(left):
         assert more_room <= less_room
     gone = left[-1]

@@ -24,7 +24,7 @@ from llmtrack.report.page.gather import (
 from llmtrack.report.page.html import GeneratedText, Plot, Report, Section, render_report
 from llmtrack.report.page.phases import MOST_STEPS, WIDTH, Call, timeline
 from llmtrack.report.page.place import server_of
-from llmtrack.report.tables.table import summary_table, tables_by_task
+from llmtrack.report.tables.summary import summary_table, tables_by_task
 from tests.report.frames import changed, interval, made, run
 
 ATTACK = "<script>alert(1)</script>"

@@ -14,9 +14,9 @@ from llmtrack.decide.selection import Pair
 from llmtrack.decide.verdicts import why_not
 from llmtrack.metrics.page import page
 from llmtrack.report.pareto import pareto_table
-from llmtrack.report.tables.columns import further, with_columns
-from llmtrack.report.tables.table import condition_columns, summary_table, to_csv
-from llmtrack.report.terminal import metrics_block
+from llmtrack.report.show import metrics_block
+from llmtrack.report.tables.summary import summary_table, to_csv
+from llmtrack.report.tables.table import condition_columns, values_of_runs, with_columns
 from tests.report.frames import changed, made, run
 
 SPEEDY = schema.Metric(
@@ -68,7 +68,7 @@ def test_a_table_has_its_column_in_its_place_and_tells_its_change():
     assert "flavour" in [column.key for column in condition_columns()]
     # One without a column is shown where it is asked for.
     assert "worth" not in table.titles
-    assert "worth" in with_columns(table, further(runs), ["worth"]).titles
+    assert "worth" in with_columns(table, values_of_runs(runs), ["worth"]).titles
 
 
 def test_it_is_compared_by_its_own_rules():

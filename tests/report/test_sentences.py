@@ -20,7 +20,7 @@ from llmtrack.report.comparison import differences_table
 from llmtrack.report.gate import gate_table
 from llmtrack.report.sentences.reading import change
 from llmtrack.report.sentences.takeaways import takeaways
-from llmtrack.report.tables.columns import shared_conditions
+from llmtrack.report.tables.table import shared_conditions
 from tests.report.frames import interval, made, run
 
 BUSY = "the machine was busy: other programs took 82% of its CPU time: close them and measure again"

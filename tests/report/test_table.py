@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 
 from llmtrack.metrics import decimals
-from llmtrack.report.page.write import print_report, write_report
-from llmtrack.report.plots.picture import to_figure
-from llmtrack.report.tables.formats import to_markdown, to_rich
-from llmtrack.report.tables.table import DASH, Table, summary_table, to_csv
-from llmtrack.report.terminal import metrics_block
+from llmtrack.report.page.write import write_report
+from llmtrack.report.show import metrics_block, print_table
+from llmtrack.report.tables.picture import to_figure
+from llmtrack.report.tables.rendering import to_markdown, to_rich
+from llmtrack.report.tables.summary import summary_table, to_csv
+from llmtrack.report.tables.table import DASH, Table
 from tests.report.frames import interval, made, run
 
 BASE = run("float32", baseline=True, **interval("tokens_per_sec", 10.0, 9.9, 10.1))
@@ -177,7 +178,7 @@ def test_a_wide_table_loses_no_figure_on_a_narrow_terminal():
         run("a_rather_long_scenario_name", dtype="bfloat16", total_latency_s=1234.5, peak_memory_mib=98765.0),
     ]
     console = Console(file=io.StringIO(), width=40)
-    print_report(console, "title [x]", table_of(*rows), ["a [reading]"])
+    print_table(console, "title [x]", table_of(*rows), ["a [reading]"])
     printed = console.file.getvalue()
     for text in ("1,234.500", "98,765", "a_rather_long_scenario_name", "a [reading]", "title [x]"):
         assert text in printed

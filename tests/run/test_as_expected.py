@@ -12,7 +12,7 @@ from llmtrack.cli import main, new_project
 from llmtrack.decide.selection import select
 from llmtrack.errors import UsageError
 from llmtrack.host.console import console_of
-from llmtrack.report.page.write import print_report
+from llmtrack.report.show import print_table
 from llmtrack.report.tables.table import Table
 from llmtrack.report.terminal import width_of
 from llmtrack.run.tune.tune import spent_text
@@ -36,7 +36,7 @@ def test_columns_is_the_width_in_a_pipe_too(monkeypatch, asked, width):
 def test_of_the_columns_that_are_left_out_a_few_are_named(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     console = console_of(file=io.StringIO(), width=80)
-    print_report(console, "wide", WIDE)
+    print_table(console, "wide", WIDE)
     lines = console.file.getvalue()
     assert max(map(len, lines.splitlines())) <= 80
     assert " more)" in lines

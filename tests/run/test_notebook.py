@@ -15,7 +15,7 @@ import pytest
 import llmtrack
 import llmtrack.host.console
 import llmtrack.report.page.write
-import llmtrack.report.tables.formats
+import llmtrack.report.tables.rendering
 import llmtrack.report.tables.table
 import llmtrack.run.study.study
 from llmtrack.errors import UsageError
@@ -121,12 +121,12 @@ def test_in_a_notebook_a_console_writes_where_it_is_told_to(monkeypatch):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a kernel does
     table = llmtrack.report.tables.table.Table((), ("scenario",), (False,), (("bfloat16",),), ("1",))
-    text = llmtrack.report.tables.formats.render(table, "table")
+    text = llmtrack.report.tables.rendering.render(table, "table")
     assert "bfloat16" in text
     assert "\x1b" not in text
     written = io.StringIO()
     console = llmtrack.host.console.console_of(file=written, width=200)
-    llmtrack.report.page.write.print_report(console, "precision", table, ["a line"])
+    llmtrack.report.show.print_table(console, "precision", table, ["a line"])
     assert all(text in written.getvalue() for text in ("precision", "bfloat16", "a line"))
     assert "\x1b" not in written.getvalue()
 
@@ -144,7 +144,7 @@ def test_the_packages_of_these_names_stay_packages_and_load_nothing_early():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
     assert llmtrack.run.study.study.run_study
-    assert llmtrack.report.tables.table.summary_table
+    assert llmtrack.report.tables.summary.summary_table
     assert callable(llmtrack.run)
     assert callable(llmtrack.report)
 

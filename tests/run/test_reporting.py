@@ -55,7 +55,7 @@ def full_disk(*_: object, **__: object) -> None:
     ("target", "lost"),
     [
         ("llmtrack.report.page.study.summary_table", {"table.csv", "table.md", "table.png", "reading.md"}),
-        ("llmtrack.report.page.study.print_report", {"table.csv", "table.md", "table.png", "reading.md"}),
+        ("llmtrack.report.page.study.print_table", {"table.csv", "table.md", "table.png", "reading.md"}),
         ("llmtrack.report.page.write.to_figure", {"table.png"}),
         ("llmtrack.report.page.write.to_csv", {"table.csv"}),
         ("llmtrack.report.page.study.plot_of", {"plots/latency.png", "plots/tokens_per_sec.png"}),

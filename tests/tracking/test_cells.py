@@ -11,8 +11,8 @@ from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.comparing import compare_pairs
 from llmtrack.decide.selection import Pair, match
 from llmtrack.report.comparison import differences_table
-from llmtrack.report.tables.columns import with_differing_params
-from llmtrack.report.tables.table import summary_table
+from llmtrack.report.tables.summary import summary_table
+from llmtrack.report.tables.table import with_differing_params
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.read.parsing import RunParser

@@ -13,8 +13,9 @@ from llmtrack.report.page.html import GeneratedText, Plot, Report, Rows, Section
 from llmtrack.report.page.phases import Call
 from llmtrack.report.plots.drawing import save
 from llmtrack.report.sentences.takeaways import plain_call
-from llmtrack.report.tables.fit import fit_to_width
-from llmtrack.report.tables.table import Table, split_by_task, summary_table, tables_by_task
+from llmtrack.report.tables.rendering import fit_to_width
+from llmtrack.report.tables.summary import split_by_task, summary_table, tables_by_task
+from llmtrack.report.tables.table import Table
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -134,9 +135,9 @@ def suite_report(
 def _on_page(table: Table) -> Table:
     """Return the columns that fit on a page; the sections below have all of them."""
     fitted = fit_to_width(table, _PAGE)
-    if fitted is None or not fitted.left_out:
+    if fitted is None or not fitted.dropped:
         return table
-    titles = [title for key, title in zip(table.keys, table.titles, strict=True) if key in fitted.left_out]
+    titles = [title for key, title in zip(table.keys, table.titles, strict=True) if key in fitted.dropped]
     more = f"The tables of the experiments below also have: {', '.join(titles)}."
     return replace(fitted.table, notes=(*fitted.table.notes, more))
 

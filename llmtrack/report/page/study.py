@@ -18,14 +18,15 @@ from llmtrack.report.page.gather import Member, plot_of, study_report
 from llmtrack.report.page.html import Plot
 from llmtrack.report.page.place import Place, links_to
 from llmtrack.report.page.views import as_text, chart_view
-from llmtrack.report.page.write import print_report, write_html, write_report
+from llmtrack.report.page.write import write_html, write_report
 from llmtrack.report.plots.drawing import drawing
 from llmtrack.report.plots.roofline import roofline_plots
 from llmtrack.report.sentences.takeaways import headline
-from llmtrack.report.tables.fit import fit_to_width
-from llmtrack.report.tables.formats import to_markdown
-from llmtrack.report.tables.table import Table, compared_by_default, summary_table
-from llmtrack.report.terminal import metrics_block, say, width_of
+from llmtrack.report.show import metrics_block, print_table
+from llmtrack.report.tables.rendering import fit_to_width, to_markdown
+from llmtrack.report.tables.summary import compared_by_default, summary_table
+from llmtrack.report.tables.table import Table
+from llmtrack.report.terminal import say, width_of
 from llmtrack.tracked.runs import Runs, keys
 from llmtrack.tracking.views import keep_views
 
@@ -69,7 +70,7 @@ def write_study(experiment: Experiment, tracked: Runs, place: Place) -> Written:
         if experiment.show_block:
             for run in tracked:
                 say(console, "\n".join(metrics_block(run, width_of(console))))
-        print_report(console, experiment.name, table, lines, more=more(tracked, "study_id"))
+        print_table(console, experiment.name, table, lines, more=more(tracked, "study_id"))
         files |= write_report(folder, experiment.name, table, tracked, lines, parts)
         prepare_views(table, tracked, "study_id", place.experiment_id, place.tracking_uri)
     with parts.part("plots"), drawing():

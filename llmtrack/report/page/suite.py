@@ -14,11 +14,12 @@ from llmtrack.report.page.gather import Member, plot_of, section, suite_report
 from llmtrack.report.page.html import Section
 from llmtrack.report.page.place import Place
 from llmtrack.report.page.study import Written, more, page_note, prepare_views
-from llmtrack.report.page.write import print_lines, print_report, write_html, write_report
+from llmtrack.report.page.write import write_html, write_report
 from llmtrack.report.plots.drawing import drawing
 from llmtrack.report.plots.roofline import roofline_plots
 from llmtrack.report.sentences.takeaways import headline, takeaways
-from llmtrack.report.tables.table import summary_table, tables_by_task
+from llmtrack.report.show import print_lines, print_table
+from llmtrack.report.tables.summary import summary_table, tables_by_task
 from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def write_suite(
     with parts.part("table"):
         tables = tables_by_task(tracked)
         for title, table in tables.items():
-            print_report(place.console, f"suite: {title}", table, more=more(tracked, "suite_id"))
+            print_table(place.console, f"suite: {title}", table, more=more(tracked, "suite_id"))
         if lines:
             place.console.print(plain(FOUND, "bold"))
             print_lines(place.console, lines)

@@ -10,12 +10,13 @@ from llmtrack.host.console import on_one_line
 from llmtrack.host.formatting import cut
 from llmtrack.report.escape import in_plot
 from llmtrack.report.plots.drawing import new_figure
-from llmtrack.report.tables.fit import fit_to_width
+from llmtrack.report.tables.rendering import fit_to_width
 from llmtrack.report.tables.table import DASH, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 # Maximum characters of a cell: the longest change from the baseline in three metrics.
 WIDEST = 110

@@ -1,0 +1,251 @@
+"""Render a table: as text, CSV, JSON, Markdown, HTML or LaTeX, and fitted to the width of a terminal.
+
+To fit, values shared by all rows move above the table and empty columns are dropped. Then the least important columns
+leave, by the order of their entries in `llmtrack/metrics/` (`Shown.keep`). Numbers are never truncated.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+
+from llmtrack import metrics as schema
+from llmtrack.host.console import as_json, console_of, on_one_line
+from llmtrack.report.escape import in_html, in_latex, in_markdown, plain
+from llmtrack.report.tables.table import DASH, GAP, Table
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+NARROWEST = 60
+"""Narrower terminals show a block per row."""
+STAY = frozenset(
+    ["scenario", "run_id", "metric", "difference", "against_baseline", "rule", "verdict", "change", "why", "front"]
+)
+"""Identity and result of a row, which are never dropped."""
+# Importance of columns that are not metrics or params; columns without an entry here or in `metrics/` leave first.
+_KEEP = {"experiment": 90, "status": 55, "start_time": 40, "baseline": 30, "candidate": 31, "differs_in": 20}
+# Minimum text width before columns are dropped, and after no more can be.
+_TEXT, _NARROW_TEXT = 28, 14
+
+
+def render(table: Table, style: str, title: str = "") -> str:
+    """Render a table as text.
+
+    Args:
+        style: `table`, `csv`, `json`, `markdown`, `html` or `latex`. `csv` and `json` contain the cells as shown; the
+            others also have the conditions above and the notes below.
+        title: shown by `table`, `html` and `latex`.
+    """
+    writers = {"csv": _csv, "json": _json, "markdown": to_markdown}
+    if style in writers:
+        return writers[style](table)
+    return {"table": _text, "html": _html, "latex": _latex}[style](table, title)
+
+
+def to_rich(table: Table, widths: Sequence[int] | None = None) -> RichTable:
+    """Build the table for a terminal; without `widths`, columns have their natural width."""
+    from rich import box
+    from rich.table import Table as RichTable
+
+    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for index, (heading, numeric) in enumerate(zip(table.titles, table.numeric, strict=True)):
+        # Only wrap texts: a truncated number reads as another number.
+        wraps = widths is not None or index == len(table.titles) - 1
+        drawn.add_column(
+            plain(heading),
+            justify="right" if numeric else "left",
+            no_wrap=not wraps,
+            overflow="fold",
+            width=widths[index] if widths else None,
+        )
+    for row in table.rows:
+        drawn.add_row(*(plain(on_one_line(cell)) for cell in row))
+    return drawn
+
+
+def to_markdown(table: Table, links: tuple[str, ...] = ()) -> str:
+    """Render a table as Markdown after its conditions; scenarios link to their runs if links are given."""
+    lines = [" · ".join(map(in_markdown, table.conditions)), ""] if table.conditions else []
+    lines.append("| " + " | ".join(map(in_markdown, table.titles)) + " |")
+    lines.append("|" + "|".join("---:" if numeric else ":---" for numeric in table.numeric) + "|")
+    linked = table.titles.index("scenario")
+    for index, row in enumerate(table.rows):
+        cells = list(map(in_markdown, row))
+        if links:
+            cells[linked] = f"[{cells[linked]}]({links[index]})"
+        lines.append("| " + " | ".join(cells) + " |")
+    if table.notes:
+        lines += ["", *(f"- {in_markdown(note)}" for note in table.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def to_blocks(table: Table, width: int) -> list[str]:
+    """Render a block of lines per row: its name, then its values."""
+    head = next((index for index, key in enumerate(table.keys) if key in ("scenario", "run_id")), 0)
+    lines = []
+    for row in table.rows:
+        cells = list(map(on_one_line, row))
+        lines += ["", *_wrap(cells[head], width, "  ")]
+        filled = [(title, cell) for title, cell in zip(table.titles, cells, strict=True) if cell not in ("", DASH)]
+        title_width = min(max((cell_len(title) for title, _ in filled), default=0), width // 3)
+        for title, cell in filled:
+            if cell is cells[head]:
+                continue
+            line = f"  {title:<{title_width}}  {cell}"
+            lines += (
+                [line]
+                if cell_len(line) <= width
+                else [*_wrap(f"  {title}", width, "  "), *_wrap(f"    {cell}", width, "    ")]
+            )
+    return lines
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """The remaining columns of a table with their widths, and the keys of the dropped ones."""
+
+    table: Table
+    widths: tuple[int, ...]
+    dropped: tuple[str, ...] = ()
+
+
+def fit_to_width(table: Table, width: int) -> FittedTable | None:
+    """Fit a table to the columns of a terminal; None if a block per row is more readable."""
+    if width < NARROWEST:
+        return None
+    shown, dropped = without_constants(table), list[str]()
+    while (widths := _widths(shown, width, _TEXT)) is None:
+        least = _least_important(shown)
+        if least is None:
+            widths = _widths(shown, width, _NARROW_TEXT)
+            return None if widths is None else FittedTable(shown, widths, tuple(dropped))
+        dropped.append(shown.keys[least])
+        shown = _select(shown, [index for index in range(len(shown.titles)) if index != least])
+    return FittedTable(shown, widths, tuple(sorted(dropped, key=table.keys.index)))
+
+
+def without_constants(table: Table) -> Table:
+    """Move values shared by all rows above the table, and drop empty columns."""
+    if len(table.rows) < 2:
+        return table
+    remaining, shared = [], []
+    for index, title in enumerate(table.titles):
+        values = {row[index] for row in table.rows}
+        if len(values) > 1 or not table.keys or (table.keys[index] in STAY and values != {DASH}):
+            remaining.append(index)
+        elif values != {DASH}:
+            shared.append(f"{title}: {values.pop()}")
+    return replace(_select(table, remaining), conditions=(*table.conditions, *shared))
+
+
+def _text(table: Table, title: str) -> str:
+    buffer = io.StringIO()
+    # Use the table's natural width: a terminal wraps it without losing anything.
+    console = console_of(file=buffer, width=10_000, highlight=False, force_terminal=False)
+    console.print(to_rich(table))
+    head = filter(None, (on_one_line(title), on_one_line(" · ".join(table.conditions))))
+    body = filter(None, (line.rstrip() for line in buffer.getvalue().split("\n")))
+    return "\n".join([*head, *body, *(f"- {on_one_line(note)}" for note in table.notes)]) + "\n"
+
+
+def _csv(table: Table) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([*table.titles, "run_id"])
+    writer.writerows([*row, run_id] for row, run_id in zip(table.rows, table.run_ids, strict=True))
+    return buffer.getvalue()
+
+
+def _json(table: Table) -> str:
+    rows = [
+        dict(zip(table.titles, row, strict=True)) | {"run_id": run_id}
+        for row, run_id in zip(table.rows, table.run_ids, strict=True)
+    ]
+    return as_json(rows, indent=1) + "\n"
+
+
+def _html(table: Table, title: str) -> str:
+    def row(cells: tuple[str, ...], tag: str) -> str:
+        aligned = (
+            f'<{tag} style="text-align:{"right" if numeric else "left"}">{in_html(cell)}</{tag}>'
+            for cell, numeric in zip(cells, table.numeric, strict=True)
+        )
+        return f"<tr>{''.join(aligned)}</tr>"
+
+    caption = " · ".join(filter(None, [title, *table.conditions]))
+    lines = ["<table>", f"<caption>{in_html(caption)}</caption>" if caption else ""]
+    lines += [f"<thead>{row(table.titles, 'th')}</thead>", "<tbody>"]
+    lines += [row(cells, "td") for cells in table.rows] + ["</tbody>", "</table>"]
+    if table.notes:
+        lines += ["<ul>", *(f"<li>{in_html(note)}</li>" for note in table.notes), "</ul>"]
+    return "\n".join(filter(None, lines)) + "\n"
+
+
+def _latex(table: Table, title: str) -> str:
+    r"""Render a `table` environment; requires `\usepackage{booktabs}`."""
+
+    def row(cells: tuple[str, ...]) -> str:
+        return " & ".join(map(in_latex, cells)) + r" \\"
+
+    caption = " · ".join(filter(None, [title, *table.conditions]))
+    lines = [r"\begin{table}", r"\centering"]
+    lines += [rf"\caption{{{in_latex(caption)}}}"] if caption else []
+    lines += [rf"\begin{{tabular}}{{{''.join('r' if numeric else 'l' for numeric in table.numeric)}}}"]
+    lines += [r"\toprule", row(table.titles), r"\midrule", *map(row, table.rows), r"\bottomrule"]
+    lines += [r"\end{tabular}", *(rf"\par\footnotesize {in_latex(note)}" for note in table.notes)]
+    return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+
+def _select(table: Table, indices: Sequence[int]) -> Table:
+    """Return a table with the given columns, in this order."""
+    return replace(
+        table,
+        titles=tuple(table.titles[index] for index in indices),
+        numeric=tuple(table.numeric[index] for index in indices),
+        rows=tuple(tuple(row[index] for index in indices) for row in table.rows),
+        keys=tuple(table.keys[index] for index in indices) if table.keys else (),
+    )
+
+
+def _least_important(table: Table) -> int | None:
+    """Return the next column to drop: the least important, of several the last."""
+    candidates = [(_importance(key), -index) for index, key in enumerate(table.keys) if key not in STAY]
+    return -min(candidates)[1] if candidates else None
+
+
+def _importance(key: str) -> int:
+    entry = schema.METRIC_BY_NAME.get(key) or schema.PARAM_BY_NAME.get(key)
+    return entry.shown.keep if entry and entry.shown else _KEEP.get(key, 0)
+
+
+def _widths(table: Table, width: int, text: int) -> tuple[int, ...] | None:
+    """Return column widths that fit a width, wrapping texts down to a minimum; None if impossible."""
+    columns = [[on_one_line(row[index]) for row in table.rows] for index in range(len(table.titles))]
+    natural = [max(map(cell_len, (title, *cells))) for title, cells in zip(table.titles, columns, strict=True)]
+    room = width - GAP * (len(natural) - 1)
+    if sum(natural) <= room:
+        return tuple(natural)
+    # Headings may wrap between words; numbers may not wrap.
+    least = [
+        max(map(cell_len, (*title.split(), *cells))) if numeric else min(full, text)
+        for title, cells, numeric, full in zip(table.titles, columns, table.numeric, natural, strict=True)
+    ]
+    spare = room - sum(least)
+    if spare < 0:
+        return None
+    # Give names their full width first; long texts share the rest.
+    for index in sorted(range(len(least)), key=lambda index: natural[index] - least[index]):
+        added = min(natural[index] - least[index], spare)
+        least[index], spare = least[index] + added, spare - added
+    return tuple(least)
+
+
+def _wrap(text: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(text, max(width, 12), subsequent_indent=indent, break_on_hyphens=False) or [text]

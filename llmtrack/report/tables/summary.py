@@ -1,0 +1,188 @@
+"""The summary table: tracked runs side by side, each compared with the baseline of its study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from llmtrack import metrics as schema
+from llmtrack.decide.differences import Difference, in_figures, ratio_text
+from llmtrack.decide.noise_floor import in_context, say_floor
+from llmtrack.decide.verdicts import is_disturbed, tell, why_not
+from llmtrack.experiment import OwnTable
+from llmtrack.report.tables.table import DASH, Column, Table, condition_columns, metric_columns
+from llmtrack.tracked.frames import frame_of
+from llmtrack.tracked.run import FAILED, KILLED, Run
+from llmtrack.tracked.runs import Baselines, Runs
+
+OTHER_WORK = "other work"
+
+
+def compared_by_default() -> list[str]:
+    """Return the metrics compared with the baseline by default."""
+    return [each.name for each in schema.in_place(schema.METRICS) if each.shown and each.shown.compared]
+
+
+def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = None) -> Table:
+    """Lay out tracked runs as one table.
+
+    Shared conditions go above the table and empty columns are left out. The last column compares each run with the
+    baseline of its study; failure reasons are notes below.
+
+    Args:
+        among: where to look for the baselines, if not among these.
+        own: columns of the table; None for all that the runs have.
+    """
+    runs = in_context(runs, among)
+    experiments = [run.experiment for run in runs]
+    shared, differing = [], []
+    for column in condition_columns():
+        cells = zip(experiments, (column.cell(run.get(column.key)) for run in runs), strict=True)
+        distinct = {(experiment, text) for experiment, text in cells if text != DASH}
+        values = {text for _, text in distinct}
+        if len(values) == 1 and not column.quiet:
+            shared.append(f"{column.title}: {values.pop()}")
+        # Do not compare values that only differ between experiments (such as the scoring batch size).
+        elif len(distinct) > len({experiment for experiment, _ in distinct}):
+            differing.append(column)
+    several = len(set(experiments)) > 1
+    names = [Column("experiment", "experiment", str, False)] if several else []
+    names.append(Column("scenario", "scenario", str, False))
+    wanted = (each for each in metric_columns() if (each.key in own.columns if own else not each.quiet))
+    metrics = [each for each in wanted if any(run.get(each.key) for run in runs)]
+    if own:
+        differing = [column for column in differing if column.key in own.columns]
+    columns = [*names, *differing, *metrics]
+    compared = own.compared if own else None
+    baselines = Baselines(runs if among is None else in_context(among))
+    rows = [
+        (
+            *(column.cell(run.get(column.key)) + _spread(column, run) for column in columns),
+            change_from_baseline(run, baselines, compared),
+        )
+        for run in runs
+    ]
+    return Table(
+        conditions=tuple(shared),
+        titles=(*(column.title for column in columns), "against baseline"),
+        numeric=(*(column.is_number for column in columns), False),
+        rows=tuple(rows),
+        run_ids=tuple(run.run_id for run in runs),
+        notes=notes(runs, baselines),
+        keys=(*(column.key for column in columns), "against_baseline"),
+    )
+
+
+def with_noise_floor(table: Table, runs: Runs) -> Table:
+    """Add the noise floor to a standalone table; a suite reports it once for all of its tables."""
+    return replace(table, notes=(*table.notes, *say_floor(runs, *compared_by_default())))
+
+
+def notes(runs: Sequence[Run], baselines: Baselines | None = None) -> tuple[str, ...]:
+    """Explain runs without usable values; a reason shared by many is given once."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        if what := _note(run, baselines.of(run) if baselines else None):
+            failed_for_it = run.status == FAILED and run.reason
+            said.setdefault((what, "" if failed_for_it else run.run_id), []).append(run.name)
+    return tuple(f"{', '.join(names)} {what}" for (what, _), names in said.items())
+
+
+def _note(run: Run, base: Run | None) -> str:
+    """Return a remark on a run; empty if all is well."""
+    if run.is_same_as:
+        return f"was not measured again: {run.text('reason')}"
+    if not run.is_finished:
+        return run.state
+    ratio, whose = run.number("reference_perplexity_ratio"), "the reference's"
+    if base is not None and run.has("perplexity") and base.has("perplexity") and not why_not(base, run, "perplexity"):
+        # The whole text, of which only the beginning may have been compared with the reference.
+        ratio, whose = run.metrics["perplexity"] / base.metrics["perplexity"], "the baseline's"
+    if ratio is not None and ratio > schema.SPIKE:
+        return f"loses quality: its perplexity is {ratio_text(ratio)} {whose}"
+    return ""
+
+
+def change_from_baseline(run: Run, baselines: Baselines, compared: Sequence[str] | None = None) -> str:
+    """Describe how a run differs from its study's baseline in the common metrics, and whether it is in doubt."""
+    change = _change_from_baseline(run, baselines, compared)
+    return f"{change} (in doubt: disturbed)" if run.is_finished and is_disturbed(run) else change
+
+
+def _change_from_baseline(run: Run, baselines: Baselines, compared: Sequence[str] | None) -> str:
+    if run.is_same_as:
+        return f"= {run.text('same_as')}"
+    if not run.is_finished:
+        status, failure = run.status or DASH, run.text("failure")
+        untold = status in (FAILED, KILLED) and not run.reason
+        reason = failure or ("no reason was tracked" if untold else "")
+        return f"{status} ({reason})" if reason else status
+    if run.baseline:
+        return "baseline"
+    base = baselines.of(run)
+    if base is None:
+        return DASH
+    # Different work takes different time: the change says nothing about how the model is run.
+    same_work = run.workload_id == base.workload_id
+    parts = []
+    for key in compared_by_default() if compared is None else compared:
+        entry = schema.metric(key)
+        shown = entry.shown or schema.Shown(key)
+        # Quality depends on text and tokens, which may differ within a study.
+        if entry.of_text and why_not(base, run, key):
+            continue
+        if "work" in entry.needs and not same_work:
+            continue
+        # Equal work was checked above.
+        (found,) = tell(base, [run], key, across_work=True)
+        if found.ratio is not None:
+            parts.append(f"{in_figures(found)} {shown.change or shown.title}{_noise(found)}")
+    return ", ".join(parts) or (DASH if same_work else OTHER_WORK)
+
+
+def _spread(column: Column, run: Run) -> str:
+    """Return half of the 95 % interval relative to the median, such as ` ±2%`; empty without one."""
+    if not column.spread:
+        return ""
+    spread, value = run.spread(column.key), run.number(column.key)
+    if spread is None or spread.n < 2 or not value:
+        return ""
+    return f" ±{(spread.high - spread.low) / 2 / value:.0%}"
+
+
+def _noise(found: Difference) -> str:
+    """Return why a ratio is not a significant difference."""
+    if found.verdict == "same" and found.repeated:
+        return " (no significant difference)"
+    if found.verdict == "unknown":
+        return f" (inconclusive: {'too few repeats' if found.repeated else 'one value each'})"
+    return ""
+
+
+def to_csv(runs: Runs) -> str:
+    """Return the numbers behind the table as CSV: unrounded, with spreads, one row per run."""
+    names = ["study_id", "experiment", "scenario", "run_id", "status", "outcome", "reason", "baseline"]
+    names += [column.key for column in (*condition_columns(), *metric_columns())]
+    names += sorted({name for run in runs for name in run.metrics if name.startswith(schema.SPREAD_PREFIX)})
+    table = frame_of(runs)
+    known = table[[name for name in dict.fromkeys(names) if name in table.columns]]
+    return str(known.dropna(axis="columns", how="all").to_csv(index=False))
+
+
+TASKS = {"generate": "timing", "perplexity": "quality", "train": "training"}
+
+
+OTHER = "other runs"
+
+
+def split_by_task(runs: Runs) -> dict[str, Runs]:
+    """Group runs by task title, in the order of `TASKS`; unknown tasks come last."""
+    found: dict[str, list[Run]] = {title: [] for title in (*TASKS.values(), OTHER)}
+    for run in runs:
+        found[TASKS.get(run.text("task"), OTHER)].append(run)
+    return {title: Runs(own) for title, own in found.items() if own}
+
+
+def tables_by_task(runs: Runs) -> Mapping[str, Table]:
+    """Return a table per task title; baselines are looked up among all runs."""
+    return {title: summary_table(own, among=runs) for title, own in split_by_task(runs).items()}
