@@ -44,7 +44,7 @@ from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import GenerateTask, PerplexityTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking.write.registry import name_and_alias
+from llmtrack.tracking.write.models import name_and_alias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

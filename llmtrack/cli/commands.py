@@ -137,7 +137,7 @@ def alias(name: str, selector: str, tracking_uri: str | None) -> None:
     latest, latest:EXPERIMENT, study:ID, each also with #SCENARIO. Other commands accept it as alias:NAME.
     """
     from llmtrack.decide.selection import run_named
-    from llmtrack.tracking.read.aliases import set_alias
+    from llmtrack.tracking.read.lookup import set_alias
 
     run_id = run_named(selector, tracking_uri)
     before = set_alias(name, run_id, tracking_uri)

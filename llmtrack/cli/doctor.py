@@ -169,7 +169,7 @@ def _mlflow() -> Finding:
 def _tracking() -> Finding:
     from llmtrack.tracking.store import check_reachable, open_store, resolve_tracking_uri, sqlite_path
     from llmtrack.tracking.store_errors import UnreachableError, asking
-    from llmtrack.tracking.write import logged_models, traces
+    from llmtrack.tracking.write import models, traces
 
     lacks = ""
     try:
@@ -181,7 +181,7 @@ def _tracking() -> Finding:
         else:
             client = open_store(uri)
             with asking(client):
-                lacks = "; ".join(filter(None, (logged_models.lacking(client), traces.lacking(client))))
+                lacks = "; ".join(filter(None, (models.lacking(client), traces.lacking(client))))
     except UnreachableError as error:
         return Finding("tracking", "missing", str(error), "measurements are kept until `llmtrack sync` can send them")
     except LlmtrackError as error:

@@ -12,8 +12,7 @@ from llmtrack.decide.differences import ALPHA, Difference
 from llmtrack.decide.selection import Pair, Selection, as_runs, match
 from llmtrack.decide.verdicts import tell_pairs, with_samples
 from llmtrack.errors import UsageError
-from llmtrack.spec.parameter import CHANCE, read_number
-from llmtrack.spec.text_args import texts
+from llmtrack.spec.parameter import CHANCE, read_number, texts
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 

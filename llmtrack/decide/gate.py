@@ -27,8 +27,7 @@ from llmtrack.decide.noise_floor import floor_of, say_floor
 from llmtrack.decide.selection import Pair, Selection, as_runs, match
 from llmtrack.decide.verdicts import tell_pairs, why_not
 from llmtrack.errors import UsageError
-from llmtrack.spec.parameter import CHANCE, read_number
-from llmtrack.spec.text_args import texts
+from llmtrack.spec.parameter import CHANCE, read_number, texts
 from llmtrack.tracked.run import FAILED, Run
 from llmtrack.tracked.runs import Runs
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Union
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.spec.text_args import texts
+from llmtrack.spec.parameter import texts
 from llmtrack.tracked.frames import runs_of
 from llmtrack.tracked.run import FINISHED, VARIANT, Run
 from llmtrack.tracked.runs import Key, Runs, keys
-from llmtrack.tracking.read.aliases import run_of_alias
-from llmtrack.tracking.read.ids import is_study_id, may_be_id
+from llmtrack.tracking.read.lookup import is_study_id, may_be_id, run_of_alias
 from llmtrack.tracking.read.query import of_scenario, runs_of_id, study_run, tracked_runs, why_empty
 from llmtrack.tracking.read.source import Source
 

@@ -26,8 +26,8 @@ from llmtrack.host.entry_points import (
 )
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.spec.options import accepted, why_unusable
+from llmtrack.spec.parameter import one_text, text_or_none
 from llmtrack.spec.scenario import Scalar, Variant
-from llmtrack.spec.text_args import one_text, text_or_none
 
 
 def _module(name: str) -> Callable[[Variant], Engine]:

@@ -25,9 +25,8 @@ from llmtrack.measure.statistics import findings, should_stop, summarize, summar
 from llmtrack.measure.system import Around, SystemReading
 from llmtrack.metrics import metric
 from llmtrack.spec.outcome import Summary
-from llmtrack.spec.parameter import whole_number
+from llmtrack.spec.parameter import texts, whole_number
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
-from llmtrack.spec.text_args import texts
 
 Clock = Callable[[], float]
 

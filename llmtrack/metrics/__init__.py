@@ -1,7 +1,6 @@
 """Names, units, directions and meanings of all params, metrics and tags.
 
-Metrics are declared in `measured.py`, params in `conditions.py`, tags in `identity.py`; `docs/metrics.md` is generated
-from them.
+All are rows of `table.py`, whose fields `entry.py` explains; `docs/metrics.md` is generated from it.
 """
 
 from __future__ import annotations
@@ -9,15 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from llmtrack.metrics.conditions import PARAMS as PARAMS
 from llmtrack.metrics.entry import Metric as Metric
 from llmtrack.metrics.entry import Param as Param
 from llmtrack.metrics.entry import Role as Role
 from llmtrack.metrics.entry import Shown as Shown
 from llmtrack.metrics.entry import decimals as decimals
-from llmtrack.metrics.identity import TAGS as TAGS
-from llmtrack.metrics.measured import METRICS as METRICS
-from llmtrack.metrics.measured import SPIKE as SPIKE
 from llmtrack.metrics.names import ALIAS_PREFIX as ALIAS_PREFIX
 from llmtrack.metrics.names import ASKED_TAG as ASKED_TAG
 from llmtrack.metrics.names import DETAILS_TAG as DETAILS_TAG
@@ -37,6 +32,10 @@ from llmtrack.metrics.names import is_digest as is_digest
 from llmtrack.metrics.names import is_series as is_series
 from llmtrack.metrics.names import series_key as series_key
 from llmtrack.metrics.names import spread_key as spread_key
+from llmtrack.metrics.table import METRICS as METRICS
+from llmtrack.metrics.table import PARAMS as PARAMS
+from llmtrack.metrics.table import SPIKE as SPIKE
+from llmtrack.metrics.table import TAGS as TAGS
 
 _LAST = Shown("")
 Described = TypeVar("Described", Metric, Param)

@@ -19,9 +19,9 @@ from typing import TypeVar
 from llmtrack.errors import UsageError
 from llmtrack.host.formatting import GIB
 from llmtrack.measure.memory import available_bytes
+from llmtrack.spec.parameter import one_text
 from llmtrack.spec.serialization import digest as digest_of
 from llmtrack.spec.task import BUILTIN_TEXT, NAMED_CORPORA, PYDOC
-from llmtrack.spec.text_args import one_text
 
 Row = TypeVar("Row")
 

@@ -25,7 +25,7 @@ from llmtrack.quality.encoding import Encoded, digest_of, encode_text, tokens_di
 from llmtrack.quality.metrics import Quality, quality_of
 from llmtrack.quality.shards import plan_batches, share_out
 from llmtrack.quality.windows import Stream, Window, WrongGuessError, plan_windows, stream_windows
-from llmtrack.spec import text_args as given
+from llmtrack.spec import parameter
 from llmtrack.spec.scores import Scored, Text
 from llmtrack.spec.task import PerplexityTask, ShardTask
 from llmtrack.tensors.padding import pad_rows
@@ -112,7 +112,7 @@ def score_documents(
         ScenarioError: no document has two tokens, or a loss is not finite.
     """
     check(engine, max_length, batch_size)
-    ready = prepare_documents(engine, given.texts("text", texts), max_length, bos_rule)
+    ready = prepare_documents(engine, parameter.texts("text", texts), max_length, bos_rule)
     scored = score_rows(engine, ready.rows, lambda: len(ready.rows), batch_size, padding_side, on_batch)
     return quality_of(ready.text, replace(scored, rows=tuple(ready.places)))
 
@@ -193,7 +193,7 @@ def score_rolling(
         rows = stream.rows()
         return score_rows(engine, rows, lambda: stream.expected, batch_size, padding_side, on_batch)
 
-    with _stream(engine, given.texts("text", texts), max_length, stride, bos_rule, max_tokens) as stream:
+    with _stream(engine, parameter.texts("text", texts), max_length, stride, bos_rule, max_tokens) as stream:
         try:
             scored = score(stream)
         except WrongGuessError:

@@ -20,7 +20,7 @@ from llmtrack.report.terminal import make_console, say, width_of
 from llmtrack.tracked.frames import check_columns, column_names, frame_of, pick
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.tracking.read.ids import SHORT_ID, is_id
+from llmtrack.tracking.read.lookup import SHORT_ID, is_id
 
 LISTED = (
     "run_id",

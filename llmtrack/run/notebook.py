@@ -26,7 +26,7 @@ from llmtrack.run.main import perform
 from llmtrack.run.notebook_display import progress_console
 from llmtrack.run.settings import unknown
 from llmtrack.spec.options import parameters
-from llmtrack.spec.text_args import one_text
+from llmtrack.spec.parameter import one_text
 from llmtrack.tracked.frames import frame_of
 from llmtrack.tracked.runs import Runs
 

@@ -10,7 +10,7 @@ from llmtrack.run.reproduce import variant_of
 from llmtrack.spec.pointer import Pointer
 from llmtrack.tracked.run import MODEL_DIGESTS
 from llmtrack.tracking.read.query import runs_of_id
-from llmtrack.tracking.write.registry import Version, name_and_alias, register
+from llmtrack.tracking.write.models import Version, name_and_alias, register
 
 
 def promote(run_id: str, target: str, tracking_uri: str | None = None) -> Version:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from llmtrack.tracking import store, store_errors
-from llmtrack.tracking.read.ids import is_study_id
+from llmtrack.tracking.read.lookup import is_study_id
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -19,7 +19,7 @@ from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study.study import run_study
 from llmtrack.spec.options import taken
-from llmtrack.tracking.read.aliases import set_alias
+from llmtrack.tracking.read.lookup import set_alias
 from tests.report.frames import made, run
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 

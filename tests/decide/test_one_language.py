@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from llmtrack.cli import main
 from llmtrack.decide.selection import run_named
-from llmtrack.tracking.read.aliases import set_alias
+from llmtrack.tracking.read.lookup import set_alias
 from tests.tracking.samples import ENVIRONMENT, measurement, scenario
 
 pytestmark = [pytest.mark.usefixtures("_clean_environment"), pytest.mark.slow(4)]

@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 from llmtrack.decide.selection import as_selector, select, select_all
 from llmtrack.errors import UsageError
-from llmtrack.tracking.read.aliases import set_alias
+from llmtrack.tracking.read.lookup import set_alias
 from llmtrack.tracking.read.query import newest_study, runs, study_run
 from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario

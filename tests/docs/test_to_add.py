@@ -2,7 +2,7 @@
 
 Backends and recipes of other packages are tried in tests/engines/test_extensions.py, what `tune` tries of them in
 tests/run/tune/test_search_space.py, metrics and params in tests/report/test_one_entry.py, and conditions in
-tests/tracking/test_cells.py. That each name of a benchmark is one, tests/benchmarks/test_side_by_side.py holds.
+tests/tracked/test_cells.py. That each name of a benchmark is one, tests/benchmarks/test_side_by_side.py holds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from llmtrack.engines import registry
 from llmtrack.engines.options import ThreadOption
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
-from llmtrack.metrics.identity import Tag
+from llmtrack.metrics.entry import Tag
 from llmtrack.metrics.page import page as metrics_page
 from llmtrack.models import packaged
 from llmtrack.models.source import PACKAGED, PRESETS, PackagedModel, Preset, parse_candidates

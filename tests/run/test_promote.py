@@ -31,7 +31,7 @@ from llmtrack.run.study.study import run_study
 from llmtrack.spec.pointer import Pointer, read_pointer
 from llmtrack.spec.scenario import Variant
 from llmtrack.tracking.read.query import runs_of_id
-from llmtrack.tracking.write.registry import name_and_alias
+from llmtrack.tracking.write.models import name_and_alias
 from tests.conftest import HANG_S, make_here
 from tests.search_path import with_folders
 from tests.tracking.conftest import (  # noqa: F401 - fixtures

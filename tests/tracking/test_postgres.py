@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from llmtrack.tracking import database_waits, store
+from llmtrack.tracking import store
 from llmtrack.tracking.read.query import runs, studies
 from llmtrack.tracking.write import sync
 from llmtrack.tracking.write.tracker import Tracker
@@ -202,8 +202,8 @@ def test_a_database_that_is_frozen_during_a_study_takes_seconds_and_one_line(
     database, tmp_path, said, slept, caplog, monkeypatch
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address(database))
-    monkeypatch.setattr(database_waits, "SILENCE_S", 1.0)
-    monkeypatch.setattr(database_waits, "CONNECT_S", 1.0)
+    monkeypatch.setattr(store, "SILENCE_S", 1.0)
+    monkeypatch.setattr(store, "CONNECT_S", 1.0)
     tracker = Tracker.open(address(database), "frozen", tmp_path / "spool", said.append)
     study = tracker.start_study("frozen", "q", {}, ENVIRONMENT)
     assert tracker.log(study, measurement("before")) is not None
@@ -226,8 +226,8 @@ def test_a_database_that_is_frozen_during_a_study_takes_seconds_and_one_line(
 
 
 def test_a_database_that_is_frozen_at_the_start_is_a_store_that_is_away(database, tmp_path, said, slept, monkeypatch):
-    monkeypatch.setattr(database_waits, "SILENCE_S", 1.0)
-    monkeypatch.setattr(database_waits, "CONNECT_S", 1.0)
+    monkeypatch.setattr(store, "SILENCE_S", 1.0)
+    monkeypatch.setattr(store, "CONNECT_S", 1.0)
     with frozen(database):
         tracker = Tracker.open(address(database), "frozen-first", tmp_path / "spool", said.append)
         track(tracker, "one")
@@ -240,7 +240,7 @@ def test_a_database_that_is_frozen_at_the_start_is_a_store_that_is_away(database
 def test_other_databases_of_the_process_wait_as_they_did(database, monkeypatch):
     import psycopg2
 
-    monkeypatch.setattr(database_waits, "SILENCE_S", 0.2)
+    monkeypatch.setattr(store, "SILENCE_S", 0.2)
     store.connect(address(database))
     with contextlib.closing(psycopg2.connect(f"{address(database).replace('+psycopg2', '')[:-7]}/postgres")) as other:
         cursor = other.cursor()

@@ -12,11 +12,11 @@ from llmtrack.errors import TrackingError
 from llmtrack.spec.pointer import Pointer, read_pointer
 from llmtrack.spec.scenario import Variant
 from llmtrack.tracking import store
-from llmtrack.tracking.read.aliases import run_of_alias, set_alias
+from llmtrack.tracking.read.lookup import run_of_alias, set_alias
 from llmtrack.tracking.read.query import runs, runs_of_id, studies
 from llmtrack.tracking.read.source import Source
 from llmtrack.tracking.write import sync
-from llmtrack.tracking.write.registry import register
+from llmtrack.tracking.write.models import register
 from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, measurement
 

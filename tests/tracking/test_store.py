@@ -3,12 +3,15 @@ import os
 import shutil
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
 from llmtrack.cli import doctor
@@ -253,3 +256,37 @@ def test_mlflow_tells_nobody_of_our_processes_unless_it_is_asked_to(asked, told,
         monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", asked)
     libraries.opt_out_of_telemetry()
     assert MLFLOW_DISABLE_TELEMETRY.get() is told
+
+
+MYSQL_LIMITS = {"connect_timeout": 5, "read_timeout": 30, "write_timeout": 30}
+
+
+@pytest.fixture
+def without_limits(monkeypatch):
+    monkeypatch.setattr(store, "_bounded", set())
+    yield
+    if event.contains(Engine, "do_connect", store._limit_mysql):
+        event.remove(Engine, "do_connect", store._limit_mysql)
+
+
+@pytest.mark.usefixtures("without_limits")
+@pytest.mark.parametrize(
+    ("driver", "named", "added"),
+    [
+        ("pymysql", {"host": "db", "port": 3306, "database": "mlflow"}, MYSQL_LIMITS),
+        ("mysqldb", {"host": "db", "port": 3306, "db": "mlflow"}, MYSQL_LIMITS),
+        (
+            "pymysql",
+            {"host": "db", "port": 3306, "database": "mlflow", "read_timeout": 600},
+            {**MYSQL_LIMITS, "read_timeout": 600},
+        ),
+        ("pymysql", {"host": "db", "port": 3306, "database": "other"}, {}),
+        ("psycopg2", {"host": "db", "port": 3306, "database": "mlflow"}, {}),
+    ],
+)
+def test_connections_of_mysql_get_limits_unless_the_address_sets_its_own(driver, named, added):
+    store.bound_silence("mysql+pymysql://user:secret@db:3306/mlflow")
+    assert event.contains(Engine, "do_connect", store._limit_mysql)
+    given = dict(named)
+    store._limit_mysql(SimpleNamespace(driver=driver), None, [], given)
+    assert given == {**named, **added}

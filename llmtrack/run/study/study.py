@@ -37,8 +37,7 @@ from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.read.artifacts import fetch_checkpoints
-from llmtrack.tracking.read.query import tracked_runs
-from llmtrack.tracking.read.taken_over import link_to, taken_over_tag
+from llmtrack.tracking.read.query import link_to, taken_over_tag, tracked_runs
 from llmtrack.tracking.write.running import WORK_TAG, open_claimed
 from llmtrack.tracking.write.tracker import Study, Tracker
 

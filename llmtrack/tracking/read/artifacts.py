@@ -19,11 +19,11 @@ from llmtrack.errors import LlmtrackError, ModelLoadError, UsageError
 from llmtrack.models.cache import build_once
 from llmtrack.models.disk import room_for
 from llmtrack.models.source import ModelSource, parse_candidates, run_entry, run_of
+from llmtrack.spec.parameter import one_text
 from llmtrack.spec.scenario import Scenario
-from llmtrack.spec.text_args import one_text
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.read import direct
-from llmtrack.tracking.read.ids import run_of_id
+from llmtrack.tracking.read.lookup import run_of_id
 from llmtrack.tracking.read.source import Source
 
 if TYPE_CHECKING:

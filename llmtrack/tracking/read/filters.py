@@ -10,7 +10,7 @@ from datetime import date, datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
-from llmtrack.spec.text_args import text_or_none
+from llmtrack.spec.parameter import text_or_none
 from llmtrack.tracked.run import STATUSES
 
 if TYPE_CHECKING:

@@ -5,32 +5,33 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.host.console import console_of
 from llmtrack.host.libraries import uncollected
-from llmtrack.spec.text_args import text_or_none, texts
+from llmtrack.spec.parameter import text_or_none, texts
 from llmtrack.tracked.frames import frame_of, pick
 from llmtrack.tracked.run import FINISHED, RUNNING, Run
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking import packed
 from llmtrack.tracking.read import direct
-from llmtrack.tracking.read.aliases import run_of_alias
 from llmtrack.tracking.read.filters import Moment, Wanted, quoted
-from llmtrack.tracking.read.ids import run_of_id
+from llmtrack.tracking.read.lookup import run_of_alias, run_of_id
 from llmtrack.tracking.read.parsing import RunParser
 from llmtrack.tracking.read.source import Source, read_pages
-from llmtrack.tracking.read.taken_over import as_own, taken_over
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 STUDY_KINDS = ("study:ID", "the id of its run", "latest", "latest:EXPERIMENT", "alias:NAME")
 SUITE = "suite"
 # Experiment of runs that hold a `compare` table and no scenarios.
 COMPARISON = "compare"
+TAKEN_OVER_TAG = "llmtrack.taken_over"
 _STUDY, _SUITE = "llmtrack.study_id", "llmtrack.suite_id"
 _STUDIES_NAMED = 200
 
@@ -223,6 +224,37 @@ def why_empty(study: str | None, tracking_uri: str | None = None) -> str:
     if own.status == RUNNING:
         return f"{name} is running since {since}, nothing measured yet: try again when its first scenario has ended"
     return f"{name}, started {since}, {own.state}; nothing was measured: run it again"
+
+
+def taken_over_tag(earlier: Runs) -> dict[str, str]:
+    """Return the tag with the runs taken over: each run's id, current scenario, and whether it is the baseline."""
+    held = {run.run_id: [run.text("scenario"), bool(run.baseline)] for run in earlier}
+    return {TAKEN_OVER_TAG: json.dumps(held, separators=(",", ":"))} if held else {}
+
+
+def link_to(run: Run) -> str:
+    """Describe a run that is taken over."""
+    return f"{run.text('experiment')}, run {run.run_id}"
+
+
+def taken_over(tags: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
+    """Parse the tag: scenario name and baseline flag by run id."""
+    try:
+        return {
+            str(run_id): (str(name), bool(base)) for run_id, (name, base) in json.loads(tags[TAKEN_OVER_TAG]).items()
+        }
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def as_own(runs: Runs, study_id: str, held: Mapping[str, tuple[str, bool]]) -> Runs:
+    """Present the runs that a study took over as its own."""
+
+    def own(run: Run) -> Run:
+        scenario, baseline = held[run.run_id]
+        return run.standing_for(scenario, study_id=study_id, baseline=baseline)
+
+    return Runs(own(run) if run.run_id in held else run for run in runs)
 
 
 def _as_tag(value: object) -> str:

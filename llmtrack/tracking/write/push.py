@@ -20,7 +20,7 @@ from llmtrack.tracked.run import RUNNING
 from llmtrack.tracking import packed
 from llmtrack.tracking.limits import Fitted, fit_limits
 from llmtrack.tracking.store_errors import is_permanent, one_line
-from llmtrack.tracking.write import datasets, logged_models, traces
+from llmtrack.tracking.write import datasets, models, traces
 from llmtrack.tracking.write.datasets import DataSet
 from llmtrack.tracking.write.files import safe_path
 from llmtrack.tracking.write.records import RunRecord
@@ -72,7 +72,7 @@ def push(
     run = _with_run(client, experiment_id, entry, progress)
     run_id = run.info.run_id
     record = entry.record
-    model_id = logged_models.logged_model_of(client, experiment_id, run_id, record)
+    model_id = models.logged_model_of(client, experiment_id, run_id, record)
     fitted = _fit(record, model_id)
     corpus = datasets.corpus_of(fitted.params, record.tags)
     _log_values(client, run_id, record, fitted, model_id, corpus)
@@ -196,7 +196,7 @@ def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> Run:
 
 
 def _fit(record: RunRecord, model_id: str | None = None) -> Fitted:
-    uri = {logged_models.URI_TAG: f"models:/{model_id}"} if model_id else {}
+    uri = {models.URI_TAG: f"models:/{model_id}"} if model_id else {}
     tags = packed.pack({**record.tags, **uri, _RECORD_ID: record.record_id}, running=record.status == RUNNING)
     return fit_limits(record.params, record.metrics, record.series, tags, record.run_name)
 

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmtrack import metrics as schema
 from llmtrack.spec.outcome import REPLACED, Failure, Generation, Measurement, Outcome, StepValues
 from llmtrack.spec.scenario import Scalar, Scenario
+from llmtrack.spec.scores import Item
 from llmtrack.spec.serialization import digest, serializable, to_json
 from llmtrack.spec.task import GenerateTask, not_asked
 from llmtrack.tracked.run import FAILED, FINISHED, KILLED, RUNNING
 from llmtrack.tracking import packed
-from llmtrack.tracking.write import evaluation
 from llmtrack.tracking.write.datasets import DataSet, data_sets_of
-
-# Prompts are in the workload's digest, printing does not affect measurements, and the actual number of workers is
-# recorded by the measurement.
-_NOT_CONDITIONS = ("prompts", "verbose", "workers")
-_CLOCK = re.compile(r"-(\d\d)(\d\d)\d\d-")
-_LONGEST_MODEL = 40
-
 
 DEFAULT_TRACES = 16
 """Maximum generations of a run that are kept."""
 
 SET_ASIDE = "set_aside"
 """Kind of a disturbed and remeasured run: kept, but not returned as a scenario run."""
+
+TABLE = "eval_results_table.json"
+GENERATIONS = "generations_table.json"
+TABLES_TAG = "mlflow.loggedArtifacts"
+"""Tag by which MLflow finds the tables of a run."""
+
+# Prompts are in the workload's digest, printing does not affect measurements, and the actual number of workers is
+# recorded by the measurement.
+_NOT_CONDITIONS = ("prompts", "verbose", "workers")
+_CLOCK = re.compile(r"-(\d\d)(\d\d)\d\d-")
+_LONGEST_MODEL = 40
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ def scenario_record(outcome: Outcome, study: StudyContext, remark: str = "", tra
     record = dataclasses.replace(record, inputs=data_sets_of(outcome.scenario, record.params))
     if isinstance(outcome, Measurement):
         made = outcome.generations[:traces]
-        tables, tags = evaluation.tables_of(outcome.items, made)
+        tables, tags = tables_of(outcome.items, made)
         texts, tags = {**record.texts, **tables}, {**record.tags, **tags}
         record = dataclasses.replace(record, generations=made, texts=texts, tags=tags)
     return _in_list(record, study, remark)
@@ -168,6 +173,26 @@ def same_as_record(
     tags = {"llmtrack.outcome": "same_as", "llmtrack.same_as": same_as, "llmtrack.reason": note}
     record = _identified(_record(scenario, facts, study, FINISHED, (now_s, now_s), tags))
     return _in_list(record, study, f" = {same_as}")
+
+
+def tables_of(items: Sequence[Item], generations: Sequence[Generation] = ()) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the artifacts and the tag of a run with results of items, or with generations; empty without.
+
+    The first column groups, the second is compared, unless a person chooses others.
+    """
+    names = list(dict.fromkeys(name for item in items for name in item.values))
+    found = {
+        TABLE: _table_json(
+            ["document", *names], ([item.name, *(_finite(item.values.get(name)) for name in names)] for item in items)
+        ),
+        GENERATIONS: _table_json(
+            ["prompt", "output", "seconds", "first_token_s", "new_tokens"],
+            ([each.prompt, each.text, each.seconds, each.first_token_s, each.new_tokens] for each in generations),
+        ),
+    }
+    tables = {path: text for path, text in found.items() if text}
+    listed = [{"path": path, "type": "table"} for path in tables]
+    return tables, {TABLES_TAG: json.dumps(listed)} if listed else {}
 
 
 def params_of(scenario: Scenario) -> dict[str, Scalar]:
@@ -335,3 +360,14 @@ def _samples_json(done: Measurement) -> str:
         "summaries": to_json(done.summaries),
     }
     return json.dumps(data, indent=1) + "\n"
+
+
+def _table_json(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table as MLflow stores it; empty without rows."""
+    data = list(rows)
+    return json.dumps({"columns": columns, "data": data}, ensure_ascii=False) if data else ""
+
+
+def _finite(value: float | None) -> float | str | None:
+    """Return a number that JSON has, or its name."""
+    return value if value is None or math.isfinite(value) else str(value)

@@ -28,7 +28,7 @@ from llmtrack.tracking.write import sync
 from llmtrack.tracking.write.datasets import DataSet
 from llmtrack.tracking.write.delivery import Delivery
 from llmtrack.tracking.write.files import clean_content, safe_path
-from llmtrack.tracking.write.mlmodel import mlflow_model
+from llmtrack.tracking.write.models import mlflow_model
 from llmtrack.tracking.write.push import now_ms, push_steps, reopen
 from llmtrack.tracking.write.records import (
     DEFAULT_TRACES,

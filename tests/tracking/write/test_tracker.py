@@ -429,7 +429,7 @@ def test_tracking_imports_neither_torch_nor_anything_heavy_at_start():
         "import sys, llmtrack.tracking.write.tracker, llmtrack.tracking.read.query, llmtrack.tracking.environment\n"
         "print([name for name in ('torch', 'transformers', 'mlflow', 'pandas') if name in sys.modules])\n"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     environment = {**os.environ, "PYTHONPATH": with_folders(root)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "[]", done.stderr
@@ -450,7 +450,7 @@ def test_tracking_and_reading_back_never_imports_torch(uri, tmp_path):
         f"assert len(runs(tracking_uri={uri!r})) == 1\n"
         "print('torch' in sys.modules, 'transformers' in sys.modules)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": with_folders(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": with_folders(Path(__file__).parents[3])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "False False", done.stderr
 

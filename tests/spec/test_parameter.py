@@ -12,8 +12,7 @@ import torch
 import llmtrack
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import LlmtrackError, UsageError
-from llmtrack.spec.parameter import Option, Parameter, whole_number
-from llmtrack.spec.text_args import one_text, text_or_none, texts
+from llmtrack.spec.parameter import Option, Parameter, one_text, text_or_none, texts, whole_number
 from llmtrack.tracking.read.filters import Wanted
 
 NO_TEXTS = [3, 2.5, float("nan"), True, b"x", ["x"], ("a", "b"), {"a": 1}, object(), pd.NA]

@@ -17,7 +17,7 @@ from llmtrack.tracking.write import push as pushing
 from llmtrack.tracking.write.spool import Spool
 from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import failure, measurement
-from tests.tracking.test_tracker import all_runs, artifact, scenario_runs, start
+from tests.tracking.write.test_tracker import all_runs, artifact, scenario_runs, start
 
 
 def no_space(*_: object, **__: object) -> None:

@@ -11,7 +11,7 @@ from llmtrack.host.packages import available
 from llmtrack.report.terminal import make_console
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.study.study import run_study
-from llmtrack.tracking.write.mlmodel import mlflow_model
+from llmtrack.tracking.write.models import mlflow_model
 from tests.conftest import make_here
 
 pytestmark = pytest.mark.skipif(

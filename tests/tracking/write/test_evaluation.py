@@ -11,8 +11,7 @@ import pytest
 from llmtrack.spec.outcome import Generation
 from llmtrack.spec.scores import Item
 from llmtrack.tracking.write import sync
-from llmtrack.tracking.write.evaluation import GENERATIONS, TABLE, TAG, tables_of
-from llmtrack.tracking.write.records import StudyContext, scenario_record
+from llmtrack.tracking.write.records import GENERATIONS, TABLE, TABLES_TAG, StudyContext, scenario_record, tables_of
 from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, measurement, perplexity
 
@@ -34,13 +33,13 @@ def test_the_first_columns_are_the_document_and_its_perplexity():
         "columns": ["document", "perplexity", "loss", "tokens_scored"],
         "data": [["1: Once upon a time", 8.5, 2.14, 12], ["3: Ärger \U0001f600", "inf", 900.0, 2]],
     }
-    assert json.loads(tags[TAG]) == [{"path": TABLE, "type": "table"}]
+    assert json.loads(tags[TABLES_TAG]) == [{"path": TABLE, "type": "table"}]
 
 
 def test_a_run_without_items_has_no_table():
     record = scenario_record(scored(items=()), StudyContext("study-1", "precision"))
     assert TABLE not in record.texts
-    assert TAG not in record.tags
+    assert TABLES_TAG not in record.tags
 
 
 @pytest.mark.slow(3)
@@ -72,7 +71,7 @@ def test_prompts_and_their_outputs_are_a_table_of_their_own():
         "columns": ["prompt", "output", "seconds", "first_token_s", "new_tokens"],
         "data": [["Once", "upon a time", 1.5, None, 3]],
     }
-    assert [each["path"] for each in json.loads(record.tags[TAG])] == [TABLE, GENERATIONS]
+    assert [each["path"] for each in json.loads(record.tags[TABLES_TAG])] == [TABLE, GENERATIONS]
     assert (
         GENERATIONS
         not in scenario_record(scored(generations=made), StudyContext("study-1", "perplexity"), traces=0).texts
@@ -89,4 +88,4 @@ def test_a_table_that_was_kept_in_the_spool_arrives(uri, tmp_path, monkeypatch):
     assert sync.sync(tracker.spool.folder).left == 0
     client = mlflow.MlflowClient(uri)
     assert TABLE in {each.path for each in client.list_artifacts(run_id)}
-    assert json.loads(client.get_run(run_id).data.tags[TAG])[0]["path"] == TABLE
+    assert json.loads(client.get_run(run_id).data.tags[TABLES_TAG])[0]["path"] == TABLE

@@ -21,8 +21,8 @@ from mlflow.protos.databricks_pb2 import ENDPOINT_NOT_FOUND
 
 import llmtrack
 from llmtrack.spec.outcome import REPLACED
-from llmtrack.tracking.write import logged_models, sync, traces
-from llmtrack.tracking.write.logged_models import way_of
+from llmtrack.tracking.write import models, sync, traces
+from llmtrack.tracking.write.models import way_of
 from llmtrack.tracking.write.records import StudyContext, scenario_record, study_record
 from llmtrack.tracking.write.tracker import Tracker
 from tests.forking import at_once
@@ -60,7 +60,7 @@ def start(tracker: Tracker):
     return tracker.start_study("precision", "q", {}, ENVIRONMENT)
 
 
-def models(uri: str, experiment_id: str, text: str | None = None):
+def logged_models(uri: str, experiment_id: str, text: str | None = None):
     return list(MlflowClient(uri).search_logged_models([experiment_id], filter_string=text))
 
 
@@ -160,7 +160,7 @@ def test_metrics_of_each_run_are_those_of_its_way_and_of_the_text_that_was_score
     first = tracker.log(study, measurement("p64", facts=facts, metrics=SPEED | QUALITY, summaries=repeated))
     (batch,) = batches
     own = [metric for metric in batch["metrics"] if not metric.key.startswith("series/")]
-    (model,) = models(uri, study.experiment_id)
+    (model,) = logged_models(uri, study.experiment_id)
     assert {metric.key for metric in own} == {*SPEED, *QUALITY, *INTERVAL}
     assert {metric.model_id for metric in own} == {model.model_id}
     assert f"models:/{model.model_id}" in {tag.key: tag.value for tag in batch["tags"]}["mlflow.llmtrack.details"]
@@ -194,7 +194,7 @@ def test_metrics_of_each_run_are_those_of_its_way_and_of_the_text_that_was_score
     (of_scoring,) = (metric for metric in same.metrics if metric.key == "load_time_s")
     assert (of_scoring.dataset_name, of_scoring.dataset_digest) == tuple(CORPUS.values())
     assert {used.model_id for used in client.get_run(again).inputs.model_inputs} == {same.model_id}
-    (slow,) = models(uri, study.experiment_id, "params.threads = '1'")
+    (slow,) = logged_models(uri, study.experiment_id, "params.threads = '1'")
     assert bound(slow) == {("decode_tokens_per_sec", other): 30.0}
 
     uris = llmtrack.runs(study=study.study_id, tracking_uri=uri).set_index("run_id")["model_uri"]
@@ -236,7 +236,7 @@ def test_another_mlflow_experiment_has_logged_models_of_its_own(uri, tmp_path):
         tracker = Tracker.open(uri, name, tmp_path / "spool")
         study = start(tracker)
         tracker.log(study, measurement(facts=LOADED))
-        assert len(models(uri, study.experiment_id)) == 1
+        assert len(logged_models(uri, study.experiment_id)) == 1
 
 
 CALLS = [
@@ -268,10 +268,10 @@ def test_a_crash_at_any_call_leaves_one_logged_model_with_each_metric_once(
         with pytest.raises(KeyboardInterrupt):
             tracker.log(study, measurement("a", facts=LOADED, metrics=SPEED))
     if not remembers:
-        logged_models._known.clear()
+        models._known.clear()
     assert sync.sync(tracker.spool.folder).sent == 1
     run_id = tracker.log(study, measurement("b", facts=LOADED, metrics={"decode_tokens_per_sec": 1.0}))
-    (model,) = models(tracker.tracking_uri, study.experiment_id)
+    (model,) = logged_models(tracker.tracking_uri, study.experiment_id)
     assert str(model.status) == "READY"
     ((first, value),) = {run: value for (key, run), value in bound(model).items() if value == 60.5}.items()
     assert bound(model) == {
@@ -295,7 +295,7 @@ def test_what_was_measured_while_the_store_was_away_is_bound_to_the_same_logged_
     assert len(spooled()) == 2
     line.up()
     assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=2, left=0)
-    counts = {model.params["threads"]: len(bound(model)) for model in models(server.uri, study.experiment_id)}
+    counts = {model.params["threads"]: len(bound(model)) for model in logged_models(server.uri, study.experiment_id)}
     assert counts == {"2": 2 * len(SPEED), "1": len(SPEED)}
     assert llmtrack.runs(study=study.study_id, tracking_uri=server.uri)["model_uri"].nunique() == 2
 
@@ -304,7 +304,7 @@ def test_what_was_measured_while_the_store_was_away_is_bound_to_the_same_logged_
 def test_eight_writers_at_once_share_one_logged_model_of_each_way(there, tmp_path):
     tracker, uri = there
     at_once(_track_two_ways, uri, tracker.delivery.experiment, tmp_path, number=8)
-    found = models(uri, tracker.delivery.experiment_id)
+    found = logged_models(uri, tracker.delivery.experiment_id)
     assert {model.params["threads"]: len(bound(model)) for model in found} == {"1": 8, "2": 8}
     assert len(found) == 2
 
@@ -333,7 +333,7 @@ def test_two_machines_that_are_as_fast_keep_the_older_logged_model(server, tmp_p
 
     monkeypatch.setattr(MlflowClient, "create_logged_model", another_is_faster)
     tracker.log(study, measurement(facts=LOADED, metrics=SPEED))
-    (model,) = models(server.uri, study.experiment_id)
+    (model,) = logged_models(server.uri, study.experiment_id)
     assert model.model_id == older[0].model_id
     assert len(bound(model)) == len(SPEED)
 
@@ -343,11 +343,11 @@ def test_a_logged_model_that_somebody_deleted_comes_back_as_a_new_one(tracker):
     client = MlflowClient(tracker.tracking_uri)
     study = start(tracker)
     tracker.log(study, measurement("a", facts=LOADED, metrics=SPEED))
-    (old,) = models(tracker.tracking_uri, study.experiment_id)
+    (old,) = logged_models(tracker.tracking_uri, study.experiment_id)
     client.delete_logged_model(old.model_id)
-    logged_models._known.clear()
+    models._known.clear()
     tracker.log(study, measurement("b", facts=LOADED, metrics=SPEED))
-    (new,) = models(tracker.tracking_uri, study.experiment_id)
+    (new,) = logged_models(tracker.tracking_uri, study.experiment_id)
     assert new.model_id != old.model_id
     assert len(bound(new)) == len(SPEED)
 

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from llmtrack.errors import UsageError
 from llmtrack.tracking.read import source
 from llmtrack.tracking.read.source import newest_runs, read_pages
-from tests.tracking.test_query import clone
+from tests.tracking.read.test_query import clone
 
 YEAR = 365 * 86_400_000
 TIMES = {

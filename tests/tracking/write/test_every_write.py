@@ -15,7 +15,7 @@ import pytest
 from llmtrack.errors import TrackingError
 from llmtrack.run.study.journal import Journal
 from llmtrack.tracking.write.spool import Spool
-from tests.tracking.test_spool import entry
+from tests.tracking.write.test_spool import entry
 
 MOST = 200
 

@@ -111,7 +111,7 @@ def test_every_setting_of_a_task_has_its_line_and_says_what_it_is():
     unseen = {"prompts", "verbose", "explain", "output"}
     for task in (GenerateTask, PerplexityTask, TrainTask, RepeatPolicy):
         for field in dataclasses.fields(task):
-            assert field.name in schema.PARAM_BY_NAME or field.name in unseen, f"{field.name}: metrics/conditions.py"
+            assert field.name in schema.PARAM_BY_NAME or field.name in unseen, f"{field.name}: metrics/table.py"
     assert {field.name for field in dataclasses.fields(RepeatPolicy)} == {*schema.params_with("repeats")}
 
 

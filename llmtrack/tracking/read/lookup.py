@@ -1,7 +1,8 @@
-"""Aliases of runs, such as `production`, and the runs behind aliases in MLflow's registry, such as `smollm2@champion`.
+"""Look up runs by id, by the first characters of an id, or by an alias such as `production` or `smollm2@champion`.
 
-An alias is the id of its run in a tag of the MLflow experiment: one request moves it, and no run's page shows it. Older
-versions kept it in tags of the runs, whose values are times: where an experiment has none, the newest of these counts.
+An alias is a tag of the MLflow experiment whose value is the run's id: one request moves it, and no run's page shows it.
+Older versions tagged the run itself, with the time as the value; where an experiment has no such tag, the newest run counts.
+`NAME@ALIAS` is an alias in MLflow's model registry.
 """
 
 from __future__ import annotations
@@ -13,11 +14,49 @@ from llmtrack.errors import UsageError
 from llmtrack.tracking import store_errors
 from llmtrack.tracking.read.direct import Known
 from llmtrack.tracking.read.filters import Wanted
-from llmtrack.tracking.read.ids import run_of_id
 from llmtrack.tracking.read.source import Source
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_MOST = 1000
+SHORT_ID = 8
+"""Printed characters of an id."""
+
+_WHOLE = re.compile(r"[0-9a-f]{32}")
+_ID = re.compile(rf"[0-9a-f]{{{SHORT_ID},32}}")
+_STUDY = re.compile(r"\w+-\d{8}-\d{6}-[0-9a-f]{4}")
+_MOST_NAMED = 5
+_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_MOST_TAGGED = 1000
+
+
+def is_id(text: str) -> bool:
+    """Return whether a text is a complete run id."""
+    return bool(_WHOLE.fullmatch(text))
+
+
+def may_be_id(text: str) -> bool:
+    """Return whether a text is a run id or a sufficiently long prefix."""
+    return bool(_ID.fullmatch(text))
+
+
+def is_study_id(text: str) -> bool:
+    """Return whether a text has the form of a study id: `precision-20261128-014301-3f2a`."""
+    return bool(_STUDY.fullmatch(text))
+
+
+def run_of_id(source: Source, text: str) -> Known | None:
+    """Return the run with an id or id prefix, or None.
+
+    Raises:
+        UsageError: the prefix is ambiguous.
+        TrackingError: the store cannot be read.
+    """
+    if not may_be_id(text):
+        return None
+    found = source.newest(Wanted(run_id=text), _MOST_NAMED)
+    if len(found) > 1:
+        raise UsageError(
+            f"several runs begin with {text!r} ({', '.join(run.run_id for run in found)}): give more of the id"
+        )
+    return found[0] if found else None
 
 
 def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | None:
@@ -79,7 +118,7 @@ def alias_tag(name: str) -> str:
     Raises:
         UsageError: the name is invalid.
     """
-    if not _NAME.fullmatch(name):
+    if not _ALIAS.fullmatch(name):
         raise UsageError(f"invalid alias {name!r}: use letters, digits and _ . -")
     return schema.ALIAS_PREFIX + name
 
@@ -88,7 +127,7 @@ def _holders(source: Source, key: str) -> list[Known]:
     """Return the runs with an alias, one of each MLflow experiment."""
     given = source.experiment_tags(key)
     holders = [run for run_id in given.values() if (run := run_of_id(source, run_id)) is not None]
-    older = source.newest(Wanted(has_tag=key), _MOST)
+    older = source.newest(Wanted(has_tag=key), _MOST_TAGGED)
     for run in sorted(older, key=lambda run: int(run.tags[key]), reverse=True):
         if run.experiment_id not in {*given, *(each.experiment_id for each in holders)}:
             holders.append(run)
