@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from llmtrack.host.packages import find_uv
 from llmtrack.tracking.read.query import studies
-from tests import border
+from tests import wall
 
 pytestmark = pytest.mark.slow(5)
 
@@ -100,9 +100,9 @@ class Installed:
         (site,) = self.folder.glob("lib/python*/site-packages")
         lent = [path for path in sys.path if path.endswith("-packages")]
         (site / "zz_lent.pth").write_text("".join(f"{path}\n" for path in lent), encoding="utf-8")
-        self.border = folder / "border"
-        self.border.mkdir()
-        border.close(self.border)
+        self.wall = folder / "wall"
+        self.wall.mkdir()
+        wall.forbid_imports(self.wall)
 
     @property
     def python(self) -> Path:
@@ -123,7 +123,7 @@ class Installed:
         done = subprocess.run(
             [self.folder / "bin" / command[0], *command[1:]],
             cwd=place,
-            env=self.activated(place) | {"PYTHONPATH": str(self.border)},
+            env=self.activated(place) | {"PYTHONPATH": str(self.wall)},
             capture_output=True,
             text=True,
         )

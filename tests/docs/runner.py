@@ -23,7 +23,7 @@ from llmtrack.host.packages import missing_modules
 from tests.conftest import HANG_S
 from tests.docs.blocks import ROOT
 from tests.docs.substitutions import EXIT_CODES, PARAMETERS, UNLESS_GIVEN, WHERE_GIVEN, WITH_IT, WORDS
-from tests.entry_points import command_of, declared, run_here
+from tests.mlproject import command_of, declared, run_here
 from tests.tracking.conftest import free_port
 
 NEEDS_ONNX = "the onnx backend needs "

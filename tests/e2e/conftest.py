@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests import border, entry_points
+from tests import mlproject, wall
 from tests.conftest import HANG_S, made_once
 
 PROJECT = Path(__file__).parents[2]
@@ -64,12 +64,12 @@ def copy_compiled(source: Path, target: Path) -> None:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a user who has activated this one and set nothing of MLflow's; no program in it crosses the border."""
+    """The environment of a user who has activated this one and set nothing of MLflow's; no program in it crosses the wall."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "LLMTRACK_SPOOL"))}
     return kept | {
         # --env-manager local takes `python` from PATH.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(made_once(tmp_path_factory, "border", border.close)),
+        "PYTHONPATH": str(made_once(tmp_path_factory, "wall", wall.forbid_imports)),
     }
 
 
@@ -134,7 +134,7 @@ def run_here(_there, monkeypatch, undrawn) -> Callable[..., Result]:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "tested")
 
     def run(name: str, **parameters: object) -> Result:
-        return entry_points.run_here(name, INLINE | parameters if name != "compare" else parameters)
+        return mlproject.run_here(name, INLINE | parameters if name != "compare" else parameters)
 
     return run
 

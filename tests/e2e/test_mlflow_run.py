@@ -14,7 +14,7 @@ import pytest
 
 from llmtrack.run import main as entry
 from llmtrack.run.executors.process import ProcessExecutor
-from tests.forked import ForkedWorker
+from tests.forking import ForkedWorker
 
 pytestmark = pytest.mark.slow(25)
 

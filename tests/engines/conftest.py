@@ -12,7 +12,7 @@ from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.host.packages import available
 from llmtrack.spec.scenario import Variant
 from tests.conftest import made_once, make_here
-from tests.traces import keep_traces
+from tests.export_cache import cache_exports
 
 
 @pytest.fixture(scope="session", params=["synthetic:tiny", "synthetic:tiny-gpt2"])
@@ -38,5 +38,5 @@ def kept_exports(engine_cache: Path, tmp_path_factory: pytest.TempPathFactory) -
         patch.setenv("LLMTRACK_CACHE", str(engine_cache))
         make_here(patch)
         if available("onnx", "any"):
-            keep_traces(patch, tmp_path_factory)
+            cache_exports(patch, tmp_path_factory)
         yield engine_cache

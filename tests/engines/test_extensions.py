@@ -30,9 +30,9 @@ from llmtrack.spec.scenario import Variant
 from llmtrack.testing import EngineConformance
 from llmtrack.tracking.read.query import runs
 from tests.conftest import HANG_S
-from tests.entry_points import command_of
 from tests.extensions import ENGINE, PLUGIN, install
-from tests.forked import ForkedWorker
+from tests.forking import ForkedWorker
+from tests.mlproject import command_of
 from tests.run.conftest import console  # noqa: F401 - a fixture
 from tests.run.scenarios import generating
 from tests.search_path import with_folders

@@ -11,8 +11,8 @@ import torch
 from llmtrack.errors import ScenarioError
 from llmtrack.models import load, synthetic
 from tests.engines.models import small
+from tests.export_cache import cache_exports
 from tests.quantize.conftest import MISSING
-from tests.traces import keep_traces
 
 pytest.importorskip("onnx", reason=MISSING)
 pytest.importorskip("onnxruntime", reason=MISSING)
@@ -28,7 +28,7 @@ from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 
 @pytest.fixture
 def traced(monkeypatch, tmp_path_factory):
-    keep_traces(monkeypatch, tmp_path_factory)
+    cache_exports(monkeypatch, tmp_path_factory)
 
 
 @pytest.mark.slow(2)

@@ -29,10 +29,10 @@ def _exported(factory: pytest.TempPathFactory, preset: str) -> Path:
 
     def make(folder: Path) -> None:
         from llmtrack.onnx.export import export
-        from tests.traces import keep_traces
+        from tests.export_cache import cache_exports
 
         with pytest.MonkeyPatch.context() as patch:
-            keep_traces(patch, factory)
+            cache_exports(patch, factory)
             export(f"synthetic:{preset}", None, folder)
 
     return made_once(factory, f"onnx-{preset}", make)

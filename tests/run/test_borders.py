@@ -1,4 +1,4 @@
-"""How a command ends, and that no experiment imports a framework; tests of real programs take its libraries away (tests/border.py)."""
+"""How a command ends, and that no experiment imports a framework; tests of real programs take its libraries away (tests/wall.py)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from llmtrack.tracking import owner
 from llmtrack.tracking.read.query import runs
 from llmtrack.tracking.write.running import WORK_TAG, open_claimed
 from tests.conftest import HANG_S, draw_nothing
-from tests.forked import Forked
+from tests.forking import Forked
 
 ARGUMENTS = [
     *("--model", "synthetic:tiny", "--executor", "inline", "--device", "cpu", "--max-new-tokens", "2"),

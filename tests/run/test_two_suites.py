@@ -12,7 +12,7 @@ from llmtrack.measure import arithmetic, bandwidth
 from llmtrack.tracking.read.query import runs
 from llmtrack.tracking.write.spool import Spool
 from tests.conftest import HANG_S, draw_nothing
-from tests.forked import Forked
+from tests.forking import Forked
 
 pytestmark = pytest.mark.slow(12)
 

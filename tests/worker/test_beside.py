@@ -29,7 +29,7 @@ from llmtrack.worker import train as training
 from llmtrack.worker.measuring import EngineCache, measure_group
 from llmtrack.worker.roofline import of_scoring
 from tests.conftest import HANG_S
-from tests.forked import Forked
+from tests.forking import Forked
 from tests.run.scenarios import generating
 from tests.run.scenarios import scoring as scored
 

@@ -24,7 +24,7 @@ from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import TrainTask
 from llmtrack.train import checkpoint
 from llmtrack.worker.train import measure_training
-from tests.forked import ForkedWorker
+from tests.forking import ForkedWorker
 from tests.run.scenarios import outcomes
 
 TINY = Variant("synthetic:tiny", device="cpu")

@@ -25,7 +25,7 @@ from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import QualityCheck, Variant
 from llmtrack.spec.task import PerplexityTask, RepeatPolicy
 from llmtrack.worker.identity import identify
-from tests.forked import ForkedWorker
+from tests.forking import ForkedWorker
 from tests.run.scenarios import MODEL, by_name, generating, scoring
 from tests.search_path import with_folders
 

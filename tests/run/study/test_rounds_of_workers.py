@@ -15,7 +15,7 @@ from llmtrack.spec.events import Log, Progress
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import QualityCheck
 from llmtrack.spec.task import PerplexityTask, RepeatPolicy
-from tests.forked import ForkedWorker
+from tests.forking import ForkedWorker
 from tests.run.scenarios import MODEL, by_name, generating, in_groups, outcomes
 
 FEW = RepeatPolicy(warmup=1, min_repeats=4, min_seconds=0, max_repeats=4)

@@ -21,7 +21,7 @@ from llmtrack.spec.events import Progress
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import QualityCheck, Variant
 from llmtrack.spec.task import PerplexityTask
-from tests.forked import ForkedWorker
+from tests.forking import ForkedWorker
 from tests.run.scenarios import generating, outcomes
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")

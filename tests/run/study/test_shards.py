@@ -30,7 +30,7 @@ from llmtrack.spec.scores import Compared, Part, RowSums, Scored, Text
 from llmtrack.spec.task import workload_id
 from llmtrack.tracking.read.query import runs, studies
 from tests.conftest import HANG_S
-from tests.forked import ForkedWorker
+from tests.forking import ForkedWorker
 from tests.run.scenarios import generating, outcomes, scoring
 
 EACH = 8

@@ -1,4 +1,4 @@
-"""Entry points of MLproject run as `mlflow run` would, in this process: three programs and their imports are saved."""
+"""Run entry points of MLproject as `mlflow run` would, but in this process: three programs and their imports are saved."""
 
 from __future__ import annotations
 

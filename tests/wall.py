@@ -1,4 +1,4 @@
-"""The border between measuring and tracking, closed: each side's programs without the other's libraries."""
+"""Enforce the wall between measuring and tracking: each side's programs cannot import the other's libraries."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tests.search_path import with_folders
 
-# Read by every Python process at its start: the worker may not import mlflow, nor scikit-learn, which takes seconds and
-# which transformers imports wherever it is there; the others no framework.
+# Read by every Python process at its start. The worker may import neither mlflow nor scikit-learn, which takes seconds
+# and which transformers imports if it is installed; the other programs may import no framework.
 FORBID = """
 import importlib.machinery
 import sys
@@ -19,7 +19,7 @@ measures = "llmtrack.worker.process" in sys.orig_argv
 FORBIDDEN = {"mlflow", "sklearn"} if measures else {"torch", "transformers", "tokenizers", "optimum", "onnxruntime"}
 
 
-class Border:
+class Wall:
     # Libraries may ask whether others are there; only to import them is forbidden.
     def find_spec(self, name, path=None, target=None):
         if name in FORBIDDEN:
@@ -32,13 +32,13 @@ class Border:
         pass
 
 
-sys.meta_path.insert(0, Border())
+sys.meta_path.insert(0, Wall())
 """
 
 
-def close(folder: Path) -> None:
-    """Let whatever has a folder on PYTHONPATH have no library that its side has no business with."""
+def forbid_imports(folder: Path) -> None:
+    """Forbid the other side's libraries to every process with this folder on PYTHONPATH."""
     (folder / "sitecustomize.py").write_text(FORBID, encoding="utf-8")
     probe = [sys.executable, "-c", "import torch"]
     blocked = os.environ | {"PYTHONPATH": with_folders(folder)}
-    assert subprocess.run(probe, env=blocked, capture_output=True).returncode != 0, "the border is closed"
+    assert subprocess.run(probe, env=blocked, capture_output=True).returncode != 0, "the wall is open"

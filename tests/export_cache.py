@@ -20,7 +20,7 @@ from tests.conftest import made_once
 _BESIDE = ("_name_or_path", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def keep_traces(patch: pytest.MonkeyPatch, factory: pytest.TempPathFactory) -> None:
+def cache_exports(patch: pytest.MonkeyPatch, factory: pytest.TempPathFactory) -> None:
     """Let the exporter be asked once for each model, in this test run.
 
     What llmtrack makes of a graph, and how it compares it with PyTorch, is done each time.
