@@ -32,8 +32,8 @@ _PREFIX = "checkpoint-"
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a training folder, oldest first."""
-    found = [path for path in folder.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdigit()]
-    return sorted(found, key=_step)
+    paths = [path for path in folder.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdigit()]
+    return sorted(paths, key=_step)
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -49,26 +49,26 @@ def save(
     optimizer: torch.optim.Optimizer,
     state: dict[str, Any],
 ) -> Path:
-    """Write a checkpoint; return its folder.
+    """Write a checkpoint into a training folder after a step; return its path.
 
     Args:
-        folder: folder of the training.
+        folder: the training folder.
         step: completed steps.
         model: a transformers model.
         tokenizer: its tokenizer.
-        optimizer: its state is saved.
+        optimizer: of its weights.
         state: JSON-ready data to resume from.
 
     Raises:
         ModelLoadError: the disk is full.
     """
-    place = path_of(folder, step)
+    target = path_of(folder, step)
     text = json.dumps(state, indent=1)
-    if (place / TENSORS).is_file():
+    if (target / TENSORS).is_file():
         # Saved on an interrupt and evaluated now: the weights are the same.
-        write_at_once(place / STATE, text)
-        return place
-    scratch = folder / f".{place.name}.new"
+        _write_atomically(target / STATE, text)
+        return target
+    scratch = folder / f".{target.name}.new"
     shutil.rmtree(scratch, ignore_errors=True)
     with room_for(scratch, _WITH_MOMENTS * _weight_bytes(model), OUTPUT):
         scratch.mkdir(parents=True)
@@ -78,19 +78,14 @@ def save(
         if device.type == "cuda":
             tensors["cuda_random"] = torch.cuda.get_rng_state(device)
         torch.save(tensors, scratch / TENSORS)
-        write_at_once(scratch / STATE, text)
-        shutil.rmtree(place, ignore_errors=True)
-        os.replace(scratch, place)
-    return place
+        _write_atomically(scratch / STATE, text)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(scratch, target)
+    return target
 
 
 def require_room_for_all(folder: Path, model: Any, saves: int) -> None:
-    """Check that the checkpoints fit on the disk: the best, the newest, and the one being written.
-
-    Args:
-        folder: folder of the training.
-        model: a transformers model.
-        saves: number of checkpoints written.
+    """Check that so many saves fit on the disk: the best, the newest, and the checkpoint being written.
 
     Raises:
         ModelLoadError: they do not fit.
@@ -104,7 +99,7 @@ def _weight_bytes(model: Any) -> int:
 
 
 def prune(folder: Path, keep: set[int]) -> None:
-    """Remove all checkpoints but the newest and those of the steps to keep, of which only the model is kept."""
+    """Remove all checkpoints but the newest, and the models of the steps to keep."""
     *older, _ = checkpoints(folder)
     for path in older:
         if _step(path) in keep:
@@ -115,12 +110,11 @@ def prune(folder: Path, keep: set[int]) -> None:
 
 def newest(folder: Path) -> Path | None:
     """Return the newest checkpoint, or None."""
-    found = checkpoints(folder)
-    return found[-1] if found else None
+    return next(reversed(checkpoints(folder)), None)
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Return the JSON data of a checkpoint.
+    """Read the JSON data of a checkpoint.
 
     Raises:
         ModelLoadError: it is missing or damaged.
@@ -151,12 +145,12 @@ def restore(checkpoint: Path, optimizer: torch.optim.Optimizer, device: torch.de
 
 
 def model_files(checkpoint: Path) -> list[Path]:
-    """Return the model and tokenizer files of a checkpoint."""
+    """List the model and tokenizer files of a checkpoint."""
     return sorted(path for path in checkpoint.iterdir() if path.name not in (STATE, TENSORS))
 
 
 def export_model(checkpoint: Path, folder: Path) -> Path:
-    """Create a folder with a checkpoint's model and without training state; return it."""
+    """Fill a folder with a checkpoint's model, without training state; return the folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for path in model_files(checkpoint):
@@ -167,8 +161,7 @@ def export_model(checkpoint: Path, folder: Path) -> Path:
     return folder
 
 
-def write_at_once(path: Path, text: str) -> None:
-    """Write a file atomically."""
+def _write_atomically(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.new")
     part.write_text(text, encoding="utf-8")
     os.replace(part, path)
@@ -179,6 +172,6 @@ def _step(path: Path) -> int:
 
 
 def _damaged(checkpoint: Path, error: Exception) -> ModelLoadError:
-    passing = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
-    remedy = "permit it, and run this again" if passing else "train anew with resume=false"
+    unreadable = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    remedy = "make it readable, and run this again" if unreadable else "train anew with resume=false"
     return ModelLoadError(f"{checkpoint} cannot be resumed ({in_words(error)[:200]}): {remedy}")

@@ -22,13 +22,7 @@ PAD = 0
 
 @dataclass(frozen=True)
 class Split:
-    """A corpus in two parts.
-
-    Attributes:
-        train: training texts.
-        validation: held-out texts.
-        how: `document` or `contiguous`.
-    """
+    """A corpus in two parts; `how` is `document` or `contiguous`."""
 
     train: tuple[str, ...]
     validation: tuple[str, ...]
@@ -36,7 +30,7 @@ class Split:
 
 
 def split_texts(texts: Sequence[str], share: float, how: str = "auto") -> Split:
-    """Hold out a part of the texts, before tokenization.
+    """Hold out a share of the characters, before tokenization, so that no window spans both parts.
 
     - `document`: hold out whole documents, those with the smallest digests first, up to the share. The assignment of a
       document does not depend on the rest of the corpus (until the share is reached), and equal documents are on the
@@ -46,13 +40,8 @@ def split_texts(texts: Sequence[str], share: float, how: str = "auto") -> Split:
 
     Neither depends on a seed: models trained with different seeds share the held-out text.
 
-    Args:
-        texts: the documents.
-        share: share of the characters to hold out, over 0 and under 1.
-        how: as above.
-
     Raises:
-        UsageError: `share` or `how` is not possible, or a side would be empty.
+        UsageError: `share` is not between 0 and 1, `how` is unknown, or a side would be empty.
     """
     if not 0 < share < 1:
         raise UsageError(f"validation share {share:g} is not possible: use more than 0 and less than 1")
@@ -69,39 +58,33 @@ def split_texts(texts: Sequence[str], share: float, how: str = "auto") -> Split:
 
 
 def _by_document(texts: Sequence[str], share: float) -> tuple[list[str], list[str]]:
-    wanted = share * sum(map(len, texts))
-    held, size = set(), 0
-    different = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode()).digest())
+    target = share * sum(map(len, texts))
+    held_out, size = set(), 0
+    by_digest = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode()).digest())
     # Keep at least one document for training.
-    for text in different[:-1]:
-        if size >= wanted:
+    for text in by_digest[:-1]:
+        if size >= target:
             break
-        held.add(text)
+        held_out.add(text)
         size += len(text) * texts.count(text)
-    return [text for text in texts if text not in held], [text for text in texts if text in held]
+    return [text for text in texts if text not in held_out], [text for text in texts if text in held_out]
 
 
 def _contiguous(texts: Sequence[str], share: float) -> tuple[list[str], list[str]]:
-    place = round((1 - share) * sum(map(len, texts)))
+    cut = round((1 - share) * sum(map(len, texts)))
     for number, text in enumerate(texts):
-        if place < len(text) or number == len(texts) - 1:
+        if cut < len(text) or number == len(texts) - 1:
             break
-        place -= len(text)
-    line = text.rfind("\n", 0, place) + 1
+        cut -= len(text)
     # Without a line break before this position, cut in the middle of the line.
-    place = line or place
-    before, after = [*texts[:number], text[:place]], [text[place:], *texts[number + 1 :]]
-    return [each for each in before if each.strip()], [each for each in after if each.strip()]
+    cut = text.rfind("\n", 0, cut) + 1 or cut
+    before, after = [*texts[:number], text[:cut]], [text[cut:], *texts[number + 1 :]]
+    return [text for text in before if text.strip()], [text for text in after if text.strip()]
 
 
 @dataclass(frozen=True)
 class TrainingWindow:
-    """One training example over a stream: the model reads `begin` to `end - 1` and predicts the token after each.
-
-    Attributes:
-        begin: first token that is read.
-        end: the last predicted token; it is not read.
-    """
+    """A training example in a stream: the model reads tokens `begin` to `end - 1` and predicts the one after each."""
 
     begin: int
     end: int
@@ -116,15 +99,12 @@ def plan_training_windows(tokens: int, length: int, stride: int = 0) -> tuple[Tr
     """Cover a stream with windows.
 
     Every token after the first is the target of at least one window; with `stride` equal to `length`, of exactly one.
-    Only the last window can be shorter than `length`.
+    Only the last window can be shorter than `length`. A stream of fewer than two tokens has no window.
 
     Args:
-        tokens: number of tokens of the stream.
+        tokens: length of the stream.
         length: tokens that a window reads.
         stride: tokens between the beginnings of windows; 0: `length`.
-
-    Returns:
-        The windows in the order of the stream; empty if there is nothing to predict.
 
     Raises:
         UsageError: `length` is under 1, or `stride` is not 0 to `length`: a larger one would skip tokens.
@@ -145,7 +125,7 @@ def plan_training_windows(tokens: int, length: int, stride: int = 0) -> tuple[Tr
 
 
 def input_and_target(ids: Sequence[int], window: TrainingWindow) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the input and target tokens of a window.
+    """Return a window's input tokens, and its targets: the same shifted by one.
 
     >>> input_and_target([2, 1, 4, 5], TrainingWindow(0, 3))
     ([2, 1, 4], [1, 4, 5])
@@ -169,12 +149,7 @@ class TrainingBatch:
 
 
 class WindowDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """The windows of a stream as pairs of (length,) input and target ids.
-
-    Args:
-        ids: the stream.
-        windows: what `plan_training_windows` gives.
-    """
+    """Windows over a stream of token ids, as pairs of (length,) input and target ids."""
 
     def __init__(self, ids: Sequence[int], windows: Sequence[TrainingWindow]) -> None:
         self._ids = torch.tensor(ids, dtype=torch.long)
@@ -184,8 +159,7 @@ class WindowDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return len(self._windows)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        read, predicted = input_and_target(self._ids, self._windows[index])  # type: ignore[arg-type] # a tensor slices alike
-        return read, predicted  # type: ignore[return-value]
+        return input_and_target(self._ids, self._windows[index])  # type: ignore[arg-type,return-value] # a tensor slices alike
 
 
 def sample_order(size: int, seed: int, start: int = 0) -> Iterator[int]:
@@ -205,22 +179,21 @@ def batches(dataset: WindowDataset, batch_size: int, seed: int, start: int = 0) 
     A batch may span two epochs, so that every window is read once per epoch.
     """
     order = sample_order(len(dataset), seed, start)
-    rows = iter(lambda: list(islice(order, batch_size)), [])
-    # A separate generator: the loader draws from it, and the global one is for the model's dropout.
     loader: DataLoader[TrainingBatch] = DataLoader(
         dataset,  # type: ignore[arg-type] # rows become a TrainingBatch
-        batch_sampler=rows,
+        batch_sampler=iter(lambda: list(islice(order, batch_size)), []),
         collate_fn=collate,
+        # A separate generator: the loader draws from it, and the global one is for the model's dropout.
         generator=torch.Generator(),
     )
     return iter(loader)
 
 
 def collate(rows: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> TrainingBatch:
-    """Stack windows into a batch."""
+    """Stack windows into a padded batch."""
     pad = torch.nn.utils.rnn.pad_sequence
     return TrainingBatch(
-        inputs=pad([read for read, _ in rows], batch_first=True, padding_value=PAD),
-        targets=pad([predicted for _, predicted in rows], batch_first=True, padding_value=IGNORED),
-        tokens=sum(len(predicted) for _, predicted in rows),
+        inputs=pad([ids for ids, _ in rows], batch_first=True, padding_value=PAD),
+        targets=pad([targets for _, targets in rows], batch_first=True, padding_value=IGNORED),
+        tokens=sum(len(targets) for _, targets in rows),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Peak of dense matrix products by the data sheets: (part of the device's name, {kind of arithmetic: FLOP/s}).
+# Peak of dense matrix products by the data sheets: (part of the device's name, {arithmetic: FLOP/s}).
 # float32 is without TF32, which torch does not use by default.
 PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     ("H200", {"bfloat16": 989e12, "float32": 67e12}),
@@ -17,12 +17,7 @@ PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
 
 
 def peak_flops(device_name: str, arithmetic: str) -> float | None:
-    """Return a device's peak in FLOP/s, or None if unknown.
-
-    Args:
-        device_name: as the driver reports it, such as `NVIDIA H100 80GB HBM3`.
-        arithmetic: `float32` or `bfloat16`.
-    """
+    """Look up a device's peak in FLOP/s by its name, such as `NVIDIA H100 80GB HBM3`; None if unknown."""
     words = device_name.split()
     for name, peaks in PEAKS:
         # Match whole words: L40 is not L4.
@@ -32,7 +27,7 @@ def peak_flops(device_name: str, arithmetic: str) -> float | None:
 
 
 def flops_per_token(matrix_parameters: int, layers: int, width: int, length: int) -> int:
-    """Return the floating-point operations of forward and backward pass per trained token.
+    """Estimate the floating-point operations of forward and backward pass per trained token.
 
     Six per parameter of a matrix product (two forward, four backward), and for attention 12 x layers x width x length:
     the matrix products over a whole window, as if it were not causal.
@@ -64,7 +59,7 @@ def counted_flops_per_token(model: Any, length: int) -> float:
 
     ids = torch.zeros((1, length), dtype=torch.int64, device=next(model.parameters()).device)
     was_training = model.training
-    weights = [each for each in model.parameters() if each.requires_grad]
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     counter = FlopCounterMode(display=False)
     try:
         model.eval()

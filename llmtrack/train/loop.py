@@ -1,4 +1,4 @@
-"""The training loop: forward, loss, backpropagation, optimizer step; periodic evaluation and checkpoints.
+"""The training loop: learning rate, loss, backpropagation, optimizer step; periodic evaluation and checkpoints.
 
 It is independent of files, corpora and trackers: input, callbacks, stop condition and clock are arguments.
 """
@@ -18,6 +18,7 @@ from llmtrack.measure.timing import Clock
 from llmtrack.train.data import IGNORED, TrainingBatch
 
 BETAS = (0.9, 0.95)
+"""Decay rates of AdamW's moments."""
 
 
 FLOOR_SHARE = 0.1
@@ -65,15 +66,13 @@ class State:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of one step.
+    """The result of a step, numbered from 1.
 
     Attributes:
-        step: its number, from 1.
         loss: token-weighted mean cross-entropy of its batches in nats, before the update.
-        learning_rate: the learning rate of the step.
-        grad_norm: norm of the gradient before clipping.
+        grad_norm: before clipping.
         tokens: targets.
-        seconds: time of the step, including loading its batches.
+        seconds: including loading its batches.
     """
 
     step: int
@@ -94,9 +93,8 @@ class Hooks:
 
     Attributes:
         evaluate: returns the validation loss in nats.
-        save: saves a checkpoint; called after each evaluation except the one before the first step, and on a stop.
-        on_step: called after each step.
-        on_evaluated: called after each evaluation, before the checkpoint is saved.
+        save: called after each evaluation except the one before the first step, and on a stop.
+        on_evaluated: called after each evaluation, before `save`.
         should_stop: called before each step.
     """
 
@@ -108,14 +106,11 @@ class Hooks:
 
 
 def make_optimizer(model: torch.nn.Module, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices only, not on norms and biases.
-
-    Fused into one kernel on a GPU.
-    """
-    weights = [each for each in model.parameters() if each.requires_grad]
+    """Create AdamW with weight decay on matrices only, not on norms and biases; fused into one kernel on a GPU."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     groups = [
-        {"params": [each for each in weights if each.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [each for each in weights if each.ndim < 2], "weight_decay": 0.0},
+        {"params": [weight for weight in weights if weight.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [weight for weight in weights if weight.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=0.0, betas=BETAS, fused=weights[0].device.type == "cuda")
 
@@ -125,16 +120,12 @@ Nll = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def batch_nll(model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the summed negative log-likelihood of a batch in nats; see `sum_cross_entropy`."""
+    """Sum the negative log-likelihood of a batch in nats; see `sum_cross_entropy`."""
     return sum_cross_entropy(model(input_ids=inputs, use_cache=False).logits, targets)
 
 
 def compiled_nll(mode: str) -> Nll:
-    """Return `batch_nll`, compiled with forward and backward pass; not compiled for `none`.
-
-    Args:
-        mode: `none`, `default`, or `max-autotune`, which tries more kernels.
-    """
+    """Compile `batch_nll` with forward and backward pass, by `default` or `max-autotune`; `none`: do not compile."""
     if mode == "none":
         return batch_nll
     compiled: Nll = torch.compile(batch_nll, dynamic=False, options={"max_autotune": mode == "max-autotune"})
@@ -158,11 +149,11 @@ def fit(
     Args:
         model: a causal language model of transformers, on its device.
         optimizer: of its parameters.
-        batches: training batches; `accumulate` of them make a step.
-        settings: settings of the loop.
+        batches: `settings.accumulate` of them make a step.
+        settings: the steps and how to do them.
         state: where to resume; modified in place.
         hooks: callbacks.
-        clock: returns seconds.
+        clock: in seconds.
         nll: loss of a batch, including the forward pass.
 
     Returns:
@@ -186,19 +177,34 @@ def fit(
             if state.evaluated < state.step or not state.step:
                 hooks.save(state)
             return "interrupted"
-        begin = clock()
+        started = clock()
         rate = learning_rate(state.step + 1, settings.steps, settings.learning_rate, settings.warmup_steps)
         parts = [next(batches) for _ in range(settings.accumulate)]
-        loss, norm = train_step(
-            model, optimizer, parts, rate, settings.clip_norm, autocast_for(device, settings.autocast), nll
-        )
-        seconds = clock() - begin
+        autocast = autocast_for(device, settings.autocast)
+        loss, norm = train_step(model, optimizer, parts, rate, settings.clip_norm, autocast, nll)
+        seconds = clock() - started
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise ScenarioError(_not_finite(state, loss, norm, rate), kind="non_finite")
         state.step += 1
         state.tokens += (tokens := sum(part.tokens for part in parts))
         state.seconds += seconds
         hooks.on_step(StepResult(state.step, loss, rate, norm, tokens, seconds))
+
+
+def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
+    """Compute the learning rate of a step, from 1: linear warm-up to the peak, then cosine decay to a tenth of it.
+
+    The peak is reached at step `warmup`, or at step 1 without warm-up.
+
+    Source: I. Loshchilov, F. Hutter, SGDR (2017), with linear warm-up as in A. Vaswani et al. (2017).
+    """
+    if step < warmup:
+        return peak * step / warmup
+    start = max(warmup, 1)
+    if steps <= start:
+        return peak
+    progress = (step - start) / (steps - start)
+    return peak * (FLOOR_SHARE + (1 - FLOOR_SHARE) * (1 + math.cos(math.pi * progress)) / 2)
 
 
 def train_step(
@@ -210,7 +216,7 @@ def train_step(
     autocast: Callable[[], Any] = nullcontext,
     nll: Nll = batch_nll,
 ) -> tuple[float, float]:
-    """Do one step; return its loss and gradient norm. The weights stay unchanged if either is not finite.
+    """Update the weights once, unless loss or gradient are not finite; return the loss and the gradient's norm.
 
     Args:
         model: a causal language model in `train()`.
@@ -218,7 +224,7 @@ def train_step(
         parts: batches whose gradients are accumulated.
         rate: learning rate.
         clip_norm: maximum norm of the gradient; 0: not clipped.
-        autocast: returns the context manager for the forward pass.
+        autocast: creates the context of the forward pass.
         nll: loss of a batch, including the forward pass.
     """
     device = next(model.parameters()).device
@@ -242,12 +248,12 @@ def train_step(
 
 
 def sum_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the summed negative log-likelihood of the targets in nats.
+    """Sum the negative log-likelihood of the targets in nats, in float32.
 
     Takes logits, not probabilities: `cross_entropy` includes a softmax that does not overflow.
 
     Args:
-        logits: (rows, length, vocabulary), of any float dtype; the loss is computed in float32.
+        logits: (rows, length, vocabulary), of any float dtype.
         targets: (rows, length) token ids, `IGNORED` where they do not count.
     """
     return torch.nn.functional.cross_entropy(
@@ -255,9 +261,9 @@ def sum_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tens
     )
 
 
-def autocast_for(device: torch.device, wanted: bool) -> Callable[[], Any]:
+def autocast_for(device: torch.device, enabled: bool) -> Callable[[], Any]:
     """Return a factory of forward-pass contexts: bfloat16 autocast over float32 weights, or no-op."""
-    if not wanted:
+    if not enabled:
         return nullcontext
     return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
 
@@ -268,8 +274,7 @@ def _evaluate(model: Any, state: State, hooks: Hooks) -> None:
         loss = hooks.evaluate()
     finally:
         model.train()
-    state.evaluated = state.step
-    state.loss = loss
+    state.evaluated, state.loss = state.step, loss
     if state.step and loss < state.best_loss:
         state.best_step, state.best_loss, state.worse = state.step, loss, 0
     elif state.step:
@@ -285,23 +290,3 @@ def _not_finite(state: State, loss: float, norm: float, rate: float) -> str:
         f"the {what} of step {state.step + 1} is not finite, at learning rate {rate:.2g}: use a smaller learning rate, "
         "more warmup_steps, a smaller clip_norm, or dtype=float32"
     )
-
-
-def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
-    """Return the learning rate of a step: linear warm-up to the peak, then cosine decay to a tenth of it.
-
-    Source: I. Loshchilov, F. Hutter, SGDR (2017), with linear warm-up as in A. Vaswani et al. (2017).
-
-    Args:
-        step: number of the step, from 1.
-        steps: number of steps in all.
-        peak: the highest learning rate; reached at step `warmup`, or at step 1 without warm-up.
-        warmup: steps of the warm-up.
-    """
-    if step < warmup:
-        return peak * step / warmup
-    begin = max(warmup, 1)
-    if steps <= begin:
-        return peak
-    share = (step - begin) / (steps - begin)
-    return peak * (FLOOR_SHARE + (1 - FLOOR_SHARE) * (1 + math.cos(math.pi * share)) / 2)

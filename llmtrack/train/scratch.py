@@ -24,12 +24,9 @@ START, PAD = "<|endoftext|>", "<|pad|>"
 
 
 def train_tokenizer(texts: Sequence[str], vocab: int, context: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer, which has no unknown tokens.
+    """Train a byte-level BPE tokenizer, which has no unknown tokens, on the training text.
 
-    Args:
-        texts: the training text, never the held-out one.
-        vocab: maximum number of tokens, including 256 bytes and 2 special tokens.
-        context: positions of the model.
+    `vocab` is its maximum size, including 256 bytes and 2 special tokens; `context` the positions of the model.
     """
     from tokenizers import models, trainers
 
@@ -62,12 +59,11 @@ def new_model(preset: synthetic.Preset, tokenizer: PreTrainedTokenizerFast, seed
 
 
 def fresh_engine(model: str, task: TrainTask, split: Split, device: str) -> TorchEngine:
-    """Return an engine with a preset's shape, fresh weights, and a tokenizer trained on the training text."""
+    """Create an engine with a preset's shape, fresh weights, and a tokenizer trained on the training text."""
     source = parse_candidates(model)[0]
     preset = synthetic.PRESETS[source.location]
     tokenizer = train_tokenizer(split.train, preset.vocab, preset.context)
-    fresh = new_model(preset, tokenizer, task.seed)
-    fresh.to(torch.device(device))
+    fresh = new_model(preset, tokenizer, task.seed).to(torch.device(device))
     clean_generation(fresh, tokenizer)
     return TorchEngine(
         fresh,
@@ -85,7 +81,7 @@ def fresh_engine(model: str, task: TrainTask, split: Split, device: str) -> Torc
 
 
 def _fresh_digests(model: Any, tokenizer: Any, weights: str) -> ModelDigests:
-    """Return the digests of an unsaved model: of its config and tokenizer as they would be saved."""
+    """Digest config and tokenizer of an unsaved model as they would be saved."""
     with tempfile.TemporaryDirectory() as name:
         for part in (model.config, model.generation_config, tokenizer):
             part.save_pretrained(name)

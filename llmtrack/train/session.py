@@ -20,11 +20,10 @@ from llmtrack.errors import UsageError, in_words
 from llmtrack.measure.room import check_batch
 from llmtrack.models.load import clean_generation, load_folder
 from llmtrack.models.source import parse_candidates
-from llmtrack.quality import perplexity
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.encoding import encode_text, lost_warning, unknown_warning
 from llmtrack.quality.metrics import Quality
-from llmtrack.quality.perplexity import SEPARATOR, score_texts
+from llmtrack.quality.perplexity import SEPARATOR, Batch, score_texts
 from llmtrack.spec.options import chosen, taken
 from llmtrack.spec.outcome import StepValues
 from llmtrack.spec.scenario import Scalar, Variant
@@ -38,6 +37,7 @@ from llmtrack.train.loop import Nll, State, autocast_for, make_optimizer
 from llmtrack.train.scratch import fresh_engine
 
 FORMAT = 1
+"""Version of the data in a checkpoint."""
 
 
 @dataclass
@@ -45,23 +45,18 @@ class Session:
     """A training and its progress.
 
     Attributes:
-        variant: the requested model.
-        task: the settings of the training.
-        engine: the trained model, as an engine, so that it can score and generate.
-        optimizer: of its parameters.
+        variant: as requested.
+        engine: the model in training, which can also score and generate.
         dataset: windows of the training text.
-        split: the corpus in its two parts.
-        scoring: how the held-out part is scored.
+        scoring: how the held-out text is scored.
         autocast: whether the forward pass of training is in bfloat16.
         facts: tracked as params.
-        state: progress of the loop.
         run_key: identity of the run, kept when resumed.
         started_at: seconds since the epoch, of the first start.
-        history: all steps so far.
         samples: text generated at each evaluation, by its step.
-        before: metrics of the held-out part before the first step.
+        before: metrics of the held-out text before the first step.
         resumed: whether it continues from a checkpoint.
-        warnings: warnings about the corpus.
+        warnings: about the corpus.
     """
 
     variant: Variant
@@ -93,8 +88,8 @@ class Session:
         done = self.state.step * task.accumulate * task.batch_size
         return batches(self.dataset, task.batch_size, task.seed, done)
 
-    def score(self, on_batch: Callable[[perplexity.Batch], None] = lambda batch: None) -> Quality:
-        """Score the held-out part by the `rolling` protocol; `on_batch` is called after each batch."""
+    def score(self, on_batch: Callable[[Batch], None] = lambda batch: None) -> Quality:
+        """Score the held-out text by the `rolling` protocol."""
         return score_texts(self.engine, self.split.validation, self.scoring, on_batch)
 
     def prompt(self, tokens: int) -> tuple[int, ...]:
@@ -109,7 +104,7 @@ class Session:
         """Save a checkpoint; remove those that are neither the newest nor the best."""
         data = {
             "format": FORMAT,
-            "asked": asked(self.variant, self.task),
+            "asked": _resume_settings(self.variant, self.task),
             "run_key": self.run_key,
             "started_at": self.started_at,
             "state": to_json(self.state),
@@ -132,7 +127,7 @@ class Session:
         self.engine.model.eval()
 
     def flops_per_token(self) -> int:
-        """Return the estimated floating-point operations per trained token."""
+        """Estimate the floating-point operations per trained token."""
         config = self.engine.model.config.get_text_config()
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return flops_per_token(
@@ -143,7 +138,7 @@ class Session:
         )
 
     def counted_flops_per_token(self) -> int:
-        """Return the floating-point operations per trained token as counted by PyTorch."""
+        """Count the floating-point operations per trained token with PyTorch."""
         return round(counted_flops_per_token(self.engine.model, self.task.sequence_length))
 
     @property
@@ -155,7 +150,7 @@ class Session:
         """Compile a training step; return the seconds. Gradients and random state are preserved."""
         if self.compile == NO_COMPILE:
             return 0.0
-        start = time.perf_counter()
+        started = time.perf_counter()
         model, device = self.engine.model.train(), torch.device(self.engine.info.device)
         ids = torch.zeros((self.task.batch_size, self.task.sequence_length), dtype=torch.int64, device=device)
         try:
@@ -170,10 +165,10 @@ class Session:
             ) from error
         finally:
             self.optimizer.zero_grad(set_to_none=True)
-        return time.perf_counter() - start
+        return time.perf_counter() - started
 
     def peak_flops(self) -> float | None:
-        """Return the device's peak in FLOP/s, or None if unknown."""
+        """Look up the device's peak in FLOP/s; None if unknown."""
         device = torch.device(self.engine.info.device)
         if device.type != "cuda":
             return None
@@ -201,17 +196,17 @@ def open_session(variant: Variant, task: TrainTask) -> Session:
     autocast = dtype == torch.bfloat16
     corpus = load_corpus(task.corpus)
     split = split_texts(corpus.texts, task.validation_share, task.split)
-    kept = checkpoint.newest(Path(task.output))
-    saved = _read(kept, variant, task) if kept else None
-    if kept and saved:
-        engine = _engine_of(kept, device, saved)
+    path = checkpoint.newest(Path(task.output))
+    saved = _read(path, variant, task) if path else None
+    if path and saved:
+        engine = _engine_of(path, device, saved)
     elif starts_from_scratch(variant.model, task.start):
         engine = fresh_engine(variant.model, task, split, device)
     else:
-        told = tuple(each for each in variant.options if each[0] != "compile")
-        engine = load_engine(replace(variant, dtype="float32", device=device, options=told))
+        options = tuple((name, value) for name, value in variant.options if name != "compile")
+        engine = load_engine(replace(variant, dtype="float32", device=device, options=options))
     torch.manual_seed(task.seed)
-    dataset, unknown = _windows(engine, split, task)
+    dataset, text_warnings = _windows(engine, split, task)
     session = Session(
         variant=variant,
         task=task,
@@ -219,7 +214,7 @@ def open_session(variant: Variant, task: TrainTask) -> Session:
         optimizer=make_optimizer(engine.model, task.weight_decay),
         dataset=dataset,
         split=split,
-        warnings=corpus.warnings + unknown,
+        warnings=corpus.warnings + text_warnings,
         scoring=replace(task.scoring, bos_rule=_bos_rule(engine)),
         autocast=autocast,
         facts={},
@@ -227,18 +222,18 @@ def open_session(variant: Variant, task: TrainTask) -> Session:
         started_at=time.time(),
     )
     session.facts = _facts(session, corpus, "bfloat16 (autocast over float32 weights)" if autocast else label)
-    if kept and saved:
-        _take_up(session, kept, saved)
-    left = task.steps - session.state.step
-    checkpoint.require_room_for_all(session.folder, engine.model, -(-left // task.eval_every))
+    if path and saved:
+        _resume(session, path, saved)
+    remaining = task.steps - session.state.step
+    checkpoint.require_room_for_all(session.folder, engine.model, -(-remaining // task.eval_every))
     return session
 
 
 def starts_from_scratch(model: str, start: str) -> bool:
-    """Return whether a training begins with fresh weights; see `TrainTask.start`.
+    """Return whether a training starts with fresh weights; see `TrainTask.start`.
 
     Raises:
-        UsageError: it must, and the model is not a `synthetic:` preset, or cannot be parsed.
+        UsageError: `start` is `scratch` and the model is not a `synthetic:` preset, or cannot be parsed.
     """
     is_preset = parse_candidates(model)[0].kind == "synthetic"
     if start == "scratch" and not is_preset:
@@ -248,14 +243,14 @@ def starts_from_scratch(model: str, start: str) -> bool:
     return is_preset if start == "auto" else start == "scratch"
 
 
-def _engine_of(kept: Path, device: str, saved: dict[str, Any]) -> TorchEngine:
-    model, tokenizer = load_folder(kept, device=device, dtype=torch.float32)
+def _engine_of(path: Path, device: str, saved: dict[str, Any]) -> TorchEngine:
+    model, tokenizer = load_folder(path, device=device, dtype=torch.float32)
     clean_generation(model, tokenizer)
     return TorchEngine(model, tokenizer, model_id=saved["facts"]["model_id"], tags=saved["tags"])
 
 
 def _windows(engine: TorchEngine, split: Split, task: TrainTask) -> tuple[WindowDataset, tuple[str, ...]]:
-    """Return the training windows, and warnings about their text."""
+    """Cut the training text into windows; also return warnings about it."""
     context = engine.info.context_length
     if context is not None and task.sequence_length > context:
         raise UsageError(
@@ -307,29 +302,33 @@ def _facts(session: Session, corpus: Corpus, label: str) -> dict[str, Scalar]:
     return facts
 
 
-def _read(kept: Path, variant: Variant, task: TrainTask) -> dict[str, Any]:
-    """Read a checkpoint's data, if it belongs to this training."""
-    saved = checkpoint.read_state(kept)
+def _resume_settings(variant: Variant, task: TrainTask) -> dict[str, Any]:
+    """Return the settings that must be equal to resume a training."""
+    settings = {**to_json(variant), **to_json(task)}
+    return {name: value for name, value in settings.items() if name not in not_asked(task)}
+
+
+def _read(path: Path, variant: Variant, task: TrainTask) -> dict[str, Any]:
+    """Read a checkpoint's data; refuse one of another training."""
+    saved = checkpoint.read_state(path)
     if saved.get("format") != FORMAT or not isinstance(saved.get("asked"), dict):
-        raise UsageError(f"{kept} was written by another version of llmtrack: train anew with resume=false")
-    now, then = asked(variant, task), saved["asked"]
-    now = json.loads(json.dumps(now))
-    differing = [
+        raise UsageError(f"{path} was written by another version of llmtrack: train anew with resume=false")
+    then, now = saved["asked"], json.loads(json.dumps(_resume_settings(variant, task)))
+    changes = [
         f"{name} {then.get(name)!r}, now {now.get(name)!r}"
         for name in sorted(now | then)
         if now.get(name) != then.get(name)
     ]
-    if differing:
+    if changes:
         raise UsageError(
-            f"{kept.parent} holds a training with other settings ({'; '.join(differing)}): "
+            f"{path.parent} holds a training with other settings ({'; '.join(changes)}): "
             "give the same settings, or another output"
         )
     return saved
 
 
-def _take_up(session: Session, kept: Path, saved: dict[str, Any]) -> None:
-    then = saved["facts"].get("corpus_digest")
-    if then != session.facts["corpus_digest"]:
+def _resume(session: Session, path: Path, saved: dict[str, Any]) -> None:
+    if saved["facts"].get("corpus_digest") != session.facts["corpus_digest"]:
         raise UsageError(
             f"the corpus {session.facts['corpus']} has changed since this training began: "
             "give the same text, or train anew with resume=false"
@@ -341,10 +340,4 @@ def _take_up(session: Session, kept: Path, saved: dict[str, Any]) -> None:
     # Tracked params are immutable; differences of the environment show in its tags.
     session.facts = saved["facts"]
     session.resumed = True
-    checkpoint.restore(kept, session.optimizer, torch.device(session.engine.info.device))
-
-
-def asked(variant: Variant, task: TrainTask) -> dict[str, Any]:
-    """Return the settings that must be equal to resume a training."""
-    settings = {**to_json(variant), **to_json(task)}
-    return {name: value for name, value in settings.items() if name not in not_asked(task)}
+    checkpoint.restore(path, session.optimizer, torch.device(session.engine.info.device))

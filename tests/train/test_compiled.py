@@ -1,4 +1,4 @@
-"""Training can be compiled: the same steps, and nothing that compiling leaves behind."""
+"""Compiled training steps: compiling has no side effects, and its errors are readable."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def session(tmp_path):
     )
 
 
-def test_the_option_belongs_to_the_steps_and_not_to_decoding(session):
+def test_the_option_compiles_training_steps_and_not_decoding(session):
     assert (session.compile, session.facts["compile"]) == ("default", "default")
     assert session.engine.info.facts["decode_step"] == "eager"
     assert compiled_nll("none") is batch_nll
 
 
-def test_to_prepare_leaves_weights_gradients_and_random_state_as_they_were(session):
+def test_preparing_preserves_weights_gradients_and_random_state(session):
     before = [each.clone() for each in session.engine.model.parameters()]
     state = torch.get_rng_state()
     assert session.prepare(batch_nll) > 0
@@ -40,7 +40,7 @@ def test_to_prepare_leaves_weights_gradients_and_random_state_as_they_were(sessi
         assert torch.equal(weight, then)
 
 
-def test_what_cannot_be_compiled_is_said_in_one_line(session):
+def test_a_compiler_error_is_reported_in_one_line(session):
     def fails(*inputs):
         raise torch._dynamo.exc.TorchDynamoException("no C++ compiler")
 
@@ -49,7 +49,7 @@ def test_what_cannot_be_compiled_is_said_in_one_line(session):
 
 
 @pytest.mark.slow(1)
-def test_flops_are_about_the_same_by_formula_and_by_count(session):
+def test_estimated_and_counted_flops_agree(session):
     formula, counted = session.flops_per_token(), session.counted_flops_per_token()
     assert counted == pytest.approx(formula, rel=0.05)
     assert all(each.grad is None for each in session.engine.model.parameters())

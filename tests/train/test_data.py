@@ -2,7 +2,7 @@ from itertools import islice
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llmtrack.errors import UsageError
@@ -22,7 +22,7 @@ TEXT = st.text("ab \n", min_size=1, max_size=40).filter(str.strip)
 
 @pytest.mark.slow(1)
 @given(st.lists(TEXT, min_size=2, max_size=12, unique=True), st.floats(0.01, 0.99))
-def test_documents_fall_on_one_side_and_keep_their_order(texts, share):
+def test_each_document_is_on_one_side_in_order(texts, share):
     split = split_texts(texts, share, "document")
     assert split.how == "document"
     assert split.train
@@ -33,7 +33,7 @@ def test_documents_fall_on_one_side_and_keep_their_order(texts, share):
 
 @pytest.mark.slow(1)
 @given(st.lists(TEXT, min_size=1, max_size=6), st.integers(1, 5))
-def test_equal_documents_never_stand_on_both_sides(texts, copies):
+def test_equal_documents_are_on_the_same_side(texts, copies):
     texts = [*texts * copies, "one that is different"]
     split = split_texts(texts, 0.5, "document")
     assert not set(split.train) & set(split.validation)
@@ -44,35 +44,34 @@ def test_a_contiguous_split_holds_out_the_end(texts, share):
     try:
         split = split_texts(texts, share, "contiguous")
     except UsageError:
-        return  # too short to have two sides
+        assume(False)  # too short to have two sides
     # White space may be dropped where it would be a side of its own.
-    train, held = ("".join("".join(side).split()) for side in (split.train, split.validation))
+    train, held_out = ("".join("".join(side).split()) for side in (split.train, split.validation))
     assert train
-    assert held
-    assert train + held == "".join("".join(texts).split())
+    assert held_out
+    assert train + held_out == "".join("".join(texts).split())
 
 
-def test_the_share_is_about_what_was_asked():
+def test_the_held_out_share_is_about_the_requested_one():
     texts = [f"{number:03} " + "x" * 96 for number in range(200)]
-    held = sum(map(len, split_texts(texts, 0.1).validation))
-    assert held == 0.1 * 200 * 100
-    (one,) = ["\n".join(texts)]
-    split = split_texts([one], 0.1)
+    assert sum(map(len, split_texts(texts, 0.1).validation)) == 0.1 * 200 * 100
+    document = "\n".join(texts)
+    split = split_texts([document], 0.1)
     assert split.how == "contiguous"
-    assert "".join(split.train + split.validation) == one
-    assert 0.09 < len(split.validation[0]) / len(one) <= 0.11
+    assert "".join(split.train + split.validation) == document
+    assert 0.09 < len(split.validation[0]) / len(document) <= 0.11
     assert split.train[0].endswith("\n")
 
 
-def test_a_document_stays_on_its_side_when_others_come():
+def test_added_documents_do_not_move_others():
     texts = [f"document {number}" * 5 for number in range(50)]
-    held = set(split_texts(texts, 0.2).validation)
-    more = split_texts([*texts, *(f"new {number}" for number in range(5))], 0.2)
-    assert len(held & set(more.validation)) >= len(held) - 2
+    before = set(split_texts(texts, 0.2).validation)
+    after = set(split_texts([*texts, *(f"new {number}" for number in range(5))], 0.2).validation)
+    assert len(before & after) >= len(before) - 2
 
 
-def test_no_token_of_a_held_out_window_is_in_a_training_window():
-    """Each word of the corpus is one token of its own, so that a leak would show."""
+def test_no_held_out_token_is_in_a_training_window():
+    """Each word is a distinct token, so a leak would show."""
     words = [f"w{number}" for number in range(500)]
     text = "\n".join(" ".join(words[start : start + 10]) for start in range(0, 500, 10))
     for texts in ([text], text.split("\n")):
@@ -101,16 +100,16 @@ def test_an_impossible_split_is_refused(texts, share, how, says):
         split_texts(texts, share, how)
 
 
-def test_the_target_is_the_input_moved_by_one():
+def test_the_target_is_the_input_shifted_by_one():
     (window,) = plan_training_windows(4, length=3)
     assert input_and_target([2, 1, 4, 5], window) == ([2, 1, 4], [1, 4, 5])
 
 
-def test_a_short_window_is_left_at_the_end():
+def test_only_the_last_window_is_short():
     assert plan_training_windows(8, 3) == (TrainingWindow(0, 3), TrainingWindow(3, 6), TrainingWindow(6, 7))
 
 
-def test_windows_overlap_where_the_stride_is_smaller():
+def test_windows_overlap_if_the_stride_is_smaller_than_the_length():
     assert plan_training_windows(7, 4, 2) == (TrainingWindow(0, 4), TrainingWindow(2, 6))
     assert plan_training_windows(8, 4, 2) == (
         TrainingWindow(0, 4),
@@ -154,8 +153,8 @@ def test_each_target_follows_its_input(tokens, length, data):
         assert predicted[-1] == read[-1] + 7
 
 
-def test_the_windows_are_those_by_which_a_stream_is_scored():
-    """So that the validation loss of training is a rolling perplexity's."""
+def test_training_windows_equal_scoring_windows():
+    """The validation loss of training is thus a rolling perplexity's."""
     from llmtrack.quality.windows import plan_windows as plan_scoring
 
     for tokens in range(2, 30):
@@ -168,9 +167,9 @@ def test_the_windows_are_those_by_which_a_stream_is_scored():
 
 @pytest.mark.slow(1)
 @given(size=st.integers(1, 30), seed=st.integers(0, 5), start=st.integers(0, 100))
-def test_an_order_can_be_taken_up_anywhere(size, seed, start):
-    whole = list(islice(sample_order(size, seed), start + 40))
-    assert list(islice(sample_order(size, seed, start), 40)) == whole[start:]
+def test_an_order_can_be_resumed_anywhere(size, seed, start):
+    order = list(islice(sample_order(size, seed), start + 40))
+    assert list(islice(sample_order(size, seed, start), 40)) == order[start:]
 
 
 @given(size=st.integers(1, 30), seed=st.integers(0, 5))
@@ -192,7 +191,7 @@ def dataset():
     return WindowDataset(ids, plan_training_windows(len(ids), 5))  # 4 windows of 5, and one of 3
 
 
-def test_short_windows_are_padded_and_do_not_count(dataset):
+def test_short_windows_are_padded_and_pads_are_ignored(dataset):
     assert [len(read) for read, _ in dataset] == [5, 5, 5, 5, 3]
     seen = {}
     for batch in islice(batches(dataset, 2, seed=0), 5):  # two epochs
@@ -206,12 +205,12 @@ def test_short_windows_are_padded_and_do_not_count(dataset):
     assert seen == dict.fromkeys(range(101, 124), 2)
 
 
-def test_batches_go_on_where_they_were_and_leave_the_random_state_alone(dataset):
+def test_batches_resume_and_preserve_the_random_state(dataset):
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    whole = list(islice(batches(dataset, 2, seed=7), 9))
-    rest = list(islice(batches(dataset, 2, seed=7, start=8), 5))
+    expected = list(islice(batches(dataset, 2, seed=7), 9))[4:]
+    resumed = list(islice(batches(dataset, 2, seed=7, start=8), 5))
     assert torch.equal(torch.get_rng_state(), before)
-    for one, other in zip(whole[4:], rest, strict=True):
-        assert torch.equal(one.inputs, other.inputs)
-        assert torch.equal(one.targets, other.targets)
+    for a, b in zip(expected, resumed, strict=True):
+        assert torch.equal(a.inputs, b.inputs)
+        assert torch.equal(a.targets, b.targets)

@@ -1,4 +1,4 @@
-"""Learning rate, arithmetic, and the loss by hand: numbers worked out on paper."""
+"""Learning rate, FLOPs, and the loss, against values computed by hand."""
 
 import math
 
@@ -10,7 +10,7 @@ from llmtrack.train.flops import flops_per_token, peak_flops
 from llmtrack.train.loop import learning_rate, sum_cross_entropy
 
 
-def test_the_three_word_example():
+def test_softmax_and_loss_by_hand():
     """softmax([2, 1, 0.1])[1] = e / (e^2 + e + e^0.1) = 0.2424, and -ln of it 1.4170."""
     logits = [2.0, 1.0, 0.1]
     p = math.exp(1) / (math.exp(2) + math.exp(1) + math.exp(0.1))
@@ -41,26 +41,26 @@ def test_ignored_targets_do_not_count():
         (110, 0.1),
     ],
 )
-def test_the_rate_warms_up_and_follows_half_a_cosine(step, rate):
+def test_the_rate_warms_up_and_decays_by_a_cosine(step, rate):
     assert learning_rate(step, steps=110, peak=1.0, warmup=10) == pytest.approx(rate)
 
 
-def test_without_warm_up_the_first_step_has_the_peak():
+def test_without_warm_up_the_first_step_has_the_peak_rate():
     assert learning_rate(1, steps=11, peak=3.0, warmup=0) == 3.0
     assert learning_rate(6, steps=11, peak=3.0, warmup=0) == pytest.approx(3 * 0.55)
     assert learning_rate(1, steps=1, peak=3.0, warmup=0) == 3.0
 
 
-def test_training_that_ends_in_its_warm_up_never_reaches_the_peak():
+def test_training_that_ends_during_warm_up_never_reaches_the_peak():
     assert [learning_rate(s, steps=2, peak=1.0, warmup=4) for s in (1, 2)] == [0.25, 0.5]
 
 
-def test_arithmetic_of_a_token():
+def test_flops_per_token():
     # Two matrices of 10 x 10 in each of 3 layers, and attention over 8 tokens at width 10.
     assert flops_per_token(600, layers=3, width=10, length=8) == 6 * 600 + 12 * 3 * 10 * 8
 
 
-def test_peaks_are_found_by_whole_words_of_the_name():
+def test_peaks_match_whole_words_of_the_device_name():
     assert peak_flops("NVIDIA H100 80GB HBM3", "bfloat16") == 989e12
     assert peak_flops("NVIDIA H100 PCIe", "bfloat16") == 756e12
     assert peak_flops("NVIDIA L40S", "bfloat16") is None

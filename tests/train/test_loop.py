@@ -1,4 +1,4 @@
-"""The loop on a small real model: gradients, order of events, stops."""
+"""The training loop on a small real model: gradients, order of events, stops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOCAB = 13
 
 
 class Small(torch.nn.Module):
-    """Predicts from the token and its predecessor; gives logits as transformers' models do."""
+    """Predicts from a token and its predecessor, with the interface of transformers' models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,8 +42,8 @@ def weights(model):
 
 
 @pytest.mark.parametrize("sizes", [(8,), (4, 4), (5, 2, 1), (1,) * 8])
-def test_accumulated_batches_give_the_step_of_the_large_one(sizes):
-    """The last window is shorter, so that a mean of means would be another."""
+def test_accumulated_batches_equal_one_large_batch(sizes):
+    """The last window is shorter, so a mean of means would differ."""
     rows = [DATASET[index] for index in range(8)]
     assert len({len(read) for read, _ in rows}) == 2
     results = {}
@@ -52,15 +52,14 @@ def test_accumulated_batches_give_the_step_of_the_large_one(sizes):
         optimizer = make_optimizer(model, weight_decay=0.1)
         position = count()
         batches = [collate([rows[next(position)] for _ in range(size)]) for size in parts]
-        found = train_step(model, optimizer, batches, rate=0.01, clip_norm=1.0)
-        results[parts] = (*found, weights(model))
+        results[parts] = (*train_step(model, optimizer, batches, rate=0.01, clip_norm=1.0), weights(model))
     loss, norm, trained = results[(8,)]
     assert results[sizes][0] == pytest.approx(loss, abs=1e-6)
     assert results[sizes][1] == pytest.approx(norm, abs=1e-5)
     assert torch.allclose(results[sizes][2], trained, atol=1e-5, rtol=0)
 
 
-def test_the_loss_of_a_step_is_that_before_it():
+def test_the_loss_of_a_step_is_from_before_the_update():
     model = Small()
     batch = collate([DATASET[0]])
     logits = model(batch.inputs, False).logits[0]
@@ -69,7 +68,7 @@ def test_the_loss_of_a_step_is_that_before_it():
     assert loss == pytest.approx(float(expected.detach()), abs=1e-6)
 
 
-def test_clipping_bounds_the_gradient_and_reports_what_it_was():
+def test_clipping_bounds_the_gradient_and_reports_its_norm_before():
     model, batch = Small(), collate([DATASET[0]])
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
     before = weights(model)
@@ -95,13 +94,13 @@ def settings(**changes):
 
 
 def run(losses, model=None, state=None, should_stop=lambda: False, **changes):
-    """Run the loop with a clock that ticks once a look, and evaluations as given."""
+    """Run the loop with a clock that advances one second per reading, and the given validation losses."""
     model, state = model or Small(), state or State()
     log: list = []
-    given = iter(losses)
+    validation = iter(losses)
     ticks = count()
     hooks = Hooks(
-        evaluate=lambda: log.append(("evaluate", state.step, model.training)) or next(given),
+        evaluate=lambda: log.append(("evaluate", state.step, model.training)) or next(validation),
         save=lambda s: log.append(("save", s.step)),
         on_step=lambda done: log.append(("step", done)),
         should_stop=should_stop,
@@ -119,7 +118,7 @@ def run(losses, model=None, state=None, should_stop=lambda: False, **changes):
     return how, state, log
 
 
-def test_what_happens_when():
+def test_order_of_evaluations_steps_and_saves():
     how, state, log = run([3.0, 2.0, 1.5, 1.0])
     assert how == "finished"
     order = [(kind, what.step if kind == "step" else what) for kind, what, *_ in log]
@@ -130,10 +129,10 @@ def test_what_happens_when():
     assert all(training is False for kind, *rest in log if kind == "evaluate" for training in rest[1:])
     assert (state.best_step, state.best_loss) == (6, 1.0)
     assert state.tokens == 3 * (16 + 8 + 3)
-    assert state.seconds == 6.0, "a step is from one look at the clock to the next, and nothing else counts"
+    assert state.seconds == 6.0, "a step lasts from one reading of the clock to the next, and evaluations do not count"
 
 
-def test_steps_tell_rate_and_time():
+def test_steps_report_rate_tokens_and_time():
     _, _, log = run([1.0] * 4, warmup_steps=3, accumulate=2)
     steps = [entry[1] for entry in log if entry[0] == "step"]
     assert [s.learning_rate for s in steps] == [learning_rate(n, 6, 0.01, 3) for n in range(1, 7)]
@@ -142,53 +141,52 @@ def test_steps_tell_rate_and_time():
     assert steps[-1].loss < steps[0].loss
 
 
-def test_it_stops_when_no_better_for_long():
+def test_it_stops_early_without_improvement():
     how, state, _ = run([9.0, 2.0, 2.0, 2.5, 1.0], steps=20, patience=2)
     assert how == "stopped_early"
     assert (state.step, state.best_step, state.worse) == (6, 2, 2)
 
 
-def test_the_evaluation_before_training_is_no_checkpoint():
+def test_the_evaluation_before_training_is_never_the_best():
     _, state, _ = run([1.0, 5.0, 4.0, 4.5])
     assert (state.best_step, state.best_loss) == (4, 4.0)
 
 
-def test_a_stop_keeps_a_checkpoint_once():
-    looks = iter([False] * 3 + [True])
-    how, state, log = run([3.0, 2.0], should_stop=lambda: next(looks))
+def test_a_stop_saves_one_checkpoint():
+    stops = iter([False] * 3 + [True])
+    how, state, log = run([3.0, 2.0], should_stop=lambda: next(stops))
     assert how == "interrupted"
     assert state.step == 3
     assert [entry for entry in log if entry[0] == "save"] == [("save", 2), ("save", 3)]
-    # At an evaluated step the checkpoint is there already.
-    looks = iter([False] * 2 + [True])
-    _, _, log = run([3.0, 2.0], should_stop=lambda: next(looks))
+    # An evaluated step is already saved.
+    stops = iter([False] * 2 + [True])
+    _, _, log = run([3.0, 2.0], should_stop=lambda: next(stops))
     assert [entry for entry in log if entry[0] == "save"] == [("save", 2)]
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_never_reaches_the_weights(poison):
-    model = Small()
-    kept = []
+def test_a_non_finite_loss_never_reaches_the_weights(poison):
+    history = []
 
     class Poisoned(Small):
         def forward(self, input_ids, use_cache):
-            if self.training and len(kept) == 3:
+            if self.training and len(history) == 3:
                 self.poison = poison
             return super().forward(input_ids, use_cache)
 
     model = Poisoned()
-    hooks = Hooks(evaluate=lambda: 1.0, on_step=lambda done: kept.append(weights(model)))
+    hooks = Hooks(evaluate=lambda: 1.0, on_step=lambda done: history.append(weights(model)))
     with pytest.raises(ScenarioError, match=r"the loss \((nan|inf)\) of step 4 is not finite.*learning rate") as error:
         fit(
             model, make_optimizer(model, 0.0), cycle([collate([DATASET[0]])]), settings(), State(), hooks, lambda: 0.0
         )  # fmt: skip
     assert error.value.kind == "non_finite"
-    assert torch.equal(weights(model), kept[-1])
+    assert torch.equal(weights(model), history[-1])
 
 
 def test_autocast_computes_in_bfloat16_over_float32_weights():
-    model, seen = Small(), []
-    model.head.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    model, dtypes = Small(), []
+    model.head.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
     batch = collate([DATASET[0]])
     plain = train_step(model, torch.optim.SGD(model.parameters(), lr=0.0), [batch], 0.0, 0.0)
     mixed = train_step(
@@ -199,6 +197,6 @@ def test_autocast_computes_in_bfloat16_over_float32_weights():
         0.0,
         autocast_for(torch.device("cpu"), True),
     )
-    assert seen == [torch.float32, torch.bfloat16]
+    assert dtypes == [torch.float32, torch.bfloat16]
     assert mixed[0] == pytest.approx(plain[0], rel=0.02)
     assert model.head.weight.dtype == torch.float32

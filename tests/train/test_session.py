@@ -1,4 +1,4 @@
-"""Warnings of training about its text."""
+"""Warnings of a training session about its text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.quality.tokenizers import byte_fallback, unigram, without_unknown, wo
 
 
 @pytest.mark.parametrize(
-    ("make", "roles", "text", "said"),
+    ("make", "roles", "text", "warning"),
     [
         (word_piece, {"unk_token": "[UNK]"}, "one xyz two", "1 of 3 tokens to train on represent"),
         (unigram, {"unk_token": "<unk>"}, "one 中文 two", "1 of 3 tokens to train on represent"),
@@ -19,9 +19,9 @@ from tests.quality.tokenizers import byte_fallback, unigram, without_unknown, wo
         (byte_fallback, {"unk_token": "<unk>"}, "one 中文", None),
     ],
 )
-def test_text_that_the_vocabulary_does_not_have_is_said(make, roles, text, said):
+def test_text_outside_of_the_vocabulary_is_warned_of(make, roles, text, warning):
     engine, task = wrap(make(), **roles), TrainTask(sequence_length=8)
     windows, warnings = _windows(engine, Split((text,), ("two",), "document"), task)
     assert len(windows)
-    assert len(warnings) == (said is not None)
-    assert said is None or said in warnings[0]
+    assert len(warnings) == (warning is not None)
+    assert warning is None or warning in warnings[0]

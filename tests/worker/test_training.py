@@ -208,7 +208,7 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_to_be_trained_anew
 
     monkeypatch.setattr(Path, "read_text", unreadable)
     monkeypatch.setattr(torch, "load", unreadable)
-    with pytest.raises(ModelLoadError, match=r"Too many open files.*: permit it, and run this again"):
+    with pytest.raises(ModelLoadError, match=r"Too many open files.*: make it readable, and run this again"):
         read(tmp_path)
 
 
