@@ -30,8 +30,7 @@ from llmtrack.engines.torch.fast import compiled
 from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.engines.torch.stamps import Stamps
 from llmtrack.host.formatting import GIB
-from llmtrack.measure.arithmetic import matrix_rate
-from llmtrack.measure.bandwidth import copy_bandwidth
+from llmtrack.measure.ceilings import copy_bandwidth, matrix_rate
 from llmtrack.measure.formulas import decode_step_bytes, memory_bandwidth_utilization
 from llmtrack.measure.roofline import scoring_work
 from llmtrack.measure.timing import Arm, time_arms, trace_generate

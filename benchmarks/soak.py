@@ -24,7 +24,7 @@ from rich.console import Console
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.experiment import Experiment
-from llmtrack.measure import bandwidth
+from llmtrack.measure import ceilings
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.study.study import StudyResult, run_study
 from llmtrack.spec.events import Event
@@ -72,7 +72,7 @@ class Untracked:
 def soak(tracker: Tracker | Untracked, scenarios: int, every: int) -> tuple[StudyResult, list[Reading]]:
     """Run a study of scripted scenarios; return its result and periodic readings."""
     process, began, readings, ended = psutil.Process(), time.monotonic(), list[Reading](), 0
-    bandwidth.copy_bandwidth = lambda device: 1e6  # type: ignore[assignment]  # 512 MiB that are not llmtrack's own
+    ceilings.copy_bandwidth = lambda device: 1e6  # type: ignore[assignment]  # 512 MiB that are not llmtrack's own
 
     class Counting(InlineExecutor):
         def run(self, group: Sequence[Scenario], emit: Callable[[Event], None]) -> None:

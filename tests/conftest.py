@@ -23,7 +23,7 @@ from hypothesis import settings
 from llmtrack.host import secrets
 from llmtrack.host.libraries import uncollected
 from llmtrack.host.transformers_compat import unseen_by_transformers
-from llmtrack.measure import ceilings, gauges, interference, statistics
+from llmtrack.measure import ceilings, disturbances, gauges, statistics
 from llmtrack.models import durations
 
 # Before torch is imported anywhere: the models are so small that threads only cost, and other tests run beside.
@@ -183,8 +183,8 @@ def _no_address_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Let nothing measured in this process notice what else runs here: what a test sees must not depend on it."""
     # What asks is imported by name, and often not before the test: the limit is the one place for all.
-    monkeypatch.setattr(interference, "BUSY_SHARE", 1.0)
-    monkeypatch.setattr(interference, "card_of", lambda device, uuid: None)
+    monkeypatch.setattr(disturbances, "BUSY_SHARE", 1.0)
+    monkeypatch.setattr(disturbances, "card_of", lambda device, uuid: None)
     # What stand-ins for a device can do must not be kept for real runs.
     monkeypatch.setattr(ceilings, "folder", lambda: tmp_path_factory.getbasetemp() / "ceilings")
     # How long something took must not show in what another test prints.

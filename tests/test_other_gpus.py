@@ -18,7 +18,7 @@ from llmtrack.engines.torch.stamps import Stamps
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.measure.ceilings import best_seconds, device_id
 from llmtrack.measure.gauges import gauge_of
-from llmtrack.measure.room import free_memory
+from llmtrack.measure.memory import free_memory
 from llmtrack.models import synthetic
 from llmtrack.onnx.session import choose_provider
 from llmtrack.quantize.torchao import check_card

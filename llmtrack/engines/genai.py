@@ -14,7 +14,7 @@ import numpy as np
 from llmtrack.convert.conversion import Conversion, convert
 from llmtrack.convert.genai import CONVERTER
 from llmtrack.engine import Generated, GenerateRequest
-from llmtrack.engines.host import HostEngine, cannot_run, require_cpu, runtime_errors
+from llmtrack.engines.base import HostEngine, cannot_run, require_cpu, runtime_errors
 from llmtrack.engines.onnx import weight_sizes
 from llmtrack.engines.options import GenaiOptions
 from llmtrack.engines.rows import Sharing

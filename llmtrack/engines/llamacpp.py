@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.host import NO_PEAK, HostEngine, require_cpu
+from llmtrack.engines.base import NO_PEAK, HostEngine, require_cpu
 from llmtrack.engines.llamacpp_probe import try_once
 from llmtrack.engines.options import LlamacppOptions
 from llmtrack.errors import ScenarioError

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.host import NO_PEAK, HostEngine, runtime_errors
+from llmtrack.engines.base import NO_PEAK, HostEngine, runtime_errors
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.engines.rows import MIXED
 from llmtrack.errors import ScenarioError

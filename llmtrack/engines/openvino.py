@@ -18,7 +18,7 @@ import numpy as np
 from llmtrack.convert.conversion import Conversion, convert
 from llmtrack.convert.openvino import CONVERTER
 from llmtrack.engine import Generated, GenerateRequest
-from llmtrack.engines.host import HostEngine, cannot_run, require_cpu, runtime_errors
+from llmtrack.engines.base import HostEngine, cannot_run, require_cpu, runtime_errors
 from llmtrack.engines.options import KV_CACHES, OpenvinoOptions
 from llmtrack.errors import ScenarioError
 from llmtrack.models.positions import context_length

@@ -8,7 +8,7 @@ from typing import Any
 from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.errors import UsageError, in_words
 from llmtrack.measure.finite import check_finite
-from llmtrack.measure.room import check_batch
+from llmtrack.measure.memory import check_batch
 from llmtrack.spec.parameter import whole_number
 from llmtrack.spec.task import GenerateTask
 

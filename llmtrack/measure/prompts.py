@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError
-from llmtrack.measure.room import check_context, check_memory
+from llmtrack.measure.memory import check_context, check_memory
 from llmtrack.spec.scenario import Scalar
 from llmtrack.spec.task import GenerateTask
 

@@ -15,14 +15,14 @@ from itertools import chain, zip_longest
 
 from llmtrack.engine import Engine, Generated, GenerateRequest, Preparing
 from llmtrack.errors import UsageError
-from llmtrack.measure.beside import Beside
+from llmtrack.measure.best_effort import BestEffort
 from llmtrack.measure.finite import check_finite
 from llmtrack.measure.formulas import GenerationTrace, derive, token_gaps_ms
-from llmtrack.measure.gauge import Gauge, Interval
+from llmtrack.measure.gauges import Gauge, Interval
+from llmtrack.measure.memory import check_batch
 from llmtrack.measure.prompts import prompt_ids
-from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import findings, should_stop, summarize, summarize_rate
-from llmtrack.measure.system import Around, SystemReading
+from llmtrack.measure.system_metrics import Around, SystemReading
 from llmtrack.metrics import metric
 from llmtrack.spec.outcome import Summary
 from llmtrack.spec.parameter import texts, whole_number
@@ -256,7 +256,7 @@ class _Repeats:
         self.peaks: list[int] = []
         self.readings: list[Interval] = []
         self.around: list[Around] = []
-        self.beside = Beside()
+        self.beside = BestEffort()
 
     @property
     def durations(self) -> list[float]:

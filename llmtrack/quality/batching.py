@@ -9,7 +9,7 @@ from typing import TypeVar
 from llmtrack.devices import on_gpu
 from llmtrack.engine import EngineInfo
 from llmtrack.errors import is_out_of_memory
-from llmtrack.measure.room import free_memory
+from llmtrack.measure.memory import free_memory
 
 MOST_TOKENS, MOST_TOKENS_ON_GPU = 2048, 65_536
 """Tokens per batch beyond which no tested device became faster."""

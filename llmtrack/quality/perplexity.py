@@ -19,7 +19,7 @@ from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.host.formatting import cut
 from llmtrack.measure.finite import not_finite
-from llmtrack.measure.room import check_memory
+from llmtrack.measure.memory import check_memory
 from llmtrack.quality.batching import in_batches, token_budget
 from llmtrack.quality.encoding import Encoded, digest_of, encode_text, tokens_digest
 from llmtrack.quality.metrics import Quality, quality_of

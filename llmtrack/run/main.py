@@ -32,7 +32,7 @@ from llmtrack.host.formatting import some_of
 from llmtrack.host.libraries import uncollected
 from llmtrack.host.processes import when_launcher_ends
 from llmtrack.host.signals import Terminated, signals_end, stay_ended
-from llmtrack.measure.beside import Beside
+from llmtrack.measure.best_effort import BestEffort
 from llmtrack.report.page.html import page_template
 from llmtrack.report.plots import drawing
 from llmtrack.report.terminal import make_console, say
@@ -111,7 +111,7 @@ def open_tracker(settings: HereOptions) -> Tracker:
         with contextlib.suppress(Exception):
             drawing.preload()
             page_template()
-    closed = [] if tracker.offline else Beside().get("", lambda: close_abandoned(tracker.tracking_uri), [])
+    closed = [] if tracker.offline else BestEffort().get("", lambda: close_abandoned(tracker.tracking_uri), [])
     if closed:
         to_stderr(f"ended runs left RUNNING by killed processes: {'; '.join(closed)}")
     return tracker

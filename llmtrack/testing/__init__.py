@@ -9,7 +9,7 @@ Requires pytest, which the rest of this package does not.
 
 from __future__ import annotations
 
-from llmtrack.testing.conformance import EngineConformance
+from llmtrack.testing.engines import EngineConformance
 from llmtrack.testing.executors import ExecutorConformance
 from llmtrack.testing.experiments import ExperimentConformance
 from llmtrack.testing.models import ending_model, spoiled_model

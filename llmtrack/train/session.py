@@ -17,7 +17,7 @@ from llmtrack.engines.options import NO_COMPILE, DevicesOption, TorchOptions
 from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.engines.torch.pytorch import load_whole as load_engine
 from llmtrack.errors import UsageError, in_words
-from llmtrack.measure.room import check_batch
+from llmtrack.measure.memory import check_batch
 from llmtrack.models.load import clean_generation, load_folder
 from llmtrack.models.source import parse_candidates
 from llmtrack.quality.corpora import Corpus, load_corpus

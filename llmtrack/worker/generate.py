@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from llmtrack.engine import Engine, GenerateRequest
-from llmtrack.measure.beside import Beside
-from llmtrack.measure.interference import CpuReading, busy_warning, read_cpu
+from llmtrack.measure.best_effort import BestEffort
+from llmtrack.measure.disturbances import CpuReading, busy_warning, read_cpu
 from llmtrack.measure.prompts import Prompts, tokenize_prompts
 from llmtrack.measure.statistics import disturbed
-from llmtrack.measure.system import system_reader, system_steps
+from llmtrack.measure.system_metrics import system_reader, system_steps
 from llmtrack.measure.timing import Arm, Clock, Timing, requests_for, time_arms
 from llmtrack.spec.events import Emit, Progress, SoFar
 from llmtrack.spec.outcome import Measurement
@@ -47,8 +47,8 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
         started.setdefault(name, time.time())
         emit(Progress(name, f"repeat {repeat}" if repeat else "warm-up"))
 
-    gauge = gauge_for(engine.info, Beside())  # before anything warms the device up
-    before = Beside().get("the load of the machine", read_cpu, None)
+    gauge = gauge_for(engine.info, BestEffort())  # before anything warms the device up
+    before = BestEffort().get("the load of the machine", read_cpu, None)
     for name, result in time_arms(engine, arms, clock, on_call, gauge, system_reader(gauge)):
         scenario, task, prompts = asked[name]
         try:
@@ -104,7 +104,7 @@ def _with_beside(
     cpu_before: CpuReading | None,
 ) -> Measurement:
     """Add the side measurements, any of which may be missing."""
-    beside = Beside()
+    beside = BestEffort()
     busy = beside.get("the load of the machine", lambda: busy_warning(cpu_before, read_cpu()), ())
     device, readings = engine.info.device, timing.readings
     found: tuple[str, ...]

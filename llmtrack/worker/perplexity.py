@@ -13,8 +13,8 @@ from llmtrack.devices import on_gpu
 from llmtrack.engine import Engine
 from llmtrack.errors import in_words
 from llmtrack.host.formatting import plural
-from llmtrack.measure.beside import Beside
-from llmtrack.measure.system import system_steps
+from llmtrack.measure.best_effort import BestEffort
+from llmtrack.measure.system_metrics import system_steps
 from llmtrack.measure.timing import Clock
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.models import durations
@@ -162,7 +162,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     corpus = load_corpus(task.corpus)
     work = f"scoring {workload_id(task, corpus.digest)}"
     model = f"{engine.info.model_id} in {engine.info.dtype_label}"
-    beside = Beside()
+    beside = BestEffort()
     beside.get("the first pass", partial(warm_up, engine), None)
     beside.get("the peak memory", engine.reset_peak_memory, None)
     device = engine.info.device

@@ -8,12 +8,10 @@ from functools import cache, partial
 
 from llmtrack.engine import EngineInfo
 from llmtrack.measure import gauges
-from llmtrack.measure.beside import Beside
-from llmtrack.measure.causes import causes, other_processes
-from llmtrack.measure.energy import energy_of
-from llmtrack.measure.gauge import Gauge, GaugeReading, Interval
-from llmtrack.measure.interference import busy_warning, gpu_warning, read_cpu
-from llmtrack.measure.system import Around, SystemReading, system_reader
+from llmtrack.measure.best_effort import BestEffort
+from llmtrack.measure.disturbances import busy_warning, gpu_warning, other_processes, read_cpu, throttle_causes
+from llmtrack.measure.gauges import Gauge, GaugeReading, Interval, energy_of
+from llmtrack.measure.system_metrics import Around, SystemReading, system_reader
 from llmtrack.spec.scenario import Scalar
 
 IDLE_S = 1.0
@@ -35,7 +33,7 @@ def idle_watts(device: str) -> float | None:
     return (after.energy_j - before.energy_j) / (after.at - before.at)
 
 
-def gauge_for(info: EngineInfo, beside: Beside) -> Gauge | None:
+def gauge_for(info: EngineInfo, beside: BestEffort) -> Gauge | None:
     """Return the gauge of an engine's device, or None if there is none, or several devices.
 
     The idle power is measured before the device works.
@@ -51,7 +49,7 @@ def gauge_for(info: EngineInfo, beside: Beside) -> Gauge | None:
 class Watch:
     """Watches the machine's load and the device's counters from construction to `end`."""
 
-    def __init__(self, device: str, gauge: Gauge | None, beside: Beside) -> None:
+    def __init__(self, device: str, gauge: Gauge | None, beside: BestEffort) -> None:
         self._device, self._gauge, self._beside = device, gauge, beside
         self._before = beside.get("the load of the machine", read_cpu, None)
         self._system = system_reader(gauge)
@@ -106,7 +104,7 @@ def device_warnings(device: str, intervals: Sequence[Interval]) -> tuple[tuple[s
     Args:
         intervals: readings before and after each call.
     """
-    found = causes(intervals, device)
+    found = throttle_causes(intervals, device)
     # Without readings, query the driver's tool once.
     shared = gpu_warning(device, other_processes(intervals) if intervals else None)
     unknown = dict.fromkeys(
@@ -115,5 +113,5 @@ def device_warnings(device: str, intervals: Sequence[Interval]) -> tuple[tuple[s
         for reading in interval
         if reading.energy_unknown
     )
-    words = (*(each.words for each in found), *shared, *unknown)
-    return words, bool(shared) or any(each.passing for each in found)
+    words = (*(each.message for each in found), *shared, *unknown)
+    return words, bool(shared) or any(each.temporary for each in found)

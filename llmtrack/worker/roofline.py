@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from llmtrack.engine import EngineInfo, GenerateRequest
 from llmtrack.host.formatting import MIB
-from llmtrack.measure.beside import Beside
+from llmtrack.measure.best_effort import BestEffort
 from llmtrack.measure.formulas import memory_bandwidth_utilization
 from llmtrack.measure.roofline import (
     Roof,
@@ -22,18 +22,18 @@ from llmtrack.spec.scenario import Scalar
 Figures = tuple[dict[str, float], dict[str, Scalar]]
 
 
-def roof_of(info: EngineInfo, beside: Beside) -> Roof | None:
+def roof_of(info: EngineInfo, beside: BestEffort) -> Roof | None:
     """Return the ceilings of an engine's device in its arithmetic, or None without a bandwidth."""
     # Imported late, so that tests can replace them and reading results does not need them.
-    from llmtrack.measure import arithmetic, bandwidth, ceilings
+    from llmtrack.measure import ceilings
 
-    moved = beside.get("the copy bandwidth", lambda: bandwidth.copy_bandwidth(info.device), None)
+    moved = beside.get("the copy bandwidth", lambda: ceilings.copy_bandwidth(info.device), None)
     if moved is None:
         return None
     rate = None
     if info.operations is not None and info.arithmetic:
         rate = beside.get(
-            "the rate of matrix products", lambda: arithmetic.matrix_rate(info.device, info.arithmetic), None
+            "the rate of matrix products", lambda: ceilings.matrix_rate(info.device, info.arithmetic), None
         )
     # Devices that share each layer work in parallel.
     whole = None if rate is None else rate * info.parallel

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from llmtrack.engine import Engine
-from llmtrack.measure.beside import Beside
+from llmtrack.measure.best_effort import BestEffort
 from llmtrack.measure.timing import Clock
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.drift import compare_row, rows_to_compare
@@ -55,7 +55,7 @@ def measure_shard(
         key = replace(task, number=0)
         corpus, text = ready.get(key) or (load_corpus(task.corpus), None)
         ready.clear()
-        beside = Beside()
+        beside = BestEffort()
         tags = dict(engine.info.tags)
         beside.get("the peak memory", engine.reset_peak_memory, None)
         part: Part | Compared

@@ -13,10 +13,10 @@ from llmtrack.engines.options import TorchOptions
 from llmtrack.engines.torch.pytorch import threads_set
 from llmtrack.host.signals import stop_in_order
 from llmtrack.measure import gauges
-from llmtrack.measure.beside import Beside
-from llmtrack.measure.room import check_batch
+from llmtrack.measure.best_effort import BestEffort
+from llmtrack.measure.memory import check_batch
 from llmtrack.measure.statistics import summarize_rate
-from llmtrack.measure.system import system_reader, system_values
+from llmtrack.measure.system_metrics import system_reader, system_values
 from llmtrack.measure.timing import Clock
 from llmtrack.quality.metrics import compute_perplexity, quality_warnings
 from llmtrack.quality.perplexity import Batch
@@ -94,7 +94,7 @@ class _Training:
         self._emit, self._clock = emit, clock
         self._hooks = Hooks(self._evaluate, lambda _: session.save(), self._on_step, self._on_evaluated, should_stop)
         self._rates: list[float] = []
-        self._beside = Beside()
+        self._beside = BestEffort()
         self._flops = self._beside.get("the model's FLOP count", session.flops_per_token, 0)
         self._peak_flops = self._beside.get("the device's peak FLOP/s", session.peak_flops, None)
         counted = self._beside.get("the counted FLOPs", session.counted_flops_per_token, 0)

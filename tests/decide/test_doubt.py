@@ -6,7 +6,7 @@ import pytest
 
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.verdicts import disturbance
-from llmtrack.measure.interference import CpuReading, busy_warning
+from llmtrack.measure.disturbances import CpuReading, busy_warning
 from llmtrack.measure.statistics import findings
 from llmtrack.spec.task import RepeatPolicy
 from tests.report.frames import interval, made, run
@@ -28,7 +28,7 @@ def test_the_words_are_those_of_what_the_measuring_side_says(durations, words):
 
 
 def test_so_are_those_of_a_busy_machine(monkeypatch):
-    monkeypatch.setattr("llmtrack.measure.interference.BUSY_SHARE", 0.1)
+    monkeypatch.setattr("llmtrack.measure.disturbances.BUSY_SHARE", 0.1)
     readings = CpuReading(0, 0, 0), CpuReading(50, 10, 100), CpuReading(50, 10, 100, stolen=35)
     ours, stolen = (busy_warning(readings[0], after) for after in readings[1:])
     assert disturbance(ours) == "others took 40 % of the CPU"

@@ -16,7 +16,7 @@ from llmtrack.decide.noise_floor import floor_of, floors, say_floor, with_floors
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.selection import match
 from llmtrack.decide.verdicts import DISTURBED, is_disturbed, tell
-from llmtrack.measure import interference
+from llmtrack.measure import disturbances
 from llmtrack.measure.statistics import findings
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.sentences.takeaways import CHOICES, headline, takeaways
@@ -259,7 +259,7 @@ def test_what_says_disturbed_is_what_the_measuring_side_says():
     for lines in (noisy, drifting):
         assert any(line.startswith(DISTURBED) for line in lines), lines
     # Tests do not notice how busy their machine is, so that what would be said is looked up.
-    assert f"{DISTURBED[0]} other programs" in inspect.getsource(interference)
+    assert f"{DISTURBED[0]} other programs" in inspect.getsource(disturbances)
     assert is_disturbed(made(timed("a", 1.0, warnings="\n".join(noisy)))[0])
     assert not is_disturbed(made(timed("a", 1.0, warnings="random weights: quality is meaningless"))[0])
 

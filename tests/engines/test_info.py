@@ -10,7 +10,7 @@ import torch
 from tokenizers import processors
 
 from llmtrack.engines.registry import backends, load_engine, load_variant
-from llmtrack.engines.torch import pytorch, weights
+from llmtrack.engines.torch import pytorch, step
 from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.errors import UsageError
 from llmtrack.models import synthetic
@@ -87,7 +87,7 @@ def test_the_parameters_have_the_last_word_on_the_dtype():
 
 def test_emulated_arithmetic_is_said(monkeypatch):
     for emulates, expected in ((True, 1), (False, 0)):
-        monkeypatch.setattr(weights, "emulates_bfloat16", lambda kind, emulates=emulates: emulates)
+        monkeypatch.setattr(step, "emulates_bfloat16", lambda kind, emulates=emulates: emulates)
         engine = pytorch.load(Variant("synthetic:tiny", device="cpu", dtype="bfloat16"))
         assert sum("no bfloat16 instructions" in each for each in engine.info.warnings) == expected
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from llmtrack.engines.torch import agreement, batching, pytorch, weights
+from llmtrack.engines.torch import probes, pytorch, step
 from llmtrack.models import decoder, probe_cache
 from llmtrack.models.probe_cache import Notes
 from llmtrack.quantize.recipe import find_recipe
@@ -32,9 +32,9 @@ def asked(monkeypatch, own_cache):
     names = []
     for module, name, probe in (
         (decoder, "looks_ahead", "looks ahead"),
-        (agreement, "_agrees", "agrees"),
-        (weights, "observe_step", "step"),
-        (batching, "_tried", "batching"),
+        (probes, "_agrees", "agrees"),
+        (step, "observe_step", "step"),
+        (probes, "_tried", "batching"),
     ):
         monkeypatch.setattr(module, name, partial(watched, names, probe, getattr(module, name)))
     return names

@@ -12,7 +12,7 @@ from llmtrack.devices import stored_label
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.torch import pytorch
 from llmtrack.engines.torch.pytorch import TorchEngine
-from llmtrack.engines.torch.weights import stored_dtypes
+from llmtrack.engines.torch.step import stored_dtypes
 from llmtrack.models import synthetic
 from llmtrack.quality.perplexity import score_documents, score_rolling
 from llmtrack.spec.scenario import Variant

@@ -13,9 +13,9 @@ import torch
 
 from llmtrack.host import machine as system
 from llmtrack.host.processes import WORKER, kill_tree
-from llmtrack.measure import gpus, interference
+from llmtrack.measure import disturbances, gpus
+from llmtrack.measure.disturbances import gpu_warning
 from llmtrack.measure.gpus import Card, card_of, cards, other_pids, visible_cards
-from llmtrack.measure.interference import gpu_warning
 from llmtrack.worker import machine
 
 UUIDS = ("GPU-aaaa-0", "GPU-aabb-1", "GPU-bbbb-2", "GPU-cccc-3")
@@ -88,8 +88,8 @@ def four_cards(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    monkeypatch.setattr(interference, "card_of", card_of)
-    monkeypatch.setattr(interference, "torch_uuid", lambda device: None)
+    monkeypatch.setattr(disturbances, "card_of", card_of)
+    monkeypatch.setattr(disturbances, "torch_uuid", lambda device: None)
 
 
 @pytest.mark.slow(1)

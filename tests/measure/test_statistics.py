@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrack.measure.interference import CpuReading, busy_warning, others_share, read_cpu
+from llmtrack.measure.disturbances import CpuReading, busy_warning, others_share, read_cpu
 from llmtrack.measure.statistics import bootstrap_median_ci, findings, should_stop, summarize, summarize_rate
 from llmtrack.spec.task import RepeatPolicy
 

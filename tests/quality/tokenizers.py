@@ -8,8 +8,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
+from llmtrack.engines.base import WithTokenizer
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.engines.tokenizing import WithTokenizer
 from llmtrack.models.bytelevel import byte_symbols
 from llmtrack.tensors import tokens
 

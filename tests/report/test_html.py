@@ -313,7 +313,7 @@ def test_the_answer_comes_first_and_conditions_are_folded_away():
 
 
 def test_the_table_of_a_suite_fits_on_a_page_and_names_what_the_others_have():
-    """Beside results of several experiments, conditions and the link to each run were out of sight."""
+    """BestEffort results of several experiments, conditions and the link to each run were out of sight."""
     names = ("total_latency_s", "tokens_per_sec", "avg_latency_per_token_ms", "time_to_first_token_ms", "pad_share")
     more = ("inter_token_latency_ms", "batch_latency_s", "latency_per_sample_s", "peak_memory_mib", "model_size_mib")
     wide = made(

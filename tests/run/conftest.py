@@ -12,7 +12,7 @@ from rich.console import Console
 
 import llmtrack.worker.generate  # noqa: F401 - executors import it late, and `quiet_machine` must find it
 from llmtrack.host import signals
-from llmtrack.measure import bandwidth
+from llmtrack.measure import ceilings
 from llmtrack.report.page.study import Written
 from tests.extensions import scripted_backend
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
@@ -41,7 +41,7 @@ def _unreported(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that moves a million bytes a second."""
-    monkeypatch.setattr(bandwidth, "copy_bandwidth", lambda device: BANDWIDTH)
+    monkeypatch.setattr(ceilings, "copy_bandwidth", lambda device: BANDWIDTH)
 
 
 @pytest.fixture

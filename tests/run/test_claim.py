@@ -13,7 +13,7 @@ import pytest
 from mlflow import MlflowClient
 
 from llmtrack.errors import UsageError
-from llmtrack.measure import arithmetic, bandwidth
+from llmtrack.measure import ceilings
 from llmtrack.run.study.journal import Journal
 from llmtrack.tracking import owner
 from llmtrack.tracking.read.query import runs
@@ -37,8 +37,8 @@ def measure(experiment: str, uri: str, hold: str) -> None:
     os.dup2(1, 2)
     patch = pytest.MonkeyPatch()
     draw_nothing(patch)
-    patch.setattr(bandwidth, "copy_bandwidth", lambda device: 1e10)
-    patch.setattr(arithmetic, "matrix_rate", lambda device, of: 1e11)
+    patch.setattr(ceilings, "copy_bandwidth", lambda device: 1e10)
+    patch.setattr(ceilings, "matrix_rate", lambda device, of: 1e11)
     if hold:
         run = InlineExecutor.run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak import Untracked, soak
-from llmtrack.measure import bandwidth
+from llmtrack.measure import ceilings
 from llmtrack.tracking.read.query import runs, studies
 from llmtrack.tracking.write.tracker import Tracker
 from tests.forking import at_once
@@ -15,7 +15,7 @@ from tests.forking import at_once
 
 @pytest.fixture(autouse=True)
 def _own_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "copy_bandwidth", bandwidth.copy_bandwidth)  # given back afterwards
+    monkeypatch.setattr(ceilings, "copy_bandwidth", ceilings.copy_bandwidth)  # given back afterwards
 
 
 @pytest.mark.slow(6)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from llmtrack.measure import arithmetic, bandwidth
+from llmtrack.measure import ceilings
 from llmtrack.tracking.read.query import runs
 from llmtrack.tracking.write.spool import Spool
 from tests.conftest import HANG_S, draw_nothing
@@ -29,8 +29,8 @@ def measure(uri):
     os.dup2(1, 2)
     patch = pytest.MonkeyPatch()
     draw_nothing(patch)
-    patch.setattr(bandwidth, "copy_bandwidth", lambda device: 1e10)
-    patch.setattr(arithmetic, "matrix_rate", lambda device, of: 1e11)
+    patch.setattr(ceilings, "copy_bandwidth", lambda device: 1e10)
+    patch.setattr(ceilings, "matrix_rate", lambda device, of: 1e11)
     suite.main([*TINY, "--tracking-uri", uri])
 
 

@@ -14,11 +14,10 @@ import torch
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
-from llmtrack.measure import bandwidth, ceilings
-from llmtrack.measure.bandwidth import buffer_bytes
-from llmtrack.measure.memory import available_bytes
+from llmtrack.measure import ceilings
+from llmtrack.measure.ceilings import buffer_bytes
+from llmtrack.measure.memory import available_bytes, free_memory
 from llmtrack.measure.roofline import Roof
-from llmtrack.measure.room import free_memory
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
 from llmtrack.spec.task import PerplexityTask, TrainTask
@@ -51,7 +50,7 @@ def measure(scenario, **replaced):
 
 
 SIDES = {
-    "copy bandwidth": (bandwidth, "copy_bandwidth", "copy_bandwidth_gb_per_s"),
+    "copy bandwidth": (ceilings, "copy_bandwidth", "copy_bandwidth_gb_per_s"),
     "roofline": (generation, "of_generation", "decode_floor_ms"),
     "load of the machine": (generation, "read_cpu", None),
     "load of the machine, at the end": (generation, "busy_warning", None),
@@ -170,14 +169,14 @@ def test_the_probe_tries_smaller_buffers_where_large_ones_are_refused(monkeypatc
             raise RuntimeError("can't allocate memory")
         return 7.0
 
-    monkeypatch.setattr(bandwidth, "free_memory", lambda device: 100_000 * MIB)
-    monkeypatch.setattr(bandwidth, "last_caches_bytes", lambda: 100 * MIB)
-    monkeypatch.setattr(bandwidth, "_measure", refuse)
-    assert bandwidth.measure_bandwidth("cpu") == 7.0
+    monkeypatch.setattr(ceilings, "free_memory", lambda device: 100_000 * MIB)
+    monkeypatch.setattr(ceilings, "last_caches_bytes", lambda: 100 * MIB)
+    monkeypatch.setattr(ceilings, "_copy_rate", refuse)
+    assert ceilings.measure_bandwidth("cpu") == 7.0
     assert asked == [256, 128, 64]
-    monkeypatch.setattr(bandwidth, "_measure", broken)
+    monkeypatch.setattr(ceilings, "_copy_rate", broken)
     with pytest.raises(ScenarioError, match="no memory for two buffers of 64 MiB"):
-        bandwidth.measure_bandwidth("cpu")
+        ceilings.measure_bandwidth("cpu")
 
 
 def measure_with_little_room():
@@ -208,7 +207,7 @@ def test_an_address_space_limit_costs_the_probe_and_nothing_else(tmp_path):
 def test_a_limit_of_the_process_is_what_is_free(limit):
     code = f"""
 import resource
-from llmtrack.measure.room import free_memory
+from llmtrack.measure.memory import free_memory
 from llmtrack.measure import memory
 used = memory.psutil.Process().memory_info()
 taken = used.vms if "{limit}" == "RLIMIT_AS" else used.data

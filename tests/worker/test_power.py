@@ -6,7 +6,7 @@ import pytest
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.measure import gauges
-from llmtrack.measure.gauge import GaugeReading
+from llmtrack.measure.gauges import GaugeReading
 from llmtrack.spec.outcome import Measurement
 from llmtrack.worker import power
 from llmtrack.worker.measuring import EngineCache, measure_group

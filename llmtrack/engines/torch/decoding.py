@@ -14,9 +14,8 @@ from llmtrack.engines.options import NO_COMPILE
 from llmtrack.engines.rounding import Noise, differ, noise_of
 from llmtrack.engines.rows import Sharing
 from llmtrack.engines.torch.eager import EagerDecoding
-from llmtrack.engines.torch.fast.compiled import CompiledDecoding, Compiler, StepModel, torch_compiler
+from llmtrack.engines.torch.fast.compiled import CompiledDecoding, Compiler, PlainModel, StepModel, torch_compiler
 from llmtrack.engines.torch.fast.fused import FusedModel, unfusible
-from llmtrack.engines.torch.fast.static_cache import PlainModel
 from llmtrack.engines.torch.stamps import Stamps
 from llmtrack.engines.torch.step import Step
 from llmtrack.errors import in_words

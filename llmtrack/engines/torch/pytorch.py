@@ -23,20 +23,17 @@ from llmtrack.devices import (
     synchronize,
 )
 from llmtrack.engine import Engine, EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.host import NO_PEAK
+from llmtrack.engines.base import NO_PEAK, WithTokenizer
 from llmtrack.engines.options import NO_COMPILE, ThreadOption, TorchOptions
 from llmtrack.engines.rows import MIXED
-from llmtrack.engines.tokenizing import WithTokenizer
-from llmtrack.engines.torch.agreement import agreeing_passes
-from llmtrack.engines.torch.batching import Batching, batching_of
 from llmtrack.engines.torch.decoding import choose_decoding
 from llmtrack.engines.torch.eager import EagerDecoding
 from llmtrack.engines.torch.fast.compiled import Compiler
 from llmtrack.engines.torch.fast.compiled_layers import CompiledLayers
-from llmtrack.engines.torch.passes import Passes
-from llmtrack.engines.torch.scores import Scores
+from llmtrack.engines.torch.probes import Batching, agreeing_passes, batching_of
+from llmtrack.engines.torch.scoring import Passes, Scores
 from llmtrack.engines.torch.stamps import Stamps
-from llmtrack.engines.torch.weights import emulation_warning, hidden_bytes, model_size_bytes, step_of, stored_dtypes
+from llmtrack.engines.torch.step import emulation_warning, hidden_bytes, model_size_bytes, step_of, stored_dtypes
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.load import SHARDED, SPREAD, load_model
 from llmtrack.models.probe_cache import Notes

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from statistics import median
 
 from llmtrack.measure.statistics import disturbed, findings, summarize, summarize_rate
-from llmtrack.measure.system import MOST_POINTS
+from llmtrack.measure.system_metrics import MOST_POINTS
 from llmtrack.metrics import METRIC_BY_NAME
 from llmtrack.spec.outcome import Measurement, StepValues
 from llmtrack.spec.task import RepeatPolicy

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llmtrack.decide.verdicts import DISTURBED
-from llmtrack.measure import interference, statistics
+from llmtrack.measure import disturbances, statistics
 from llmtrack.measure.statistics import disturbed
 from llmtrack.run.study.remeasure import MOST_ROUNDS, run_undisturbed
 from llmtrack.spec.events import Log
@@ -170,6 +170,6 @@ def test_what_disturbs_is_variation_and_drift(durations, found):
 
 
 def test_no_test_depends_on_how_busy_the_machine_is(steady_repeats):
-    before, after = (interference.CpuReading(*seconds) for seconds in ((0, 0, 0), (1000, 0, 1000)))
-    assert interference.busy_warning(before, after) == ()
+    before, after = (disturbances.CpuReading(*seconds) for seconds in ((0, 0, 0), (1000, 0, 1000)))
+    assert disturbances.busy_warning(before, after) == ()
     assert not statistics.disturbed([1.0, 9.0, 1.0, 30.0])

@@ -198,7 +198,7 @@ def _attend(
 
 def _attend_in_one(layer: FusedLayer, fused: torch.Tensor, *where: torch.Tensor) -> torch.Tensor:
     """Like `_attend`, for one token per row in a single kernel."""
-    from llmtrack.engines.torch.fast.attention import attend
+    from llmtrack.engines.torch.fast.kernels import attend
 
     norms = None
     if layer.q_norm is not None:
@@ -213,7 +213,7 @@ def _add(hidden: torch.Tensor, states: torch.Tensor, product: nn.Module) -> torc
 
 def _add_in_one(hidden: torch.Tensor, states: torch.Tensor, product: nn.Linear) -> torch.Tensor:
     """Like `_add`, for one token of one row in a single kernel."""
-    from llmtrack.engines.torch.fast.row_product import added
+    from llmtrack.engines.torch.fast.kernels import added
 
     base = hidden if product.bias is None else hidden + product.bias
     return added(base, states, product.weight)

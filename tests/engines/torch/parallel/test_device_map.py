@@ -10,7 +10,7 @@ from llmtrack.engine import GenerateRequest
 from llmtrack.engines.registry import load_engine
 from llmtrack.engines.torch.parallel.device_map import load_spread
 from llmtrack.errors import ModelLoadError, UsageError
-from llmtrack.measure.room import check_memory
+from llmtrack.measure.memory import check_memory
 from llmtrack.models.load import refuse_offloaded
 from llmtrack.quality.perplexity import score_documents
 from llmtrack.spec.scenario import Variant

@@ -1,28 +1,46 @@
-"""Check that a model's cached generation agrees with the uncached passes it is scored by."""
+"""Probe a float model on loading: whether its cache agrees with scoring, and which rows may share a batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from llmtrack.engines.rounding import Noise, differ, noise_of
-from llmtrack.engines.rows import length_dependent_rope
-from llmtrack.engines.torch.eager import two_steps
-from llmtrack.engines.torch.passes import Passes
+from llmtrack.engines.rows import Sharing, length_dependent_rope, sharing_of, sharing_of_generation
+from llmtrack.engines.torch.eager import step_logits, two_steps
+from llmtrack.engines.torch.scoring import Passes
+from llmtrack.engines.torch.step import Step
 from llmtrack.errors import ScenarioError
 from llmtrack.models.probe_cache import Notes
 from llmtrack.onnx.lengths import check_lengths
 
 Steps = Callable[[torch.Tensor, torch.Tensor], "tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None"]
 
+
 _PROBES = 3
 """All of these rows must differ, since rounding can change a token's experts."""
+
+
 _LESS = 5
 """Engines are loaded more often than models are exported, so the check is scaled down by this factor."""
+
+
+@dataclass(frozen=True)
+class Batching:
+    """Which rows of a model may share a batch.
+
+    Attributes:
+        scoring: rule while scoring.
+        generating: rule while generating.
+    """
+
+    scoring: Sharing
+    generating: Sharing
 
 
 def agreeing_passes(model: Any, pad_id: int, notes: Notes) -> Passes:
@@ -41,6 +59,21 @@ def agreeing_passes(model: Any, pad_id: int, notes: Notes) -> Passes:
     passes = Passes(model)
     notes.answer("agrees", model, bool, partial(_agrees, model, passes, pad_id))
     return passes
+
+
+def batching_of(model: Any, passes: Passes, step: Step, pad_id: int, notes: Notes) -> Batching:
+    """Probe which rows of a model may share a batch.
+
+    Probe a model before quantizing its activations: the effect of pads and other rows depends on its code, positions
+    and mask, but quantization amplifies a difference of 1e-7 to several percent.
+
+    Args:
+        model: a transformers model in `eval()`.
+        step: data read by a decode step.
+        pad_id: pad token id.
+        notes: cached answers of its probes.
+    """
+    return notes.answer("batching", model, Batching, partial(_tried, model, passes, step, pad_id))
 
 
 def _agrees(model: Any, passes: Passes, pad_id: int) -> bool:
@@ -86,3 +119,11 @@ def _differs(passes: Passes, generate: Steps, length: int, vocab_size: int, seed
         differ(expected, found[0], partial(own, place), noise)
         for place, (expected, found) in enumerate(zip(whole(), steps, strict=True))
     )
+
+
+def _tried(model: Any, passes: Passes, step: Step, pad_id: int) -> Batching:
+    scoring = sharing_of(model, passes.logits, recurrent=step.cache.constant > 0)
+    vocab_size = int(model.config.get_text_config().vocab_size)
+    generate = partial(step_logits, model, pad_id)
+    generating = sharing_of_generation(scoring, generate, vocab_size, noise_of(model))
+    return Batching(scoring, generating)

@@ -1,4 +1,4 @@
-"""Shared base of the engines that run a folder's files on the host: text, greedy loop, row-by-row scoring, and memory."""
+"""Base classes of the built-in engines: text methods, and running a model folder's files on the host."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmtrack.engine import EngineInfo, Generated, GenerateRequest
+from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Tokenized
 from llmtrack.engines.rows import begins_anew_at, sharing_by_rope
-from llmtrack.engines.tokenizing import WithTokenizer
 from llmtrack.errors import FailureKind, LlmtrackError, ScenarioError, UsageError, is_out_of_memory
 from llmtrack.host.packages import installed_version
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
@@ -71,6 +70,34 @@ def runtime_errors(runtime: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise cannot_run(runtime, error) from error
+
+
+class WithTokenizer:
+    """Tokenizer and info methods of an engine.
+
+    Attributes:
+        tokenizer: a transformers tokenizer.
+    """
+
+    tokenizer: Any
+    _info: EngineInfo
+
+    @property
+    def info(self) -> EngineInfo:
+        """See `Engine.info`."""
+        return self._info
+
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """See `Engine.encode`."""
+        return tokens.encode(self.tokenizer, text, special_tokens)
+
+    def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
+        """See `Engine.tokenize`."""
+        return tokens.tokenize(self.tokenizer, text, special_tokens)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See `Engine.decode`."""
+        return tokens.decode(self.tokenizer, ids)
 
 
 class HostEngine(WithTokenizer, ABC):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from llmtrack import time_generate
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
-from llmtrack.measure import room
-from llmtrack.measure.room import check_batch
+from llmtrack.measure import memory
+from llmtrack.measure.memory import check_batch
 from llmtrack.quality.perplexity import score_documents, score_rolling
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.parameter import LARGEST
@@ -69,7 +69,7 @@ def test_pads_are_no_part_of_the_context():
 )
 def test_what_is_absurd_is_refused_before_a_text_is_read(task, monkeypatch):
     made = engine()
-    monkeypatch.setattr(room, "free_memory", lambda device: MIB)
+    monkeypatch.setattr(memory, "free_memory", lambda device: MIB)
     monkeypatch.setattr(made, "encode", None)
     (failed,) = measured(made, task)
     assert (failed.kind, made.calls) == ("out_of_memory", 0)
@@ -77,7 +77,7 @@ def test_what_is_absurd_is_refused_before_a_text_is_read(task, monkeypatch):
 
 def test_a_batch_is_checked_again_once_its_texts_are_read(monkeypatch):
     made = engine()
-    monkeypatch.setattr(room, "free_memory", lambda device: MIB)
+    monkeypatch.setattr(memory, "free_memory", lambda device: MIB)
     with pytest.raises(ScenarioError, match="2 rows of 20,005 tokens"):
         time_generate(made, ["a" * 20_000, "b"], 5)
     assert made.calls == 0
@@ -98,12 +98,12 @@ def test_a_batch_to_score_is_refused_before_it_is_made(protocol, monkeypatch):
     texts = ["a" * 64] * 8 if protocol == "documents" else ["a" * 513]
     score = {"documents": score_documents, "rolling": score_rolling}[protocol]
     needed = 8 * (64 + (protocol == "rolling")) * (32 + 96)
-    monkeypatch.setattr(room, "free_memory", lambda device: needed - 1)
+    monkeypatch.setattr(memory, "free_memory", lambda device: needed - 1)
     with pytest.raises(ScenarioError, match="8 rows of 6") as refused:
         score(made, texts, max_length=64, batch_size=LARGEST, bos_rule="none")
     assert refused.value.kind == "out_of_memory"
     assert score(made, texts, max_length=64, batch_size=2, bos_rule="none").tokens_scored > 0
-    monkeypatch.setattr(room, "free_memory", lambda device: needed)
+    monkeypatch.setattr(memory, "free_memory", lambda device: needed)
     assert score(made, texts, max_length=64, batch_size=LARGEST, bos_rule="none").tokens_scored > 0
 
 
@@ -132,7 +132,7 @@ def test_every_task_is_measured_or_refused_in_one_line_and_little_memory(task, c
     tracemalloc.start()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(room, "free_memory", lambda device: MIB // 16)
+            patch.setattr(memory, "free_memory", lambda device: MIB // 16)
             (outcome,) = measured(engine(context), task)
         # What is imported on first use is part of it.
         assert tracemalloc.get_traced_memory()[1] < 256 * MIB

@@ -7,13 +7,8 @@ import sys
 
 import pytest
 
-from llmtrack.measure import interference, nvml
-from llmtrack.measure.causes import causes, other_processes
-from llmtrack.measure.cpu_gauge import CpuGauge
-from llmtrack.measure.energy import energy_of
-from llmtrack.measure.gauge import GaugeReading
-from llmtrack.measure.interference import CpuReading, busy_warning
-from llmtrack.measure.nvml import NvmlGauge
+from llmtrack.measure import gauges
+from llmtrack.measure.gauges import CpuGauge, GaugeReading, NvmlGauge, energy_of
 from llmtrack.worker.power import device_warnings
 from tests.measure.nvml import ScriptedNvml, processes, violations
 
@@ -58,12 +53,12 @@ def test_what_a_card_or_an_old_driver_does_not_tell_is_absent():
 
 def test_the_energy_of_a_part_of_a_card_is_not_known():
     card = ScriptedNvml(nvmlDeviceGetTotalEnergyConsumption=1000)
-    assert NvmlGauge(card, "handle", whole=False).read().energy_j is None
+    assert NvmlGauge(card, "handle", whole_card=False).read().energy_j is None
 
 
 def test_without_the_package_or_the_driver_there_is_no_gauge(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml.open_card("cuda:0") is None
+    assert gauges.open_card("cuda:0") is None
 
 
 def test_a_cpu_says_what_linux_shows(tmp_path):
@@ -204,7 +199,6 @@ def test_a_machine_that_shows_nothing_says_nothing(tmp_path):
         {},
         {},
     )
-    assert causes([(reading, reading)], "cpu") == ()
 
 
 def test_energy_by_hand():
@@ -235,62 +229,3 @@ def test_energy_is_told_where_the_counter_is_fine_enough(seconds, calls, told):
 ])  # fmt: skip
 def test_energy_that_is_not_told_is_not_guessed(calls):
     assert energy_of(calls, 0.1) is None
-
-
-def held(name, seconds, **more):
-    """A call of 10 s of which a cause took some."""
-    return GaugeReading(0, slowed_s={name: 100.0}), GaugeReading(10, slowed_s={name: 100.0 + seconds}, **more)
-
-
-@pytest.mark.parametrize(("calls", "device", "words", "passing"), [
-    ([held("its power cap", 2.5)], "cuda:0",
-     "the GPU was held back by its power cap for 25% of the time: its speed is that under this cap", False),
-    ([held("heat", 1.0, temperature_c=88.0), held("heat", 2.0, temperature_c=91.0)], "cuda:0",
-     "the GPU was held back by heat (up to 91 °C) for 15% of the time: cool it, and measure again", True),
-    ([held(QUOTA, 5.0)], "cpu",
-     f"the CPU was held back by {QUOTA} for 50% of the time: give it more CPU time, or fewer threads", True),
-    ([(GaugeReading(0, slowed_times={"heat": 4}), GaugeReading(1, slowed_times={"heat": 6}))], "cpu",
-     "the CPU was held back by heat 2 times: cool it, and measure again", True),
-    ([(GaugeReading(0), GaugeReading(1, reasons=frozenset({"its power supply (brake)"}))), (GaugeReading(1), GaugeReading(2))], "cuda",
-     "the GPU was held back by its power supply (brake) after 1 of 2 calls: measure again", True),
-    ([(GaugeReading(0), GaugeReading(1, clock_mhz=1980.0)), (GaugeReading(1), GaugeReading(2, clock_mhz=1200.0))], "cuda:0",
-     "the clock of the GPU moved between 1,200 and 1,980 MHz: warm up for longer, and measure again", True),
-])  # fmt: skip
-def test_the_cause_is_said_in_words(calls, device, words, passing):
-    (cause,) = causes(calls, device)
-    assert (cause.words, cause.passing) == (words, passing)
-
-
-@pytest.mark.parametrize("calls", [
-    [],
-    [(GaugeReading(0), GaugeReading(1))],
-    [held("its power cap", 0.4)],
-    [(GaugeReading(0, clock_mhz=500.0), GaugeReading(1, clock_mhz=1980.0)), (GaugeReading(1), GaugeReading(2, clock_mhz=1900.0))],
-])  # fmt: skip
-def test_a_device_that_ran_as_it_can_is_not_talked_about(calls):
-    assert causes(calls, "cuda:0") == ()
-
-
-def test_a_cause_that_a_counter_tells_is_said_once():
-    before, after = held("its power cap", 5.0, reasons=frozenset({"its power cap"}))
-    (cause,) = causes([(before, after)], "cuda:0")
-    assert "50% of the time" in cause.words
-
-
-def test_others_count_that_were_seen_at_any_reading():
-    calls = [
-        (GaugeReading(0), GaugeReading(1, others=frozenset({7}))),
-        (GaugeReading(2, others=frozenset({8})), GaugeReading(3)),
-    ]
-    assert other_processes(calls) == {7, 8}
-
-
-def test_time_that_the_host_took_is_told_from_programs(monkeypatch):
-    monkeypatch.setattr(interference, "BUSY_SHARE", 0.1)
-    # 20 CPU-seconds: 4 of others, of which 3 are steal.
-    (words,) = busy_warning(CpuReading(0, 0, 0, 0), CpuReading(16, 12, 20, 3))
-    assert words.startswith(
-        "the machine was busy: its host gave 15% of its CPU time to other virtual machines (steal), and programs on it took 5%"
-    )
-    (words,) = busy_warning(CpuReading(0, 0, 0, 0), CpuReading(16, 12, 20, 1))
-    assert words.startswith("the machine was busy: other programs took 20%")

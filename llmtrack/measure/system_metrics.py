@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 
 import psutil
 
-from llmtrack.measure.gauge import Gauge
-from llmtrack.measure.interference import CpuReading, read_cpu
+from llmtrack.measure.disturbances import CpuReading, read_cpu
+from llmtrack.measure.gauges import Gauge
 from llmtrack.metrics import SYSTEM_PREFIX
 from llmtrack.spec.outcome import StepValues
 

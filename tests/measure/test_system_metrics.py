@@ -12,9 +12,9 @@ from mlflow.system_metrics.metrics import gpu_monitor
 from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.measure.interference import CpuReading
-from llmtrack.measure.nvml import NvmlGauge
-from llmtrack.measure.system import LEAST_S, MOST_POINTS, SystemReading, system_reader, system_steps
+from llmtrack.measure.disturbances import CpuReading
+from llmtrack.measure.gauges import NvmlGauge
+from llmtrack.measure.system_metrics import LEAST_S, MOST_POINTS, SystemReading, system_reader, system_steps
 from llmtrack.measure.timing import Arm, requests_for, time_arms
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
 from tests.measure.nvml import ScriptedNvml

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,8 +18,11 @@ from llmtrack.errors import ScenarioError
 from llmtrack.measure.finite import NON_FINITE, check_finite
 from llmtrack.tensors.padding import pad_rows
 from llmtrack.tensors.tokens import until_eos
-from llmtrack.testing import loops
 from llmtrack.testing.models import ending_model, spoiled_model
+
+if TYPE_CHECKING:
+    import torch
+
 
 SIDES = ("left", "right")
 LONGEST = 1024
@@ -153,7 +157,7 @@ class EngineConformance:
         if not self.predicts:
             pytest.skip("this engine plays a script: its tokens do not follow from its logits")
         with logits_shown():
-            expected = loops.greedy(engine, rows[0], self.new_tokens, self.banned(engine))
+            expected = greedy(engine, rows[0], self.new_tokens, self.banned(engine))
         for use_cache in (True, False):
             ids, _ = generate(engine, rows[:1], self.new_tokens, use_cache=use_cache)
             assert ids[0] == expected, f"use_cache={use_cache}"
@@ -225,7 +229,7 @@ class EngineConformance:
     def test_sums_are_those_of_a_plain_loop(self, engine: Engine, rows: tuple[tuple[int, ...], ...], side: str) -> None:
         """Per row, in nats and float64, over every token but the first, regardless of padding."""
         with logits_shown():
-            expected = [loops.negative_log_likelihood(engine, row, [True] * len(row)) for row in rows]
+            expected = [negative_log_likelihood(engine, row, [True] * len(row)) for row in rows]
         sums, counts = engine.score(*pad_rows(rows, 0, side))
         assert (sums.dtype, counts.dtype) == (torch.float64, torch.int64)
         assert sums.tolist() == pytest.approx(expected, rel=self.tolerance, abs=1e-9)
@@ -238,7 +242,7 @@ class EngineConformance:
         """Tokens that do not count still serve as context."""
         flags = [[place % 3 == 1 for place in range(len(row))] for row in rows]
         with logits_shown():
-            expected = [loops.negative_log_likelihood(engine, *pair) for pair in zip(rows, flags, strict=True)]
+            expected = [negative_log_likelihood(engine, *pair) for pair in zip(rows, flags, strict=True)]
         scored = pad_rows([list(map(int, row)) for row in flags], 0, side)[0].bool()
         sums, counts = engine.score(*pad_rows(rows, 0, side), scored)
         assert sums.tolist() == pytest.approx(expected, rel=self.tolerance, abs=1e-9)
@@ -339,3 +343,28 @@ class logits_shown:  # noqa: N801 - a context manager
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, NotImplementedError):
             pytest.skip(f"this engine does not show its logits: {error}")
+
+
+def greedy(engine: Engine, prompt: Sequence[int], new_tokens: int, banned: Collection[int]) -> tuple[int, ...]:
+    """Generate greedily, never choosing banned tokens."""
+    ids = list(prompt)
+    for _ in range(new_tokens):
+        logits = engine.next_token_logits(ids)[-1].clone()
+        logits[sorted(banned)] = float("-inf")
+        ids.append(int(logits.argmax()))
+    return tuple(ids[len(prompt) :])
+
+
+def negative_log_likelihood(engine: Engine, row: Sequence[int], counted: Sequence[bool]) -> float:
+    """Return the summed negative log-likelihood of the counted tokens of a row, in nats and float64."""
+    logits = engine.next_token_logits(row).double()
+    return sum(
+        float(_log_sum_exp(logits[place - 1]) - logits[place - 1, row[place]])
+        for place in range(1, len(row))
+        if counted[place]
+    )
+
+
+def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
+    largest = logits.max()
+    return largest + (logits - largest).exp().sum().log()
