@@ -12,7 +12,7 @@ from experiments import declarations, suite
 from llmtrack.cli import main as llmtrack_command
 from llmtrack.quantize.recipe import BUILTIN
 from llmtrack.spec.options import parameters
-from llmtrack.spec.parameter import NONE, Parameter, flag_of, written
+from llmtrack.spec.parameter import NONE, Parameter, flag_of, format_value
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- made by `make docs`: {} -->\n", "<!-- end -->\n"
@@ -59,7 +59,7 @@ def _filled(text: str, what: str, rows: Iterable[str]) -> str:
 def _experiment(name: str) -> str:
     command = importlib.import_module(f"experiments.{name}").main
     own = [each for each in parameters(command.config) if each.name not in NOT_PARAMETERS]
-    return _entry(name, f"experiments.{name}", [(each.name, written(each.default)) for each in own])
+    return _entry(name, f"experiments.{name}", [(each.name, format_value(each.default)) for each in own])
 
 
 def _entry(name: str, module: str, given: Sequence[tuple[str, str]]) -> str:
@@ -73,7 +73,7 @@ def _entry(name: str, module: str, given: Sequence[tuple[str, str]]) -> str:
 def _recipes() -> Iterator[str]:
     yield "| recipe | what is quantized | can be told, by default | needs |\n| --- | --- | --- | --- |\n"
     for each in (each for module in BUILTIN for each in importlib.import_module(module).RECIPES):
-        told = (f"`{one.name}={written(one.default)}`" for config in each.takes for one in parameters(config))
+        told = (f"`{one.name}={format_value(one.default)}`" for config in each.takes for one in parameters(config))
         needs = ["`torchao`" if each.backend == "torch" else f"`{each.backend}`"]
         needs += [f"a GPU of compute capability {each.capability[0]}.{each.capability[1]}"] if each.capability else []
         yield f"| `{each.label}` | {each.quantizes} | {', '.join(told)} | {', '.join(needs)} |\n"

@@ -175,7 +175,7 @@ def _range(done: Runs) -> str:
     return (
         f"{base.scenario}: {base.metrics[key]:.1f} ms/token{say.doubt(base)} with {plural(base.params['prompt_tokens_total'], 'prompt token')} and "
         f"{plural(base.params['max_new_tokens'], 'new one')}. All {len(done)} prompts lie between {low.metrics[key]:.1f} ({low.scenario}{say.doubt(low)}) and "
-        f"{high.metrics[key]:.1f} ms/token ({high.scenario}{say.doubt(high)}), median {median(done.figures(key)):.1f}."
+        f"{high.metrics[key]:.1f} ms/token ({high.scenario}{say.doubt(high)}), median {median(done.values(key)):.1f}."
     )
 
 

@@ -14,7 +14,7 @@ from llmtrack.report.plots.charts import step_plot
 from llmtrack.report.sentences import reading as say
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions
-from llmtrack.spec.options import Option, taken
+from llmtrack.spec.options import Option, config_from
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import PerplexityTask
 from llmtrack.tracked.run import Run
@@ -38,7 +38,7 @@ class Config(PerplexityTask, EngineOptions, RunOptions):
 
 def build(config: Config) -> Experiment:
     """Return the experiment: one corpus scored in each precision (default: that of `dtype`)."""
-    task = taken(PerplexityTask, config)
+    task = config_from(PerplexityTask, config)
     dtypes = config.dtypes or (config.dtype,)
     scenarios = tuple(
         Scenario(f"perplexity_{dtype}", config.variant(dtype=dtype), task, baseline=dtype == dtypes[0])

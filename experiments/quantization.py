@@ -32,7 +32,7 @@ from llmtrack.report.plots.charts import curves_plot, scatter_plot
 from llmtrack.report.sentences import reading as say
 from llmtrack.run.command import command
 from llmtrack.run.settings import ManyTimingOptions, ModelOptions, QualityOptions, RunOptions
-from llmtrack.spec.options import Option, changed, parameters, taken
+from llmtrack.spec.options import Option, config_from, non_defaults, parameters
 from llmtrack.spec.scenario import QualityCheck, Scalar, Scenario, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask
 from llmtrack.tracked.run import Run
@@ -258,7 +258,7 @@ def _variant(config: Config, label: str) -> Variant:
 
 def _refuse_what_nothing_takes(config: Config, scenarios: Sequence[Scenario]) -> None:
     told = {name for each in scenarios for name, _ in each.variant.options}
-    nothing = [name for name in changed(taken(Options, config)) if name not in told]
+    nothing = [name for name in non_defaults(config_from(Options, config)) if name not in told]
     if config.log_model and not any(each.keep_model for each in scenarios):
         nothing.append("log_model")
     if nothing:

@@ -27,8 +27,8 @@ from llmtrack.run.main import (
 from llmtrack.run.settings import Settings
 from llmtrack.run.study.suite_cache import HOW, MEASURE
 from llmtrack.run.suite import SuiteResult, run_suite
-from llmtrack.spec.options import Option, parameters, tracked
-from llmtrack.spec.parameter import written
+from llmtrack.spec.options import Option, parameters, tracked_settings
+from llmtrack.spec.parameter import format_value
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import GenerateTask
 from llmtrack.tracking.write.tracker import Tracker
@@ -86,7 +86,7 @@ def chosen_names(config: Config) -> tuple[str, ...]:
         heeded = any(getattr(one, each.name, None) in (value, (value,)) for one in asked)
         if value != each.default and not heeded:
             raise UsageError(
-                f"{each.name} {written(value)} would change nothing in {', '.join(names)}: leave it out, or run others"
+                f"{each.name} {format_value(value)} would change nothing in {', '.join(names)}: leave it out, or run others"
             )
     return names
 
@@ -137,7 +137,7 @@ def quick_remark(names: Sequence[str]) -> str:
         full = _config(name, Config())
         less = declared.quick(full)
         changes = [
-            f"{each.name} {written(getattr(less, each.name))}"
+            f"{each.name} {format_value(getattr(less, each.name))}"
             for each in parameters(declared.config)
             if getattr(less, each.name) != getattr(full, each.name)
         ]
@@ -184,7 +184,7 @@ def _measure(config: Config, tracker: Tracker, executor: Executor, console: Cons
     return run_suite(
         experiments_of(chosen, config),
         question=QUESTION,
-        settings=tracked(quicker(config) if config.quick else config, experiments=chosen),
+        settings=tracked_settings(quicker(config) if config.quick else config, experiments=chosen),
         tracker=tracker,
         executor=executor,
         console=console,

@@ -18,7 +18,7 @@ from llmtrack.report.sentences import reading as say
 from llmtrack.run.command import command
 from llmtrack.run.executors.ray.files import HOME
 from llmtrack.run.settings import EngineOptions, RunOptions
-from llmtrack.spec.options import Option, taken
+from llmtrack.spec.options import Option, config_from
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import TrainTask
 from llmtrack.tracked.run import Run
@@ -58,7 +58,7 @@ def task_of(config: Config) -> TrainTask:
         config.start == "auto" and parse_candidates(config.model)[0].kind == "synthetic"
     )
     rate = config.learning_rate or (SCRATCH_RATE if scratch else WEIGHTS_RATE)
-    return taken(TrainTask, config, learning_rate=rate)
+    return config_from(TrainTask, config, learning_rate=rate)
 
 
 def output_folder(scenario: Scenario, task: TrainTask, resume: bool) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llmtrack.errors import ExtensionError, LlmtrackError, in_words
 from llmtrack.host.formatting import described
-from llmtrack.spec.options import changed, tracked
+from llmtrack.spec.options import non_defaults, tracked_settings
 from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.tracked.frames import frame_of
 from llmtrack.tracked.runs import Runs
@@ -146,7 +146,7 @@ class Declaration(Generic[Config]):
             tuple(scenarios),
             self.plots,
             self.reading,
-            tracked(config, **resolved),
+            tracked_settings(config, **resolved),
             show_block=self.show_block,
             table=self.table,
             typed=self.typed,
@@ -166,7 +166,7 @@ class Declaration(Generic[Config]):
         for each in built.scenarios:
             if not isinstance(each, Scenario):
                 raise _returned(self.name, "build", each, "a Scenario", among=" among its scenarios")
-        return replace(built, asked=changed(config))
+        return replace(built, asked=non_defaults(config))
 
 
 def _returned(experiment: str, function: str, gave: Any, expected: str, among: str = "") -> ExtensionError:

@@ -168,7 +168,7 @@ def _mlflow() -> Finding:
 
 def _tracking() -> Finding:
     from llmtrack.tracking.store import check_reachable, open_store, resolve_tracking_uri, sqlite_path
-    from llmtrack.tracking.store_errors import UnreachableError, asking
+    from llmtrack.tracking.store_errors import UnreachableError, one_line_errors
     from llmtrack.tracking.write import models, traces
 
     lacks = ""
@@ -180,7 +180,7 @@ def _tracking() -> Finding:
             check_reachable(uri)
         else:
             client = open_store(uri)
-            with asking(client):
+            with one_line_errors(client):
                 lacks = "; ".join(filter(None, (models.lacking(client), traces.lacking(client))))
     except UnreachableError as error:
         return Finding("tracking", "missing", str(error), "measurements are kept until `llmtrack sync` can send them")
@@ -191,15 +191,15 @@ def _tracking() -> Finding:
 
 def _spool() -> Finding:
     from llmtrack.tracking.write.spool import Spool
-    from llmtrack.tracking.write.sync import corrupt_line
+    from llmtrack.tracking.write.sync import describe_corrupt
 
     spool = Spool()
     try:
-        spool.must_be_seen()
+        spool.check_readable()
     except LlmtrackError as error:
         return Finding("spool", "broken", str(error))
     if spool.corrupt():
-        said, _, remedy = corrupt_line(spool).partition(": ")
+        said, _, remedy = describe_corrupt(spool).partition(": ")
         return Finding("spool", "broken", said, remedy)
     if waiting := len(spool.names()):
         return Finding("spool", "ok", f"{plural(waiting, 'record')} in {spool.folder}", "send them by `llmtrack sync`")

@@ -12,7 +12,7 @@ from llmtrack.decide.differences import ALPHA, Difference
 from llmtrack.decide.selection import Pair, Selection, as_runs, match
 from llmtrack.decide.verdicts import tell_pairs, with_samples
 from llmtrack.errors import UsageError
-from llmtrack.spec.parameter import CHANCE, read_number, texts
+from llmtrack.spec.parameter import CHANCE, read_number, require_texts
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -151,7 +151,7 @@ def compare_pairs(
 ) -> list[Compared]:
     """Compare paired runs in some metrics, or in the headline metrics that any run has; see `compare`."""
     alpha = read_number("alpha", alpha, CHANCE)
-    names = _compared_metrics(pairs, None if metrics is None else texts("metric", metrics))
+    names = _compared_metrics(pairs, None if metrics is None else require_texts("metric", metrics))
     sides = [(pair.baseline, pair.candidate) for pair in pairs]
     of_metric = [tell_pairs(sides, name, across_environments=across_environments, alpha=alpha) for name in names]
     of_pair = zip(pairs, zip(*of_metric, strict=True), strict=bool(names))
@@ -190,7 +190,7 @@ def known_metric(name: str, among: Sequence[str] = ()) -> str:
 def _compared_metrics(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
     runs = runs_of_pairs(pairs)
     if metrics is None:
-        headlines = [entry.name for entry in schema.in_place(schema.METRICS) if entry.headline]
+        headlines = [entry.name for entry in schema.in_column_order(schema.METRICS) if entry.headline]
         return [name for name in headlines if any(run.number(name) is not None for run in runs)]
     # Plug-ins may add metrics.
     further = {name for run in runs for name in run.metrics}

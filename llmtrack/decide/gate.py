@@ -27,7 +27,7 @@ from llmtrack.decide.noise_floor import floor_of, say_floor
 from llmtrack.decide.selection import Pair, Selection, as_runs, match
 from llmtrack.decide.verdicts import tell_pairs, why_not
 from llmtrack.errors import UsageError
-from llmtrack.spec.parameter import CHANCE, read_number, texts
+from llmtrack.spec.parameter import CHANCE, read_number, require_texts
 from llmtrack.tracked.run import FAILED, Run
 from llmtrack.tracked.runs import Runs
 
@@ -285,7 +285,7 @@ def gate(
     if not fail_if:
         raise UsageError("a gate needs a rule: --fail-if 'tokens_per_sec < -5%'")
     alpha = read_number("alpha", alpha, CHANCE)
-    rules = parse_rules(texts("rule", fail_if))
+    rules = parse_rules(require_texts("rule", fail_if))
     baselines = as_runs(baseline, experiment, tracking_uri)
     candidates = as_runs(candidate, experiment, tracking_uri)
     pairs, unmatched = match(baselines, candidates)
@@ -335,7 +335,7 @@ def _stand_in(run: Run, runs: Runs) -> Run:
     found = runs.finished.where(
         lambda other: other.study_id == run.study_id != "" and other.scenario == run.same_as != ""
     )
-    return found[0].standing_for(run.scenario) if found else run
+    return found[0].as_scenario(run.scenario) if found else run
 
 
 def _check(rule: Rule, pair: Pair, across_environments: bool, alpha: float) -> Check | None:

@@ -20,7 +20,7 @@ from typing import Any
 from llmtrack import metrics as schema
 from llmtrack.errors import LlmtrackError
 from llmtrack.host.formatting import significant
-from llmtrack.tracked.run import Family, Floor, Run
+from llmtrack.tracked.run import Family, NoiseFloor, Run
 from llmtrack.tracked.runs import Runs, keys
 from llmtrack.tracking.read.query import tracked_runs
 
@@ -58,7 +58,7 @@ def with_floors(runs: Runs, among: Runs | None = None) -> Runs:
     return Runs(replace(run, floors=known.get(run.place, {})) for run in runs)
 
 
-def floors(runs: Runs) -> dict[Place, dict[str, Floor]]:
+def floors(runs: Runs) -> dict[Place, dict[str, NoiseFloor]]:
     """Return the largest difference of equal settings in each sampled metric, by suite (or study) and environment.
 
     Within a study, names distinguish scenarios, whatever the params say: only runs of one name are equal settings.
@@ -67,7 +67,7 @@ def floors(runs: Runs) -> dict[Place, dict[str, Floor]]:
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run, key in zip(finished, keys(finished, finished.configuration()), strict=True):
         groups.setdefault((*run.place, *key), []).append(run)
-    found: dict[Place, dict[str, Floor]] = {}
+    found: dict[Place, dict[str, NoiseFloor]] = {}
     for alike in groups.values():
         if len(alike) == 1 and not alike[0].has("pooled"):
             continue
@@ -100,7 +100,7 @@ def say_floor(runs: Runs, *metrics: str) -> list[str]:
         runs: from `with_floors`, or a part of them.
         metrics: metrics to mention.
     """
-    floors: dict[Place, dict[str, Floor]] = {}
+    floors: dict[Place, dict[str, NoiseFloor]] = {}
     kinds: dict[Place, str] = {}
     for run in runs:
         known = run.floors or {}
@@ -118,7 +118,7 @@ _SO = "differences below that are not shown as wins"
 _LEAST = 0.005
 
 
-def _differed(found: Mapping[str, Floor], where: str) -> str:
+def _differed(found: Mapping[str, NoiseFloor], where: str) -> str:
     if len(found) == 1:
         ((name, floor),) = found.items()
         (one, other), (low, high) = floor.names, floor.values
@@ -127,12 +127,12 @@ def _differed(found: Mapping[str, Floor], where: str) -> str:
     return ", ".join(f"{floor.share:.0%} in {name}" for name, floor in found.items()) + f" in {where}"
 
 
-def _between(one: Run, other: Run, metric: str) -> Floor | None:
+def _between(one: Run, other: Run, metric: str) -> NoiseFloor | None:
     found = dict.fromkeys((*_measured(one, metric), *_measured(other, metric)))
     if len(found) < 2 or min(value for value, _ in found) <= 0:
         return None
     (low, first), (high, second) = min(found), max(found)
-    return Floor(high / low - 1, (first, second), (low, high))
+    return NoiseFloor(high / low - 1, (first, second), (low, high))
 
 
 def _measured(run: Run, metric: str) -> list[tuple[float, str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Union
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.spec.parameter import texts
+from llmtrack.spec.parameter import require_texts
 from llmtrack.tracked.frames import runs_of
 from llmtrack.tracked.run import FINISHED, VARIANT, Run
 from llmtrack.tracked.runs import Key, Runs, keys
@@ -114,7 +114,7 @@ def as_selector(study: str) -> str:
 
 def select_all(selectors: str | Sequence[str], experiment: str | None = None, tracking_uri: str | None = None) -> Runs:
     """Return the distinct runs that any of several selectors matches; see `select`."""
-    names = texts("selector", selectors)
+    names = require_texts("selector", selectors)
     if not names:
         raise UsageError(f"no selector is given: use {', '.join(KINDS)}")
     found = [run for name in names for run in select(name, experiment, tracking_uri)]

@@ -25,8 +25,8 @@ from llmtrack.host.entry_points import (
     named_in_errors,
 )
 from llmtrack.quantize.recipe import Recipe, recipes
-from llmtrack.spec.options import accepted, why_unusable
-from llmtrack.spec.parameter import one_text, text_or_none
+from llmtrack.spec.options import check_options, why_unusable
+from llmtrack.spec.parameter import optional_text, require_text
 from llmtrack.spec.scenario import Scalar, Variant
 
 
@@ -87,7 +87,7 @@ def _accepted(variant: Variant, given: Iterable[tuple[str, Scalar]]) -> tuple[tu
     options = backend_of(variant.backend).options
     recipe = _recipe(variant)
     who = f"the {variant.backend} backend" + (f" with {recipe.name}" if recipe else "")
-    return accepted(who, (options, *(recipe.takes if recipe else ())), given)
+    return check_options(who, (options, *(recipe.takes if recipe else ())), given)
 
 
 def _recipe(variant: Variant) -> Recipe | None:
@@ -200,10 +200,10 @@ def load_engine(
         ModelLoadError: no model could be loaded; the message lists every candidate with its reason.
     """
     texts = {"backend": backend, "device": device, "quantization": quantization}
-    named = {name: one_text(name, value) for name, value in texts.items()}
+    named = {name: require_text(name, value) for name, value in texts.items()}
     settings = tuple(sorted(options.items()))
-    revision = text_or_none("revision", revision)
-    engine = load_variant(Variant(one_text("model", model), revision, dtype=dtype, options=settings, **named))
+    revision = optional_text("revision", revision)
+    engine = load_variant(Variant(require_text("model", model), revision, dtype=dtype, options=settings, **named))
     from llmtrack.models.load import RANDOM_WEIGHTS
 
     if RANDOM_WEIGHTS in engine.info.warnings:

@@ -9,7 +9,7 @@ from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.errors import UsageError, in_words
 from llmtrack.measure.finite import check_finite
 from llmtrack.measure.memory import check_batch
-from llmtrack.spec.parameter import whole_number
+from llmtrack.spec.parameter import require_integer
 from llmtrack.spec.task import GenerateTask
 
 Messages = Sequence[Mapping[str, str]]
@@ -46,7 +46,7 @@ def generate_texts(
     """
     if isinstance(prompts, str):  # one prompt, not one per character
         prompts = (prompts,)
-    new_tokens = whole_number("max_new_tokens", max_new_tokens)
+    new_tokens = require_integer("max_new_tokens", max_new_tokens)
     texts = [prompt if isinstance(prompt, str) else chat_text(engine, prompt) for prompt in prompts]
     rows = tuple(tuple(engine.encode(text)) for text in texts)
     if not rows or not all(rows):

@@ -25,7 +25,7 @@ from llmtrack.measure.statistics import findings, should_stop, summarize, summar
 from llmtrack.measure.system_metrics import Around, SystemReading
 from llmtrack.metrics import metric
 from llmtrack.spec.outcome import Summary
-from llmtrack.spec.parameter import texts, whole_number
+from llmtrack.spec.parameter import require_integer, require_texts
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
 
 Clock = Callable[[], float]
@@ -105,10 +105,10 @@ def time_generate(
         UsageError: there is no prompt, or an argument is invalid.
         ScenarioError: the prompt has no tokens, or prompt and output exceed the model's context.
     """
-    rows = texts("prompt", prompts)
+    rows = require_texts("prompt", prompts)
     if not rows:
         raise UsageError("no prompt: give at least one text")
-    new_tokens = whole_number("max_new_tokens", max_new_tokens)
+    new_tokens = require_integer("max_new_tokens", max_new_tokens)
     task = GenerateTask(rows, None, new_tokens, use_cache, padding_side, ignore_eos)
     arm = Arm(requests_for(task, prompt_ids(engine, task)), policy)
     ((_, result),) = time_arms(engine, {"": arm}, clock)

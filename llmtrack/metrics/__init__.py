@@ -53,7 +53,7 @@ def metric(name: str) -> Metric:
     return METRIC_BY_NAME.get(name) or Metric(name, "-", "-", "not known", "not known", timed=True)
 
 
-def as_shown(name: str, value: Any) -> str:
+def format_metric(name: str, value: Any) -> str:
     """Format a metric's value as in tables."""
     return (metric(name).shown or _LAST).render(value)
 
@@ -68,6 +68,6 @@ def params_with(*roles: Role) -> tuple[str, ...]:
     return tuple(param.name for param in PARAMS if param.role in roles)
 
 
-def in_place(entries: Iterable[Described]) -> list[Described]:
+def in_column_order(entries: Iterable[Described]) -> list[Described]:
     """Sort metrics or params by the order of their columns."""
     return sorted(entries, key=lambda entry: (entry.shown or _LAST).place)

@@ -19,7 +19,7 @@ from typing import TypeVar
 from llmtrack.errors import UsageError
 from llmtrack.host.formatting import GIB
 from llmtrack.measure.memory import available_bytes
-from llmtrack.spec.parameter import one_text
+from llmtrack.spec.parameter import require_text
 from llmtrack.spec.serialization import digest as digest_of
 from llmtrack.spec.task import BUILTIN_TEXT, NAMED_CORPORA, PYDOC
 
@@ -104,7 +104,7 @@ def load_corpus(spec: str) -> Corpus:
         UsageError: no such file, a folder, a pipe, another extension, unreadable, too large for memory, not UTF-8, NUL
             bytes, an invalid line, no text.
     """
-    spec = one_text("corpus", spec)
+    spec = require_text("corpus", spec)
     if spec in _NAMED:
         return Corpus.from_texts(spec, _NAMED[spec]())
     path = Path(os.path.expanduser(spec))

@@ -112,7 +112,7 @@ def score_documents(
         ScenarioError: no document has two tokens, or a loss is not finite.
     """
     check(engine, max_length, batch_size)
-    ready = prepare_documents(engine, parameter.texts("text", texts), max_length, bos_rule)
+    ready = prepare_documents(engine, parameter.require_texts("text", texts), max_length, bos_rule)
     scored = score_rows(engine, ready.rows, lambda: len(ready.rows), batch_size, padding_side, on_batch)
     return quality_of(ready.text, replace(scored, rows=tuple(ready.places)))
 
@@ -193,7 +193,7 @@ def score_rolling(
         rows = stream.rows()
         return score_rows(engine, rows, lambda: stream.expected, batch_size, padding_side, on_batch)
 
-    with _stream(engine, parameter.texts("text", texts), max_length, stride, bos_rule, max_tokens) as stream:
+    with _stream(engine, parameter.require_texts("text", texts), max_length, stride, bos_rule, max_tokens) as stream:
         try:
             scored = score(stream)
         except WrongGuessError:

@@ -136,9 +136,9 @@ def pareto_plot(points: Points, speed: str, quality: str, answer: str = "") -> F
     ring = ["Ring: the answer."] if chosen is not None else []
     add_note(figure, *ring, *_key(places.values()), *_memory_range(runs))
     front = runs.where(lambda run: places[run.run_id] == "on")
-    axes.plot(front.figures(speed), front.figures(quality), color=COLOR, linewidth=1.2, zorder=2)
+    axes.plot(front.values(speed), front.values(quality), color=COLOR, linewidth=1.2, zorder=2)
     inside, edges = zip(*(COLORS[places[run.run_id]] for run in runs), strict=True)
-    xs, ys = runs.figures(speed), runs.figures(quality)
+    xs, ys = runs.values(speed), runs.values(quality)
     axes.scatter(xs, ys, s=_sizes(runs), c=inside, zorder=3, edgecolors=edges, linewidths=0.8)
     if chosen is not None:
         axes.scatter(
@@ -190,5 +190,5 @@ def _key(places: Collection[Position]) -> list[str]:
 def _memory_range(runs: Runs) -> list[str]:
     if len(set(_sizes(runs))) <= 1:
         return []
-    memory = runs.figures(MEMORY)
+    memory = runs.values(MEMORY)
     return [f"The area of a point is its peak memory: {min(memory):,.0f} to {max(memory):,.0f} MiB."]

@@ -15,7 +15,7 @@ from llmtrack.report.terminal import make_console
 from llmtrack.run.main import USAGE, exit_codes, run_experiment
 from llmtrack.run.settings import unknown
 from llmtrack.spec.options import parameters
-from llmtrack.spec.parameter import Parameter, unexpected, written
+from llmtrack.spec.parameter import Parameter, format_value, unexpected
 from llmtrack.tracking.write.amend import explain_refusal
 
 
@@ -91,12 +91,12 @@ class Value(click.ParamType):
 def _click_option(parameter: Parameter) -> click.Option:
     choices = tuple(map(str, parameter.option.choices))
     accepted = f"of {', '.join(choices)}" if parameter.many and choices else parameter.bounds
-    shown = f"[default: {written(parameter.default)}{'; ' if accepted else ''}{accepted}]"
+    shown = f"[default: {format_value(parameter.default)}{'; ' if accepted else ''}{accepted}]"
     switch: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if parameter.kind is bool else {}
     return click.Option(
         [parameter.flag, parameter.name],
         type=Value(parameter),
-        default=written(parameter.default),
+        default=format_value(parameter.default),
         help=f"{parameter.option.help}  {shown}",
         metavar=f"[{'|'.join(choices)}]" if choices and not parameter.many else None,
         **switch,

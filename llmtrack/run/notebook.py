@@ -26,7 +26,7 @@ from llmtrack.run.main import perform
 from llmtrack.run.notebook_display import progress_console
 from llmtrack.run.settings import unknown
 from llmtrack.spec.options import parameters
-from llmtrack.spec.parameter import one_text
+from llmtrack.spec.parameter import require_text
 from llmtrack.tracked.frames import frame_of
 from llmtrack.tracked.runs import Runs
 
@@ -101,7 +101,7 @@ def run(experiment: str, *, console: Console | None = None, quiet: bool = False,
         UsageError: the experiment or a parameter does not exist, or a value is invalid.
         TrackingError: the store rejects the study, or could not be read; what was measured is kept.
     """
-    module = named_experiment(one_text("experiment", experiment))
+    module = named_experiment(require_text("experiment", experiment))
     if module is None or not hasattr(module, "main"):
         raise UsageError(f"there is no experiment {experiment!r}{near_names(experiment)}")
     known = {each.name: each for each in parameters(module.main.config)}
@@ -145,10 +145,10 @@ def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str
 
     own = isinstance(study, Finished)
     name, uri = (study.study_id, study.tracking_uri) if isinstance(study, Finished) else (study, tracking_uri)
-    into = Path(os.path.expanduser(one_text("folder", folder)))
+    into = Path(os.path.expanduser(require_text("folder", folder)))
     try:
         problems = remake_report(
-            one_text("study", name), console_of(file=io.StringIO()), uri if own else tracking_uri, into
+            require_text("study", name), console_of(file=io.StringIO()), uri if own else tracking_uri, into
         )
     except OSError as error:
         raise UsageError(f"the report cannot be written: {refused_by_system(error)}") from error

@@ -11,9 +11,9 @@ from llmtrack.engines.options import CompileOption, DevicesOption, ThreadOption
 from llmtrack.engines.registry import with_words
 from llmtrack.errors import UsageError
 from llmtrack.host.entry_points import EXECUTOR_POINTS, names_of
-from llmtrack.spec.options import Checked, Option, changed, parameters, taken
+from llmtrack.spec.options import Checked, Option, config_from, non_defaults, parameters
 from llmtrack.spec.outcome import MOST_GENERATIONS
-from llmtrack.spec.parameter import written
+from llmtrack.spec.parameter import format_value
 from llmtrack.spec.scenario import QualityCheck, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, Workers
 from llmtrack.tracking.write.records import DEFAULT_TRACES
@@ -30,7 +30,7 @@ class WhichModel(Checked):
     def variant(self, **changes: Any) -> Variant:
         """Return the requested variant; fields that the config lacks have their defaults."""
         options = tuple(sorted(dict(changes.pop("options", ())).items()))
-        asked = taken(Variant, self, options=options, **changes)
+        asked = config_from(Variant, self, options=options, **changes)
         backend, *words = asked.backend.split() or [""]
         return with_words(replace(asked, backend=backend), words) if words else asked
 
@@ -73,7 +73,7 @@ class EngineOptions(ModelOptions, BackendOption, DtypeOption, CompileOption, Dev
 
     def variant(self, **changes: Any) -> Variant:
         """See `WhichModel.variant`."""
-        asked = taken(CompileOption, self), taken(DevicesOption, self)
+        asked = config_from(CompileOption, self), config_from(DevicesOption, self)
         told = {
             name: value for each in asked for name, value in vars(each).items() if value != getattr(type(each), name)
         }
@@ -89,7 +89,7 @@ class TimingOptions(RepeatPolicy):
 
     def repeat(self) -> RepeatPolicy:
         """Return the requested repeat policy."""
-        return taken(RepeatPolicy, self)
+        return config_from(RepeatPolicy, self)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class RunOptions(ClusterOptions, HereOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        asked = changed(taken(ClusterOptions, self), tracked_only=False)
+        asked = non_defaults(config_from(ClusterOptions, self), tracked_only=False)
         if asked and self.executor != "ray":
             raise UsageError(
                 f"{' and '.join(asked)} would change nothing: use executor=ray, or leave {'it' if len(asked) == 1 else 'them'} out"
@@ -206,7 +206,7 @@ def unknown(experiment: str, config: type, name: str, value: object = None) -> U
     # A parameter of other experiments is not a misspelling: only suggest its plural or singular.
     near = near or ([] if elsewhere else get_close_matches(name, known, n=1))
     if near:
-        given = "" if value is None else f"={written(tuple(value) if isinstance(value, list) else value)}"
+        given = "" if value is None else f"={format_value(tuple(value) if isinstance(value, list) else value)}"
         return UsageError(f"{experiment} has no parameter {name}: did you mean {near[0]}{given}?")
     if elsewhere:
         return UsageError(f"{experiment} takes no {name}, which would change nothing here: leave it out")

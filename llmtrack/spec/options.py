@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import Option as Option
-from llmtrack.spec.parameter import Parameter, short, written
+from llmtrack.spec.parameter import Parameter, format_value, truncated
 
 Config = TypeVar("Config")
 
@@ -61,7 +61,7 @@ def chosen(config: type[Config], given: Iterable[tuple[str, Any]]) -> Config:
     return config(**{name: own[name].accept(value) for name, value in given if name in own})
 
 
-def accepted(who: str, configs: Iterable[type], given: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+def check_options(who: str, configs: Iterable[type], given: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
     """Validate and convert (name, value) pairs; each name must belong to one of the configs.
 
     Args:
@@ -77,7 +77,7 @@ def accepted(who: str, configs: Iterable[type], given: Iterable[tuple[str, Any]]
             near = get_close_matches(name, own, n=2)
             hint = f" (did you mean {' or '.join(near)}?)" if near else ""
             takes = f"it takes {', '.join(sorted(own))}" if own else "it takes none"
-            raise UsageError(f"{who} takes no option {short(name)!r}{hint}: {takes}")
+            raise UsageError(f"{who} takes no option {truncated(name)!r}{hint}: {takes}")
         found.append((name, own[name].accept(value)))
     return tuple(found)
 
@@ -99,7 +99,7 @@ def _parameters(config: type[Any]) -> tuple[Parameter, ...]:
     )
 
 
-def tracked(config: Any, **resolved: Any) -> dict[str, Any]:
+def tracked_settings(config: Any, **resolved: Any) -> dict[str, Any]:
     """Return the parameters to track with a study.
 
     Args:
@@ -107,21 +107,21 @@ def tracked(config: Any, **resolved: Any) -> dict[str, Any]:
     """
     own = {each.name: getattr(config, each.name) for each in parameters(type(config)) if each.option.tracked}
     return {
-        name: written(value) if value is None or isinstance(value, tuple) else value
+        name: format_value(value) if value is None or isinstance(value, tuple) else value
         for name, value in (own | resolved).items()
     }
 
 
-def changed(config: Any, tracked_only: bool = True) -> dict[str, str]:
+def non_defaults(config: Any, tracked_only: bool = True) -> dict[str, str]:
     """Return the non-default parameters, as command-line text."""
     return {
-        each.name: written(getattr(config, each.name))
+        each.name: format_value(getattr(config, each.name))
         for each in parameters(type(config))
         if getattr(config, each.name) != each.default and (each.option.tracked or not tracked_only)
     }
 
 
-def taken(config: type[Config], source: Any, **changes: Any) -> Config:
+def config_from(config: type[Config], source: Any, **changes: Any) -> Config:
     """Build a config from the fields of the same name of another object."""
     names = [field.name for field in fields(config)]  # type: ignore[arg-type]
     return config(**{name: getattr(source, name) for name in names if hasattr(source, name)} | changes)

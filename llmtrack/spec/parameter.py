@@ -125,7 +125,7 @@ class Parameter:
         if value is None and self.optional:
             return
         if self.many and not isinstance(value, tuple):
-            raise UsageError(f"{self.name} {short(value)!r} is not a tuple of values")
+            raise UsageError(f"{self.name} {truncated(value)!r} is not a tuple of values")
         for each in value if self.many else (value,):
             self._check(each)
 
@@ -141,13 +141,13 @@ class Parameter:
         try:
             value = self._convert(given) if isinstance(given, str) else getattr(given, "item", lambda: given)()
         except (ValueError, RuntimeError):  # RuntimeError: a PyTorch tensor with several elements
-            raise UsageError(f"{self.name} {short(given)!r} is not {_KINDS[self.kind]}") from None
+            raise UsageError(f"{self.name} {truncated(given)!r} is not {_KINDS[self.kind]}") from None
         self._check(value)
         return value
 
     def _text(self, given: Any) -> str:
         """Convert to text; a custom `read` may accept other types, such as PyTorch dtypes."""
-        return str(given) if self.option.read else one_text(self.name, given)
+        return str(given) if self.option.read else require_text(self.name, given)
 
     def _convert(self, text: str) -> Any:
         if self.kind is bool:
@@ -163,17 +163,17 @@ class Parameter:
         option = self.option
         kinds = (int, float) if self.kind is float else (self.kind,)
         if type(value) not in kinds:
-            raise UsageError(f"{self.name} {short(value)!r} is not {_KINDS[self.kind]}")
+            raise UsageError(f"{self.name} {truncated(value)!r} is not {_KINDS[self.kind]}")
         if self.kind is str:
             if option.choices and value not in option.choices:
-                raise UsageError(f"no {self.name} {short(value)!r}: use {' or '.join(map(str, option.choices))}")
+                raise UsageError(f"no {self.name} {truncated(value)!r}: use {' or '.join(map(str, option.choices))}")
             if len(value) < (option.min or 0):
                 raise UsageError(f"{self.name} is empty: give some text{f', or {NONE}' if self.optional else ''}")
         elif self.kind in (int, float) and not self._within(value):
             bounds = self.bounds or "a number"
             most = f", {LARGEST:,} at most" if abs(value) > LARGEST else ""
             raise UsageError(
-                f"{self.name} {short(f'{value:g}' if isinstance(value, float) else value)} is not possible: use {bounds}{most}"
+                f"{self.name} {truncated(f'{value:g}' if isinstance(value, float) else value)} is not possible: use {bounds}{most}"
             )
 
     def _within(self, value: float) -> bool:
@@ -203,7 +203,7 @@ class Parameter:
         return self._several([value]) if self.many else self._one(value)
 
 
-def whole_number(name: str, value: Any, least: int = 1) -> int:
+def require_integer(name: str, value: Any, least: int = 1) -> int:
     """Validate an integer argument.
 
     Raises:
@@ -234,7 +234,7 @@ def readable(text: str) -> str:
         UsageError: it contains a NUL or invalid UTF-8.
     """
     if "\x00" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise UsageError(f"{short(ascii(text))} is not valid text: it contains a NUL or invalid UTF-8")
+        raise UsageError(f"{truncated(ascii(text))} is not valid text: it contains a NUL or invalid UTF-8")
     return text
 
 
@@ -247,7 +247,7 @@ def read_number(name: str, value: str | float, option: Option = Option("")) -> f
     return float(Parameter(name, float, False, False, 0.0, option).accept(value))
 
 
-def one_text(name: str, value: object) -> str:
+def require_text(name: str, value: object) -> str:
     """Return a text or path as text.
 
     Args:
@@ -262,20 +262,20 @@ def one_text(name: str, value: object) -> str:
     return text
 
 
-def text_or_none(name: str, value: object) -> str | None:
+def optional_text(name: str, value: object) -> str | None:
     """Return a text, or None for None; raises as `one_text`."""
-    return None if value is None else one_text(name, value)
+    return None if value is None else require_text(name, value)
 
 
-def texts(name: str, values: object) -> tuple[str, ...]:
+def require_texts(name: str, values: object) -> tuple[str, ...]:
     """Return a tuple of texts; a single text counts as one.
 
     Raises:
         UsageError: a value is not a text.
     """
     if isinstance(values, (str, os.PathLike)) or not isinstance(values, Iterable):
-        return (one_text(name, values),)
-    return tuple(one_text(name, each) for each in values)
+        return (require_text(name, values),)
+    return tuple(require_text(name, each) for each in values)
 
 
 def flag_of(name: str) -> str:
@@ -283,7 +283,7 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value for the command line and MLproject."""
     if value is None or value in ("", ()):
         return NONE
@@ -292,6 +292,6 @@ def written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def short(value: Any) -> str:
+def truncated(value: Any) -> str:
     """Format a value for a message, truncated."""
     return cut(str(value), _SHOWN)

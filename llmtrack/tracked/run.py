@@ -50,7 +50,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Floor:
+class NoiseFloor:
     """Difference of two runs of equal settings in a metric.
 
     Attributes:
@@ -77,7 +77,7 @@ class Family:
     proofs: int = 0
 
 
-class Figures(dict[str, float]):
+class MetricValues(dict[str, float]):
     """Metrics by name; missing ones are NaN."""
 
     def __missing__(self, name: str) -> float:
@@ -139,15 +139,15 @@ class Run:
     end_time: datetime | None = None
     warnings: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=Figures)
+    metrics: Mapping[str, float] = field(default_factory=MetricValues)
     environment: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    floors: Mapping[str, Floor] | None = None
+    floors: Mapping[str, NoiseFloor] | None = None
     family: Family | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.metrics, Figures):
-            object.__setattr__(self, "metrics", Figures(self.metrics))
+        if not isinstance(self.metrics, MetricValues):
+            object.__setattr__(self, "metrics", MetricValues(self.metrics))
 
     @property
     def scenario(self) -> str:
@@ -209,7 +209,7 @@ class Run:
         """Return whether a value was tracked."""
         return self.get(name) is not None
 
-    def has_figure(self, name: str) -> bool:
+    def has_number(self, name: str) -> bool:
         """Return whether a value was tracked and is not infinite."""
         return self.get(name) not in (None, math.inf, -math.inf)
 
@@ -233,7 +233,7 @@ class Run:
         """Return whether both runs have equal values; missing on both sides counts as equal."""
         return all(self.get(name) == other.get(name) for name in names)
 
-    def standing_for(self, scenario: str, **changes: Any) -> Run:
+    def as_scenario(self, scenario: str, **changes: Any) -> Run:
         """Return the run under another scenario's name, with other changes."""
         return replace(self, params={**self.params, "scenario": scenario}, **changes)
 

@@ -62,14 +62,14 @@ class Runs(tuple[Run, ...]):
 
     def measured(self, *names: str) -> Runs:
         """Return the finished runs with finite values of all names."""
-        return self.where(lambda run: run.is_finished and all(map(run.has_figure, names)))
+        return self.where(lambda run: run.is_finished and all(map(run.has_number, names)))
 
     def by(self, name: str, highest_first: bool = False) -> Runs:
         """Sort by a value; runs without it come last."""
         have = sorted(self.where(lambda run: run.has(name)), key=lambda run: run.get(name), reverse=highest_first)
         return Runs((*have, *self.where(lambda run: not run.has(name))))
 
-    def figures(self, metric: str) -> list[float]:
+    def values(self, metric: str) -> list[float]:
         """Return a metric of each run; NaN if missing."""
         return [run.metrics[metric] for run in self]
 

@@ -85,7 +85,7 @@ def facts_of(text: str) -> Mapping[str, str]:
     return {str(name): str(value) for name, value in unpack(text).items()}
 
 
-def unsearched(tags: Mapping[str, str]) -> dict[str, str]:
+def packed_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the given tags that runs no longer have individually."""
     return {key: value for key, value in tags.items() if isinstance(key, str) and value and column(key)}
 
@@ -128,7 +128,7 @@ def split_spread(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[s
     return own, {SPREAD: text} if spreads else {}
 
 
-def joined_spread(spreads: Any) -> dict[str, float]:
+def join_spread(spreads: Any) -> dict[str, float]:
     """Return the spread as metrics, from its parsed JSON; empty if invalid."""
     try:
         return {

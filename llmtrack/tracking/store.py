@@ -21,14 +21,14 @@ from urllib.parse import unquote, urlsplit
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.host.packages import installed_version
 from llmtrack.host.secrets import know, redact
-from llmtrack.spec.parameter import text_or_none
+from llmtrack.spec.parameter import optional_text
 from llmtrack.spec.serialization import digest
 from llmtrack.tracking.store_errors import (
     UnreachableError,
-    asking,
-    is_cut_off,
+    is_connection_failure,
     is_permanent,
     one_line,
+    one_line_errors,
     refusal,
 )
 
@@ -79,7 +79,7 @@ def resolve_tracking_uri(uri: str | None = None) -> str:
     Raises:
         UsageError: the URI names MLflow's old file store (which MLflow rejects), no file, or no server address.
     """
-    given = text_or_none("tracking URI", uri)
+    given = optional_text("tracking URI", uri)
     asked = given or os.environ.get("MLFLOW_TRACKING_URI") or _SQLITE + DEFAULT_DATABASE
     know(asked)
     scheme = asked.partition(":")[0].lower() if ":" in asked else ""
@@ -183,7 +183,7 @@ def initialise(uri: str) -> None:
         return
     from filelock import Timeout
 
-    lock = own_lock("store", uri)
+    lock = user_lock("store", uri)
     try:
         import_module("mlflow.store.tracking.sqlalchemy_store")
         bound_silence(uri)
@@ -197,11 +197,11 @@ def initialise(uri: str) -> None:
             f"{redact(uri)} is being initialised by another process for {_INITIALISE_TIMEOUT_S:.0f} s: try again later"
         ) from None
     except Exception as error:
-        kind = UnreachableError if sqlite_path(uri) is None and is_cut_off(error) else TrackingError
+        kind = UnreachableError if sqlite_path(uri) is None and is_connection_failure(error) else TrackingError
         raise kind(f"cannot open {redact(uri)}: {one_line(error)}") from error
 
 
-def own_lock(purpose: str, *of: str) -> BaseFileLock:
+def user_lock(purpose: str, *of: str) -> BaseFileLock:
     """Return a lock between this user's processes on this machine; reentrant within a thread."""
     from filelock import FileLock
 
@@ -372,7 +372,7 @@ def experiment_names(client: MlflowClient) -> dict[str, str]:
     names: dict[str, str] = {}
     token: str | None = None
     while True:
-        with asking(client):
+        with one_line_errors(client):
             page = client.search_experiments(max_results=1000, page_token=token)
         names.update({item.experiment_id: item.name for item in page})
         token = page.token

@@ -80,7 +80,7 @@ def is_permanent(error: BaseException) -> bool:
     return getattr(error, "error_code", None) in _PERMANENT_CODES
 
 
-def is_cut_off(error: BaseException | None) -> bool:
+def is_connection_failure(error: BaseException | None) -> bool:
     """Return whether a database error, or its cause, is a connection failure."""
     while error is not None:
         if type(error).__name__ in ("OperationalError", "InterfaceError") or isinstance(error, ConnectionError):
@@ -110,7 +110,7 @@ def refusal(uri: str, error: BaseException) -> str:
             "MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN)"
         )
     if is_denied(error):
-        return f"{redact(uri)} does not permit it ({text}): {whom_to_ask(uri)}"
+        return f"{redact(uri)} does not permit it ({text}): {missing_permission(uri)}"
     return f"{redact(uri)} does not answer as an MLflow server: {text}"
 
 
@@ -121,7 +121,7 @@ def is_denied(error: BaseException) -> bool:
     return re.search(r"\b403\b|permission denied", one_line(error), re.IGNORECASE) is not None
 
 
-def whom_to_ask(uri: str, experiment: str = "", permission: str = "EDIT") -> str:
+def missing_permission(uri: str, experiment: str = "", permission: str = "EDIT") -> str:
     """Explain which permission is missing and the remedy.
 
     Args:
@@ -137,20 +137,20 @@ def whom_to_ask(uri: str, experiment: str = "", permission: str = "EDIT") -> str
 
 
 @contextmanager
-def asking(client: MlflowClient) -> Iterator[None]:
+def one_line_errors(client: MlflowClient) -> Iterator[None]:
     """Convert MLflow's store errors to one-line `TrackingError`s."""
     from mlflow.exceptions import MlflowException
 
     try:
         yield
     except MlflowException as error:
-        raise unreadable(client, error) from error
+        raise read_error(client, error) from error
 
 
-def unreadable(client: MlflowClient, error: BaseException) -> TrackingError:
+def read_error(client: MlflowClient, error: BaseException) -> TrackingError:
     """Return the error for a store that cannot be read."""
     uri = client.tracking_uri
-    remedy = f": {whom_to_ask(uri, permission='READ')}" if is_denied(error) else ""
+    remedy = f": {missing_permission(uri, permission='READ')}" if is_denied(error) else ""
     return TrackingError(f"cannot read from {redact(uri)}: {one_line(error)}{remedy}")
 
 

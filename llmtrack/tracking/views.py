@@ -45,7 +45,7 @@ def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str |
         TrackingError: the store refuses.
     """
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    with store_errors.asking(client):
+    with store_errors.one_line_errors(client):
         for key, text in views.items():
             if len(text) <= MOST_CHARACTERS:
                 client.set_experiment_tag(experiment_id, PREFIX + key, text)

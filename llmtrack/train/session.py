@@ -24,7 +24,7 @@ from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.encoding import encode_text, lost_warning, unknown_warning
 from llmtrack.quality.metrics import Quality
 from llmtrack.quality.perplexity import SEPARATOR, Batch, score_texts
-from llmtrack.spec.options import chosen, taken
+from llmtrack.spec.options import chosen, config_from
 from llmtrack.spec.outcome import StepValues
 from llmtrack.spec.scenario import Scalar, Variant
 from llmtrack.spec.serialization import from_json, to_json
@@ -186,7 +186,7 @@ def open_session(variant: Variant, task: TrainTask) -> Session:
     """
     if variant.backend != "torch" or variant.quantization != "none":
         raise UsageError("only the torch backend can train, without quantization: use backend=torch")
-    if taken(DevicesOption, chosen(TorchOptions, variant.options)) != DevicesOption():
+    if config_from(DevicesOption, chosen(TorchOptions, variant.options)) != DevicesOption():
         raise UsageError("a model is trained on one device: use tensor_parallel=1 and device_map=none")
     device = resolve_device(variant.device)
     require_tried(device, "training")

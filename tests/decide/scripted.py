@@ -14,7 +14,7 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study.study import StudyResult, run_study
-from llmtrack.spec.options import taken
+from llmtrack.spec.options import config_from
 from llmtrack.tracking.write.tracker import Tracker
 
 REPEATS = 8
@@ -35,7 +35,7 @@ def measure(tracker: Tracker, seed: int, slower: float = 1.0, lengths=(4, 8), re
     scripts = noisy_scripts(seed, slower)
     executor = InlineExecutor(lambda variant: ScriptedEngine(clock, *scripts), clock)
     settings = Settings(model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=repeats, min_seconds=0.0)
-    experiment = prompt_length.build(taken(prompt_length.Config, settings, lengths=tuple(lengths)))
+    experiment = prompt_length.build(config_from(prompt_length.Config, settings, lengths=tuple(lengths)))
     console = Console(file=io.StringIO())
     # What is decided needs no pictures, which take most of the time.
     with patch("llmtrack.report.page.study.write_report", return_value={}):

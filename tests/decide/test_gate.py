@@ -18,7 +18,7 @@ from llmtrack.errors import UsageError
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study.study import run_study
-from llmtrack.spec.options import taken
+from llmtrack.spec.options import config_from
 from llmtrack.tracking.read.lookup import set_alias
 from tests.report.frames import made, run
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
@@ -125,7 +125,7 @@ def measure_asleep(tracker, console, sleep_s: float) -> str:
         model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=8, min_seconds=0.0, max_seconds=2
     )
     executor = InlineExecutor(lambda variant: SleepyEngine(sleep_s), time.perf_counter)
-    experiment = prompt_length.build(taken(prompt_length.Config, settings, lengths=(4,)))
+    experiment = prompt_length.build(config_from(prompt_length.Config, settings, lengths=(4,)))
     return run_study(experiment, tracker=tracker, executor=executor, console=console).study.study_id
 
 

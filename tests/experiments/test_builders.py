@@ -20,7 +20,7 @@ from experiments import (
 from llmtrack.decide.differences import enough_repeats
 from llmtrack.errors import UsageError
 from llmtrack.run.settings import Settings
-from llmtrack.spec.options import parameters, taken, tracked
+from llmtrack.spec.options import config_from, parameters, tracked_settings
 from llmtrack.spec.scenario import DEFAULT_MODEL, Scenario, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask, workload_id
 from tests.experiments.installing import pretend
@@ -30,7 +30,7 @@ SETTINGS = Settings(model="m", revision="r", device="cpu", max_new_tokens=7, war
 
 @pytest.mark.parametrize("name", suite.NAMES)
 def test_every_experiment(name):
-    (experiment,) = suite.experiments_of([name], taken(suite.Config, SETTINGS))
+    (experiment,) = suite.experiments_of([name], config_from(suite.Config, SETTINGS))
     assert experiment.name == name
     assert experiment.question.endswith("?")
     names = [scenario.name for scenario in experiment.scenarios]
@@ -66,7 +66,7 @@ def _but_for_folders(scenario: Scenario) -> Scenario:
 @pytest.mark.parametrize("name", suite.NAMES)
 def test_what_was_asked_asks_for_the_same_again(name, quick):
     """By it a command is made that measures more: of the same device, dtype, lengths and all else."""
-    (experiment,) = suite.experiments_of([name], taken(suite.Config, SETTINGS, quick=quick, threads=2))
+    (experiment,) = suite.experiments_of([name], config_from(suite.Config, SETTINGS, quick=quick, threads=2))
     declared = suite.DECLARED_BY_NAME[name]
     own = {each.name: each for each in parameters(declared.config)}
     again = declared.experiment(
@@ -154,7 +154,7 @@ def test_precision():
 
 def test_perplexity():
     task = PerplexityTask(corpus="c.txt", max_length=100, batch_size=2)
-    config = taken(perplexity.Config, task)
+    config = config_from(perplexity.Config, task)
     (one,) = perplexity.build(config).scenarios
     assert (one.name, one.variant.dtype, one.task) == ("perplexity_float32", "float32", task)
     experiment = perplexity.build(replace(config, dtypes=("float32", "bfloat16")))
@@ -165,7 +165,7 @@ def test_perplexity():
 
 def test_credentials_in_a_tracking_uri_are_not_tracked():
     settings = Settings(tracking_uri="http://user:secret@host")
-    assert "secret" not in str(tracked(settings, more=1))
+    assert "secret" not in str(tracked_settings(settings, more=1))
 
 
 def test_settings_by_default():

@@ -10,7 +10,7 @@ from llmtrack.engines.registry import backends as known
 from llmtrack.errors import UsageError
 from llmtrack.quantize.recipe import recipes
 from llmtrack.spec.options import parameters
-from llmtrack.spec.parameter import written
+from llmtrack.spec.parameter import format_value
 
 
 def all_of(configs):
@@ -18,7 +18,7 @@ def all_of(configs):
 
 
 def told(pairs):
-    return " ".join(f"{name}={written(value)}" for name, value in pairs)
+    return " ".join(f"{name}={format_value(value)}" for name, value in pairs)
 
 
 def last(experiment):

@@ -103,8 +103,8 @@ def test_a_gate_and_a_front_know_it():
     runs = two_runs()
     spread = {
         "n": 8.0,
-        "ci_low": [0.99 * each for each in runs.figures("requests_per_sec")],
-        "ci_high": [1.01 * each for each in runs.figures("requests_per_sec")],
+        "ci_low": [0.99 * each for each in runs.values("requests_per_sec")],
+        "ci_high": [1.01 * each for each in runs.values("requests_per_sec")],
     }
     repeated = changed(runs, **{schema.spread_key("requests_per_sec", key): each for key, each in spread.items()})
     points = gather_points(repeated, "requests_per_sec", "perplexity")

@@ -14,7 +14,7 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.suite import run_suite
-from llmtrack.spec.options import taken
+from llmtrack.spec.options import config_from
 from llmtrack.spec.task import GenerateTask
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
@@ -52,8 +52,8 @@ def test_the_report_holds_every_study(tracker, uri, console, tmp_path):
     result = suite(
         tracker,
         console,
-        prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4, 8))),
-        perplexity.build(taken(perplexity.Config, SETTINGS)),
+        prompt_length.build(config_from(prompt_length.Config, SETTINGS, lengths=(4, 8))),
+        perplexity.build(config_from(perplexity.Config, SETTINGS)),
         remarks=("Quick: <less>.",),
     )
     run_id = result.study.run_id
@@ -89,7 +89,7 @@ def test_a_failed_scenario_is_in_the_report_with_its_reason(tracker, uri, consol
     result = suite(
         tracker,
         console,
-        prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4, 100))),
+        prompt_length.build(config_from(prompt_length.Config, SETTINGS, lengths=(4, 100))),
         context_length=64,
     )
     report = artifact(uri, result.study.run_id, "report.html", tmp_path)
@@ -104,7 +104,7 @@ def broken(*_):
 
 @pytest.mark.slow(4)
 def test_an_experiment_whose_reading_breaks_has_its_table_and_its_reason(tracker, uri, console, tmp_path):
-    mistaken = replace(prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4, 8))), reading=broken)
+    mistaken = replace(prompt_length.build(config_from(prompt_length.Config, SETTINGS, lengths=(4, 8))), reading=broken)
     result = suite(tracker, console, mistaken)
     assert result.exit_code == 1
     assert result.results["prompt_length"].problems == ("reading: ZeroDivisionError: a <mistake>",)
@@ -116,12 +116,12 @@ def test_an_experiment_whose_reading_breaks_has_its_table_and_its_reason(tracker
 
 @pytest.mark.slow(6)
 def test_a_resumed_suite_reports_what_was_measured_before(tracker, uri, console, tmp_path):
-    suite(tracker, console, prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4,))))
+    suite(tracker, console, prompt_length.build(config_from(prompt_length.Config, SETTINGS, lengths=(4,))))
     again = suite(
         tracker,
         console,
-        prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4, 8))),
-        perplexity.build(taken(perplexity.Config, SETTINGS)),
+        prompt_length.build(config_from(prompt_length.Config, SETTINGS, lengths=(4, 8))),
+        perplexity.build(config_from(perplexity.Config, SETTINGS)),
         resume=True,
     )
     assert again.results["prompt_length"].measured == 1

@@ -13,8 +13,8 @@ import pytest
 from llmtrack.devices import canonical_dtype
 from llmtrack.errors import UsageError
 from llmtrack.run.command import click_options
-from llmtrack.spec.options import Checked, Option, parameters, taken, tracked
-from llmtrack.spec.parameter import LARGEST, written
+from llmtrack.spec.options import Checked, Option, config_from, parameters, tracked_settings
+from llmtrack.spec.parameter import LARGEST, format_value
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def test_what_a_program_gives_is_refused_in_one_line_where_it_is_of_another_kind
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_default_is_written_as_it_is_read(name):
-    assert BY_NAME[name].parse(written(BY_NAME[name].default)) == BY_NAME[name].default
+    assert BY_NAME[name].parse(format_value(BY_NAME[name].default)) == BY_NAME[name].default
 
 
 def test_options_of_a_command_carry_help_default_and_bounds():
@@ -194,7 +194,7 @@ def test_options_of_a_command_carry_help_default_and_bounds():
 
 
 def test_what_is_tracked_is_plain_and_holds_no_credentials():
-    kept = tracked(Example(uri="http://user:secret@host"), text="resolved", more=1)
+    kept = tracked_settings(Example(uri="http://user:secret@host"), text="resolved", more=1)
     assert kept == {
         "sizes": "1,2", "dtypes": "none", "side": "left", "text": "resolved", "limit": 8, "folder": "",
         "fast": False, "count": 3, "share": 0.5, "more": 1,
@@ -202,5 +202,5 @@ def test_what_is_tracked_is_plain_and_holds_no_credentials():
 
 
 def test_a_config_takes_what_another_one_says_of_the_same():
-    assert taken(Example, Group(count=5), fast=True) == Example(count=5, fast=True)
-    assert taken(Group, Example(count=5, sizes=(3,))) == Group(count=5)
+    assert config_from(Example, Group(count=5), fast=True) == Example(count=5, fast=True)
+    assert config_from(Group, Example(count=5, sizes=(3,))) == Group(count=5)

@@ -12,8 +12,8 @@ import torch
 import llmtrack
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import LlmtrackError, UsageError
-from llmtrack.spec.parameter import Option, Parameter, one_text, text_or_none, texts, whole_number
-from llmtrack.tracking.read.filters import Wanted
+from llmtrack.spec.parameter import Option, Parameter, optional_text, require_integer, require_text, require_texts
+from llmtrack.tracking.read.filters import RunFilter
 
 NO_TEXTS = [3, 2.5, float("nan"), True, b"x", ["x"], ("a", "b"), {"a": 1}, object(), pd.NA]
 
@@ -25,16 +25,16 @@ def named(value):
 @pytest.mark.parametrize("value", [None, *NO_TEXTS], ids=named)
 def test_what_is_no_text_is_called_what_it_is(value):
     with pytest.raises(UsageError, match=f"is a {named(value)}: give a text"):
-        one_text("model", value)
+        require_text("model", value)
     with pytest.raises(UsageError):
-        texts("prompt", [value])
+        require_texts("prompt", [value])
 
 
 def test_texts_and_paths_are_texts():
-    assert one_text("model", Path("/a/b")) == "/a/b"
-    assert (text_or_none("study", None), text_or_none("study", "a")) == (None, "a")
-    assert texts("prompt", "abc") == ("abc",)
-    assert texts("prompt", (each for each in "abc")) == ("a", "b", "c")
+    assert require_text("model", Path("/a/b")) == "/a/b"
+    assert (optional_text("study", None), optional_text("study", "a")) == (None, "a")
+    assert require_texts("prompt", "abc") == ("abc",)
+    assert require_texts("prompt", (each for each in "abc")) == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("value", [None, *NO_TEXTS], ids=named)
@@ -62,25 +62,25 @@ def test_every_door_refuses_what_is_no_text_in_a_line(call, value):
 def test_a_query_refuses_what_is_no_text(name):
     for value in NO_TEXTS:
         with pytest.raises(UsageError):
-            Wanted(**{name: value})
+            RunFilter(**{name: value})
 
 
 @pytest.mark.parametrize("moment", [3, float("nan"), pd.NaT, "yesterday", datetime.time()], ids=str)
 def test_what_is_no_time_is_refused(moment):
     with pytest.raises(UsageError, match="is not a time"):
-        Wanted(since=moment).filters()
+        RunFilter(since=moment).filters()
 
 
 @pytest.mark.parametrize("tags", [["a"], "a", {3: "x"}])
 def test_tags_that_are_none_are_refused(tags):
     with pytest.raises(UsageError, match="must map strings to strings"):
-        Wanted(tags=tags)
+        RunFilter(tags=tags)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "x", True, None, [3], torch.tensor([3, 4])], ids=str)
 def test_what_is_no_number_of_tokens_is_refused(value):
     with pytest.raises(UsageError, match="max_new_tokens"):
-        whole_number("max_new_tokens", value)
+        require_integer("max_new_tokens", value)
     engine = ScriptedEngine(FakeClock(), Script(1.0, 1.0))
     for call in (llmtrack.generate_texts, llmtrack.time_generate):
         with pytest.raises(LlmtrackError, match="max_new_tokens"):
@@ -88,8 +88,8 @@ def test_what_is_no_number_of_tokens_is_refused(value):
 
 
 def test_numbers_of_other_libraries_are_numbers():
-    assert whole_number("max_new_tokens", torch.tensor(3)) == 3
-    assert whole_number("max_new_tokens", "3") == 3
+    assert require_integer("max_new_tokens", torch.tensor(3)) == 3
+    assert require_integer("max_new_tokens", "3") == 3
 
 
 def test_no_prompt_is_refused_and_one_is_one():

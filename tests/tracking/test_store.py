@@ -240,7 +240,7 @@ def test_who_lacks_a_permission_is_told_whom_to_ask_for_what(user, monkeypatch):
     assert denied.error_code == "PERMISSION_DENIED"
     assert store_errors.is_denied(denied)
     assert not store_errors.is_denied(MlflowException("a full disk"))
-    told = store_errors.whom_to_ask("http://name:secret@host:5000", "mine")
+    told = store_errors.missing_permission("http://name:secret@host:5000", "mine")
     assert told.startswith(f"{'the user ' + repr(user) if user else 'this user'} needs the permission EDIT on")
     assert "the experiment 'mine': ask whoever administers http" in told
     assert "secret" not in told

@@ -14,7 +14,7 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
 from llmtrack.spec.events import Event
-from llmtrack.spec.options import taken
+from llmtrack.spec.options import config_from
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.serialization import from_json, to_json
@@ -135,7 +135,7 @@ def test_what_max_tokens_leaves_out_is_counted_without_a_warning() -> None:
 
 def test_the_stride_that_was_used_is_tracked() -> None:
     assert measured(replace(ROLLING, stride=0)).facts["stride"] == 64
-    tracked = perplexity.build(taken(perplexity.Config, replace(ROLLING, stride=0))).settings
+    tracked = perplexity.build(config_from(perplexity.Config, replace(ROLLING, stride=0))).settings
     assert (tracked["stride"], tracked["bos_rule"], tracked["max_tokens"]) == (64, "none", 1000)
 
 

@@ -95,8 +95,8 @@ def _columns(table: Table, runs: Runs) -> tuple[Sequence[str], Sequence[str]]:
 
 def _axes(runs: Runs, metrics: Sequence[str], params: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Return the axes of parallel coordinates: MLflow only draws runs that have all, and nothing if one is constant."""
-    drawn = runs.where(lambda run: run.has_figure(metrics[0])) if metrics else Runs()
-    metrics = [key for key in metrics if all(run.has_figure(key) for run in drawn)]
+    drawn = runs.where(lambda run: run.has_number(metrics[0])) if metrics else Runs()
+    metrics = [key for key in metrics if all(run.has_number(key) for run in drawn)]
     found = tuple([key for key in keys if len({run.get(key) for run in drawn}) > 1] for keys in (metrics, params))
     return (found[0], found[1]) if len(drawn) > 1 and sum(map(len, found)) > 1 else ((), ())
 
@@ -107,7 +107,7 @@ def _most_telling(keys: Sequence[str], entries: Mapping[str, Any]) -> list[str]:
 
 
 def _of_one_run(runs: Runs, *keys: str) -> bool:
-    return sum(all(map(run.has_figure, keys)) for run in runs) > 1
+    return sum(all(map(run.has_number, keys)) for run in runs) > 1
 
 
 def _id(name: str, value: str) -> str:

@@ -100,7 +100,7 @@ def scatter_plot(runs: Runs, x: str, y: str, *, title: str, x_label: str, y_labe
     figure, axes = canvas(title, x_label, y_label)
     points = runs.measured(y).where(lambda run: run.has(x)).by(y)
     colors = [BASELINE if run.baseline else COLOR for run in points]
-    xs, ys = points.figures(x), points.figures(y)
+    xs, ys = points.values(x), points.values(y)
     axes.scatter(xs, ys, color=colors, zorder=3)
     axes.margins(x=0.12, y=0.12)
     widen(axes, ys)

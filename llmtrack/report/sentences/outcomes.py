@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmtrack.metrics import as_shown
+from llmtrack.metrics import format_metric
 from llmtrack.report.escape import in_markdown
 from llmtrack.spec.outcome import Failure, Measurement
 
@@ -35,6 +35,8 @@ def _told(outcome: Measurement | Failure) -> str:
     if isinstance(outcome, Failure):
         word = "KILLED" if outcome.kind == "interrupted" else "FAILED"
         return f"{word} ({outcome.kind}): {outcome.reason}"
-    told = (words.format(as_shown(key, outcome.metrics[key])) for key, words in _TOLD.items() if key in outcome.metrics)
+    told = (
+        words.format(format_metric(key, outcome.metrics[key])) for key, words in _TOLD.items() if key in outcome.metrics
+    )
     repeats = outcome.summaries.get("total_latency_s")
     return ", ".join(told) + (f" (median of {repeats.n})" if repeats else "")

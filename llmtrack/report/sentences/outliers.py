@@ -21,7 +21,7 @@ HIGH_SHARE = 0.5
 
 def prefill_shares(runs: Runs) -> list[float]:
     """Return the share of the call until the first token of each run (0 to 1); NaN if unknown."""
-    firsts, totals = runs.figures("time_to_first_token_ms"), runs.figures("total_latency_s")
+    firsts, totals = runs.values("time_to_first_token_ms"), runs.values("total_latency_s")
     return [first / 1000 / total for first, total in zip(firsts, totals, strict=True)]
 
 

@@ -87,7 +87,7 @@ def headline(runs: Runs) -> dict[str, float]:
     # The luckiest disturbed run does not represent this machine.
     timed = timed.where(lambda run: not is_disturbed(run)) or timed
     if timed:
-        found["best_tokens_per_sec"] = max(timed.figures("tokens_per_sec"))
+        found["best_tokens_per_sec"] = max(timed.values("tokens_per_sec"))
     wins = [gain.ratio.value for gain in gains(runs) if gain.found.verdict == "better" and not gain.disturbed]
     return found | ({"best_gain": max(wins)} if wins else {})
 

@@ -20,7 +20,7 @@ OTHER_WORK = "other work"
 
 def compared_by_default() -> list[str]:
     """Return the metrics compared with the baseline by default."""
-    return [each.name for each in schema.in_place(schema.METRICS) if each.shown and each.shown.compared]
+    return [each.name for each in schema.in_column_order(schema.METRICS) if each.shown and each.shown.compared]
 
 
 def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = None) -> Table:

@@ -139,12 +139,12 @@ def shared_conditions(runs: Runs) -> tuple[tuple[str, ...], tuple[Column, ...]]:
 
 def condition_columns() -> list[Column]:
     """Return the condition columns: shown in the table if runs differ, above it if they agree."""
-    return [_condition(param, param.shown) for param in schema.in_place(schema.PARAMS) if param.shown]
+    return [_condition(param, param.shown) for param in schema.in_column_order(schema.PARAMS) if param.shown]
 
 
 def metric_columns() -> list[Column]:
     """Return the columns of the metrics that have one."""
-    return [_metric(metric, metric.shown) for metric in schema.in_place(schema.METRICS) if metric.shown]
+    return [_metric(metric, metric.shown) for metric in schema.in_column_order(schema.METRICS) if metric.shown]
 
 
 def column_of_runs(name: str, runs: Runs) -> Column:

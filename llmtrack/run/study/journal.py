@@ -11,7 +11,7 @@ from typing import Any
 
 from filelock import Timeout
 
-from llmtrack.tracking.store import own_lock
+from llmtrack.tracking.store import user_lock
 from llmtrack.tracking.write.spool import Notify, to_stderr
 
 
@@ -36,7 +36,7 @@ class Journal:
         self._notify = notify
         self._writable = True
         self._known: list[dict[str, Any]] = []
-        self._lock = own_lock("journal", str(path))
+        self._lock = user_lock("journal", str(path))
         self._ours = self._locked()
         if not self._ours:
             self._writable = False

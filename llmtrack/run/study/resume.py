@@ -42,7 +42,7 @@ def finished_already(
             models[scenario] = identify(scenario)
         if _is_of(run, models[scenario], _scored_text(scenario)) and _calibrated_alike(run, scenario):
             del asked[ids]
-            earlier.append(run.standing_for(scenario.name, baseline=scenario.baseline))
+            earlier.append(run.as_scenario(scenario.name, baseline=scenario.baseline))
     return Runs(earlier)
 
 

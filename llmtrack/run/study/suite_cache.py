@@ -49,7 +49,7 @@ class SuiteCache:
         for each in scenarios if self._how == REUSE else ():
             run = self._runs.get(self._cell(each))
             if run is not None:
-                found.append(run.standing_for(each.name, baseline=each.baseline))
+                found.append(run.as_scenario(each.name, baseline=each.baseline))
         return found
 
     def pooled(self, experiment: str, measurement: Measurement) -> Measurement:

@@ -17,7 +17,7 @@ from llmtrack.measure.gpus import capability
 from llmtrack.quantize.recipe import recipes
 from llmtrack.run.study.plan import device_of
 from llmtrack.spec.options import Option, parameters
-from llmtrack.spec.parameter import NONE, Parameter, written
+from llmtrack.spec.parameter import NONE, Parameter, format_value
 from llmtrack.spec.scenario import Scalar, Variant
 from llmtrack.spec.task import GenerateTask
 
@@ -240,7 +240,7 @@ def _options(
         axes.append([(each.name, value, value == usual) for value in values])
     for chosen in product(*axes):
         told = tuple((name, value) for name, value, default in chosen if not default)
-        yield told, tuple(f"{name}_{written(value)}" for name, value in told)
+        yield told, tuple(f"{name}_{format_value(value)}" for name, value in told)
 
 
 def _calls(
@@ -253,7 +253,7 @@ def _calls(
     )
     tried = (True, False) if objective in CACHED and task.max_new_tokens <= FEW_TOKENS else (True,)
     use_cache = Parameter("space use_cache", bool, False, False, True, Option(""))
-    caches = [use_cache.parse(value) for value in narrowed.get("use_cache", map(written, tried))]
+    caches = [use_cache.parse(value) for value in narrowed.get("use_cache", map(format_value, tried))]
     pads = _numbers("pad_to_multiple", narrowed) or [1]
     for size, cache, pad in product(sizes, caches, pads):
         changed = {

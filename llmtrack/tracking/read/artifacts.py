@@ -19,7 +19,7 @@ from llmtrack.errors import LlmtrackError, ModelLoadError, UsageError
 from llmtrack.models.cache import build_once
 from llmtrack.models.disk import room_for
 from llmtrack.models.source import ModelSource, parse_candidates, run_entry, run_of
-from llmtrack.spec.parameter import one_text
+from llmtrack.spec.parameter import require_text
 from llmtrack.spec.scenario import Scenario
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.read import direct
@@ -99,7 +99,7 @@ def measurements(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    named = run_of_id(Source(store.resolve_tracking_uri(tracking_uri)), one_text("run_id", run_id))
+    named = run_of_id(Source(store.resolve_tracking_uri(tracking_uri)), require_text("run_id", run_id))
     if named is None:
         raise UsageError(f"there is no run {run_id!r}: `llmtrack runs` lists them")
     rows = [
@@ -128,7 +128,7 @@ def series(run_id: str, name: str, tracking_uri: str | None = None) -> list[floa
         TrackingError: the store cannot be read.
     """
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    with store_errors.asking(client):
+    with store_errors.one_line_errors(client):
         history = client.get_metric_history(run_id, schema.series_key(name))
     return [entry.value for entry in sorted(history, key=lambda entry: entry.step)]
 
@@ -173,7 +173,7 @@ def local_artifact(run_id: str, path: str, tracking_uri: str | None = None) -> P
         TrackingError: there is no store.
     """
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    with store_errors.asking(client):
+    with store_errors.one_line_errors(client):
         folder = _folder(client.get_run(run_id).info.artifact_uri)
     return folder / path if folder and (folder / path).is_file() else None
 
@@ -271,7 +271,7 @@ def _size(client: MlflowClient, spec: str, run_id: str, path: str) -> int:
         ) from error
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise store_errors.unreadable(client, error) from error
+            raise store_errors.read_error(client, error) from error
         raise UsageError(f"{spec}: there is no such run in this tracking store: check MLFLOW_TRACKING_URI") from error
     if f"{path}/config.json" not in sizes:
         raise UsageError(

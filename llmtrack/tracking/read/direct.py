@@ -20,7 +20,7 @@ from llmtrack.host import packages
 from llmtrack.host.libraries import uncollected
 from llmtrack.metrics import DETAILS_TAG, ENVIRONMENT_TAG, SERIES_PREFIX, SYSTEM_PREFIX
 from llmtrack.tracking import store
-from llmtrack.tracking.read.filters import Wanted
+from llmtrack.tracking.read.filters import RunFilter
 from llmtrack.tracking.read.parsing import RunParser
 
 NEWEST = (3, 17)
@@ -48,7 +48,7 @@ Found = TypeVar("Found")
 installed_version = cache(packages.installed_version)
 
 
-class Known(NamedTuple):
+class RunHead(NamedTuple):
     """A run's identity: its id, MLflow experiment id, and tags."""
 
     run_id: str
@@ -88,19 +88,19 @@ def experiment_tags(uri: str, key: str) -> dict[str, str] | None:
     return _asked(uri, ask, {"experiment_tags": "key value experiment_id"})
 
 
-def newest(uri: str, experiment_ids: Sequence[str], wanted: Wanted, limit: int) -> list[Known] | None:
+def newest(uri: str, experiment_ids: Sequence[str], wanted: RunFilter, limit: int) -> list[RunHead] | None:
     """Return the newest matching runs, or None to fall back to MLflow; see `read`."""
 
-    def ask(database: sqlite3.Connection) -> list[Known]:
+    def ask(database: sqlite3.Connection) -> list[RunHead]:
         condition, values = _condition(experiment_ids, wanted)
         text = f"SELECT run_uuid, CAST(experiment_id AS TEXT) FROM runs WHERE {condition} ORDER BY start_time DESC, run_uuid LIMIT {limit}"
         of_run = "SELECT key, value FROM tags WHERE run_uuid = ?"
         return [
-            Known(run_id, number, dict(database.execute(of_run, (run_id,)).fetchall()))
+            RunHead(run_id, number, dict(database.execute(of_run, (run_id,)).fetchall()))
             for run_id, number in database.execute(text, values).fetchall()
         ]
 
-    return None if wanted.in_mlflows_words else _asked(uri, ask)
+    return None if wanted.is_mlflow_filter else _asked(uri, ask)
 
 
 def artifact_roots(uri: str, run_ids: Sequence[str]) -> dict[str, str] | None:
@@ -117,7 +117,7 @@ def read(
     uri: str,
     experiment_names: Mapping[str, str],
     experiment_ids: Sequence[str],
-    wanted: Wanted,
+    wanted: RunFilter,
     on_page: Callable[[int], None],
 ) -> RunParser | None:
     """Return the matching runs, or None to fall back to MLflow.
@@ -135,7 +135,7 @@ def read(
             _fill(found, database, experiment_ids, wanted)
         return found
 
-    found = None if wanted.in_mlflows_words else _asked(uri, ask)
+    found = None if wanted.is_mlflow_filter else _asked(uri, ask)
     if found is not None:
         on_page(len(found))
     return found
@@ -166,7 +166,7 @@ def _is_known_mlflow() -> bool:
     return bool(release) and release <= NEWEST
 
 
-def _fill(found: RunParser, database: sqlite3.Connection, experiment_ids: Sequence[str], wanted: Wanted) -> None:
+def _fill(found: RunParser, database: sqlite3.Connection, experiment_ids: Sequence[str], wanted: RunFilter) -> None:
     """Add runs first and then their values, so that a finished run is complete."""
     condition, values = _condition(experiment_ids, wanted)
     # A run without a name uses its tag's.
@@ -192,7 +192,7 @@ def _fill(found: RunParser, database: sqlite3.Connection, experiment_ids: Sequen
     )
 
 
-def _condition(experiment_ids: Sequence[str], wanted: Wanted) -> tuple[str, list[Any]]:
+def _condition(experiment_ids: Sequence[str], wanted: RunFilter) -> tuple[str, list[Any]]:
     """Return the SQL condition for the matching runs, with its parameters."""
     parts = ["lifecycle_stage = 'active'", "experiment_id IN (SELECT value FROM json_each(?))"]
     values: list[Any] = [json.dumps([int(each) for each in experiment_ids])]

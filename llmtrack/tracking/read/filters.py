@@ -10,7 +10,7 @@ from datetime import date, datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
-from llmtrack.spec.parameter import text_or_none
+from llmtrack.spec.parameter import optional_text
 from llmtrack.tracked.run import STATUSES
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Moment = str | date
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunFilter:
     """Filter of runs.
 
     Attributes:
@@ -60,12 +60,12 @@ class Wanted:
             UsageError: one has a wrong type.
         """
         for name in ("experiment", "study_id", "model", "kind", "search", "status"):
-            text_or_none(name.removesuffix("_id"), getattr(self, name))
+            optional_text(name.removesuffix("_id"), getattr(self, name))
         if not isinstance(self.tags, Mapping) or not all(isinstance(each, str) for each in self.tags):
             raise UsageError(f"tags {self.tags!r} must map strings to strings: {{'KEY': 'VALUE'}}")
 
     @property
-    def in_mlflows_words(self) -> bool:
+    def is_mlflow_filter(self) -> bool:
         """Whether `search` is an MLflow filter rather than a word."""
         return bool(self.search and _OPERATOR.search(self.search))
 
@@ -114,13 +114,13 @@ class Wanted:
         if self.has_tag:
             # Older MLflow releases lack IS NOT NULL for tags.
             fixed.append(f"tags.{key_quoted(self.has_tag)} LIKE '%'")
-        if self.search and self.in_mlflows_words:
+        if self.search and self.is_mlflow_filter:
             fixed.append(self.search)
         # MLflow has no OR: use one query per searched attribute.
         places = [[""], [""]]
         if self.model:
             places[0] = [f"params.{key} ILIKE {_pattern(self.model)}" for key in ("model_id", "model")]
-        if self.search and not self.in_mlflows_words:
+        if self.search and not self.is_mlflow_filter:
             keys = ("attributes.run_name", "params.scenario", "params.model_id", "params.model")
             places[1] = [f"{key} ILIKE {_pattern(self.search)}" for key in keys]
         return [" and ".join(filter(None, [*fixed, *chosen])) for chosen in itertools.product(*places)]
@@ -130,7 +130,7 @@ class Wanted:
         models = [run.data.params.get("model_id", ""), run.data.params.get("model", "")]
         if self.model and not _contain(models, self.model):
             return False
-        if self.search and not self.in_mlflows_words:
+        if self.search and not self.is_mlflow_filter:
             names = [run.info.run_name or "", run.data.params.get("scenario", ""), *models]
             return _contain(names, self.search)
         return True

@@ -12,8 +12,8 @@ import re
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
 from llmtrack.tracking import store_errors
-from llmtrack.tracking.read.direct import Known
-from llmtrack.tracking.read.filters import Wanted
+from llmtrack.tracking.read.direct import RunHead
+from llmtrack.tracking.read.filters import RunFilter
 from llmtrack.tracking.read.source import Source
 
 SHORT_ID = 8
@@ -42,7 +42,7 @@ def is_study_id(text: str) -> bool:
     return bool(_STUDY.fullmatch(text))
 
 
-def run_of_id(source: Source, text: str) -> Known | None:
+def run_of_id(source: Source, text: str) -> RunHead | None:
     """Return the run with an id or id prefix, or None.
 
     Raises:
@@ -51,7 +51,7 @@ def run_of_id(source: Source, text: str) -> Known | None:
     """
     if not may_be_id(text):
         return None
-    found = source.newest(Wanted(run_id=text), _MOST_NAMED)
+    found = source.newest(RunFilter(run_id=text), _MOST_NAMED)
     if len(found) > 1:
         raise UsageError(
             f"several runs begin with {text!r} ({', '.join(run.run_id for run in found)}): give more of the id"
@@ -80,7 +80,7 @@ def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | 
     if named is None:
         raise UsageError(f"there is no run {run_id!r}: `llmtrack runs` lists them")
     before = next((run.run_id for run in _holders(source, key) if run.experiment_id == named.experiment_id), None)
-    with store_errors.asking(source.client):
+    with store_errors.one_line_errors(source.client):
         source.client.set_experiment_tag(named.experiment_id, key, named.run_id)
     return before
 
@@ -123,11 +123,11 @@ def alias_tag(name: str) -> str:
     return schema.ALIAS_PREFIX + name
 
 
-def _holders(source: Source, key: str) -> list[Known]:
+def _holders(source: Source, key: str) -> list[RunHead]:
     """Return the runs with an alias, one of each MLflow experiment."""
     given = source.experiment_tags(key)
     holders = [run for run_id in given.values() if (run := run_of_id(source, run_id)) is not None]
-    older = source.newest(Wanted(has_tag=key), _MOST_TAGGED)
+    older = source.newest(RunFilter(has_tag=key), _MOST_TAGGED)
     for run in sorted(older, key=lambda run: int(run.tags[key]), reverse=True):
         if run.experiment_id not in {*given, *(each.experiment_id for each in holders)}:
             holders.append(run)
@@ -138,7 +138,7 @@ def _run_of_version(source: Source, text: str) -> str:
     from mlflow.exceptions import MlflowException
 
     name, _, alias = text.rpartition("@")
-    with store_errors.asking(source.client):
+    with store_errors.one_line_errors(source.client):
         try:
             version = source.client.get_model_version_by_alias(name, alias)
         except MlflowException as error:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmtrack import metrics as schema
 from llmtrack.tracked.frames import lines_of
-from llmtrack.tracked.run import IDENTITY, KILLED, RUNNING, Figures, Run
+from llmtrack.tracked.run import IDENTITY, KILLED, RUNNING, MetricValues, Run
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking import packed
-from llmtrack.tracking.owner import REASON, TAG, is_gone
+from llmtrack.tracking.owner import ABANDONED, TAG, is_gone
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun
@@ -56,7 +56,7 @@ class _Read:
     start_time: int | None
     end_time: int | None
     params: dict[str, str] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=Figures)
+    metrics: dict[str, float] = field(default_factory=MetricValues)
     tags: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -148,7 +148,7 @@ def _put_tag(run: _Read, key: str, text: str) -> None:
     elif key in (schema.ENVIRONMENT_TAG, packed.OLDER_ENVIRONMENT):
         run.environment |= packed.facts_of(text)
     elif key == packed.SPREAD:
-        run.metrics |= packed.joined_spread(packed.unpack(text))
+        run.metrics |= packed.join_spread(packed.unpack(text))
     elif key.startswith(schema.ENV_TAG_PREFIX):
         run.environment[key.removeprefix(schema.ENV_TAG_PREFIX)] = text
     elif key.startswith(schema.DIGEST_PREFIX):
@@ -156,13 +156,13 @@ def _put_tag(run: _Read, key: str, text: str) -> None:
     elif key == TAG and run.status == RUNNING and is_gone(text):
         # Its process is gone; `close_abandoned` will end it.
         run.status = KILLED
-        run.tags |= {"outcome": "killed", "reason": REASON}
+        run.tags |= {"outcome": "killed", "reason": ABANDONED}
 
 
 def _put_details(run: _Read, details: Mapping[str, Any], text_of: Callable[[str, str], str]) -> None:
     for name, value in details.items():
         if name == "spread":
-            run.metrics |= packed.joined_spread(value)
+            run.metrics |= packed.join_spread(value)
         elif name == "digest" and isinstance(value, dict):
             run.params |= {key: text_of(text, text) for key, text in value.items()}
         elif isinstance(value, str):

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.host.console import console_of
 from llmtrack.host.libraries import uncollected
-from llmtrack.spec.parameter import text_or_none, texts
+from llmtrack.spec.parameter import optional_text, require_texts
 from llmtrack.tracked.frames import frame_of, pick
 from llmtrack.tracked.run import FINISHED, RUNNING, Run
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking import packed
 from llmtrack.tracking.read import direct
-from llmtrack.tracking.read.filters import Moment, Wanted, quoted
+from llmtrack.tracking.read.filters import Moment, RunFilter, quoted
 from llmtrack.tracking.read.lookup import run_of_alias, run_of_id
 from llmtrack.tracking.read.parsing import RunParser
 from llmtrack.tracking.read.source import Source, read_pages
@@ -94,7 +94,7 @@ def runs(
             until=until,
         )
     )
-    return found if columns is None else pick(found, texts("column", columns))
+    return found if columns is None else pick(found, require_texts("column", columns))
 
 
 def tracked_runs(
@@ -114,7 +114,7 @@ def tracked_runs(
     """Return tracked runs, newest first; see `runs` for arguments and errors."""
     source = Source(tracking_uri)
     everywhere = list(source.names)
-    named, _, scenario = (text_or_none("study", study) or "").partition("#")
+    named, _, scenario = (optional_text("study", study) or "").partition("#")
     study_id = _study_id(source, named, experiment) if study else None
     # Other interpretations are reported below.
     of_tags = dict(tags) if isinstance(tags, Mapping) else tags or {}
@@ -122,9 +122,9 @@ def tracked_runs(
         of_tags = {**of_tags, "llmtrack.suite_id": study_id}
         study_id = None
     # Only older versions have a tag for each value: filter the others after reading.
-    of_values = packed.unsearched(of_tags) if isinstance(of_tags, Mapping) else {}
+    of_values = packed.packed_tags(of_tags) if isinstance(of_tags, Mapping) else {}
     left = {key: of_tags[key] for key in of_tags if key not in of_values} if of_values else of_tags
-    wanted = Wanted(experiment, study_id, model, kind, search, status, left, since, until)
+    wanted = RunFilter(experiment, study_id, model, kind, search, status, left, since, until)
     with _progress(progress) as on_page:
         found = _gather(source, everywhere, wanted, on_page)
         if not len(found) and experiment is not None:
@@ -172,7 +172,7 @@ def runs_of_id(run_id: str, tracking_uri: str | None = None) -> Runs:
     named = run_of_id(source, run_id)
     if named is not None and named.tags.get("llmtrack.kind") == "study":
         return tracked_runs(study=named.tags.get("llmtrack.study_id"), tracking_uri=tracking_uri)
-    wanted = Wanted(kind="scenario", run_id=run_id if named is None else named.run_id)
+    wanted = RunFilter(kind="scenario", run_id=run_id if named is None else named.run_id)
     return _gather(source, list(source.names), wanted, lambda count: None).runs()
 
 
@@ -218,7 +218,7 @@ def why_empty(study: str | None, tracking_uri: str | None = None) -> str:
         own = study_run(study.partition("#")[0], tracking_uri)
     except LlmtrackError:
         return ""
-    if own.status == FINISHED or Source(tracking_uri).newest(Wanted(kind="scenario", study_id=own.study_id)):
+    if own.status == FINISHED or Source(tracking_uri).newest(RunFilter(kind="scenario", study_id=own.study_id)):
         return ""
     name, since = own.text("experiment"), f"{own.start_time:%Y-%m-%d %H:%M} UTC"
     if own.status == RUNNING:
@@ -252,7 +252,7 @@ def as_own(runs: Runs, study_id: str, held: Mapping[str, tuple[str, bool]]) -> R
 
     def own(run: Run) -> Run:
         scenario, baseline = held[run.run_id]
-        return run.standing_for(scenario, study_id=study_id, baseline=baseline)
+        return run.as_scenario(scenario, study_id=study_id, baseline=baseline)
 
     return Runs(own(run) if run.run_id in held else run for run in runs)
 
@@ -261,7 +261,9 @@ def _as_tag(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value or "")
 
 
-def _gather(source: Source, experiment_ids: Sequence[str], wanted: Wanted, on_page: Callable[[int], None]) -> RunParser:
+def _gather(
+    source: Source, experiment_ids: Sequence[str], wanted: RunFilter, on_page: Callable[[int], None]
+) -> RunParser:
     filters = wanted.filters()
     read = direct.read(source.uri, source.names, experiment_ids, wanted, on_page)
     if read is not None:
@@ -301,7 +303,7 @@ def _study_id(source: Source, study: str, experiment: str | None) -> str:
         raise UsageError(f"invalid study {study!r}: use {', '.join(STUDY_KINDS)}")
     else:
         study = kind
-    any_study = Wanted(experiment, kind="study")
+    any_study = RunFilter(experiment, kind="study")
     if study == "latest":
         if newest := _newest(source, any_study):
             return newest
@@ -313,7 +315,7 @@ def _study_id(source: Source, study: str, experiment: str | None) -> str:
     named = run_of_id(source, study)
     if named is not None and "llmtrack.study_id" in named.tags:
         return named.tags["llmtrack.study_id"]
-    if source.newest(Wanted(study_id=study)):
+    if source.newest(RunFilter(study_id=study)):
         return study
     ids = [run.tags.get("llmtrack.study_id", "") for run in source.newest(any_study, _STUDIES_NAMED)]
     raise UsageError(f"there is no study {study!r}{_nearest(study, ids)}")
@@ -329,7 +331,7 @@ def newest_study(experiment: str | None = None, tracking_uri: str | None = None)
     return _study_id(Source(tracking_uri), "latest", experiment)
 
 
-def _newest(source: Source, wanted: Wanted) -> str:
+def _newest(source: Source, wanted: RunFilter) -> str:
     """Return the id of the newest study started by the user, or the newest of an experiment; empty if there is none.
 
     Studies within a suite only count if their experiment is named.
@@ -346,17 +348,17 @@ def _newest(source: Source, wanted: Wanted) -> str:
 
 def _taken_over(source: Source, study_id: str) -> dict[str, tuple[str, bool]]:
     """Return the runs that a study took over from earlier ones."""
-    return next((taken_over(run.tags) for run in source.newest(Wanted(kind="study", study_id=study_id))), {})
+    return next((taken_over(run.tags) for run in source.newest(RunFilter(kind="study", study_id=study_id))), {})
 
 
 def _ids_by_mlflow_name(source: Source, experiment: str) -> list[str]:
     """Return the MLflow experiment of that name, if no llmtrack experiment has it."""
-    if source.newest(Wanted(experiment)):
+    if source.newest(RunFilter(experiment)):
         return []  # The experiment exists, but the other filters exclude everything.
     ids = [number for number, name in source.names.items() if name == experiment]
     if ids:
         return ids
-    studies_found = source.newest(Wanted(kind="study"), _STUDIES_NAMED)
+    studies_found = source.newest(RunFilter(kind="study"), _STUDIES_NAMED)
     known = {run.tags.get("llmtrack.experiment", "") for run in studies_found} | set(source.names.values())
     raise UsageError(f"there is no experiment {experiment!r}{_nearest(experiment, sorted(known - {''}))}")
 

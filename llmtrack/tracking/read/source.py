@@ -14,8 +14,8 @@ from llmtrack.errors import UsageError
 from llmtrack.host.libraries import uncollected
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.read import direct
-from llmtrack.tracking.read.direct import Known
-from llmtrack.tracking.read.filters import Wanted, key_quoted
+from llmtrack.tracking.read.direct import RunHead
+from llmtrack.tracking.read.filters import RunFilter, key_quoted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -52,14 +52,14 @@ class Source:
         """
         found = direct.experiment_tags(self.uri, key)
         if found is None:
-            with store_errors.asking(self.client):
+            with store_errors.one_line_errors(self.client):
                 having = self.client.search_experiments(
                     max_results=1000, filter_string=f"tags.{key_quoted(key)} LIKE '%'"
                 )
             found = {each.experiment_id: each.tags[key] for each in having}
         return {number: value for number, value in found.items() if number in self.names}
 
-    def newest(self, wanted: Wanted, limit: int = 1) -> list[Known]:
+    def newest(self, wanted: RunFilter, limit: int = 1) -> list[RunHead]:
         """Return the newest matching runs; `wanted` must not contain a word or model.
 
         Raises:
@@ -71,7 +71,7 @@ class Source:
             return found
         (text,) = wanted.filters()
         return [
-            Known(run.info.run_id, run.info.experiment_id, run.data.tags)
+            RunHead(run.info.run_id, run.info.experiment_id, run.data.tags)
             for run in newest_runs(self.client, ids, text, limit)
         ]
 
@@ -193,5 +193,5 @@ def _page(
         return client.search_runs(list(experiment_ids), text, max_results=limit, page_token=token, order_by=[order])
     except MlflowException as error:
         if error.error_code != "INVALID_PARAMETER_VALUE":
-            raise store_errors.unreadable(client, error) from error
+            raise store_errors.read_error(client, error) from error
         raise UsageError(f"MLflow does not understand the filter {text!r}: {store_errors.one_line(error)}") from error

@@ -13,7 +13,7 @@ from llmtrack.errors import TrackingError
 from llmtrack.host.secrets import redact, secrets_of
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.write import sync
-from llmtrack.tracking.write.files import handed_over
+from llmtrack.tracking.write.files import linked
 from llmtrack.tracking.write.push import ArtifactsError, push, redacted
 from llmtrack.tracking.write.records import RunRecord
 from llmtrack.tracking.write.spool import Entry, Notify, Spool, Target
@@ -195,7 +195,7 @@ class Delivery:
         )
         try:
             client = self._connected()
-            with handed_over(files) as (folder, lost):
+            with linked(files) as (folder, lost):
                 if lost:
                     self._notify(f"{entry.record.run_name}: the files {', '.join(lost)} are lost")
                 run_id = push(client, self.experiment_id or "", entry, folder, lambda known: None)
@@ -231,7 +231,7 @@ class Delivery:
             return
         why = ""
         if store_errors.is_denied(error):
-            why = f": {store_errors.whom_to_ask(self.tracking_uri, self.experiment or '')}"
+            why = f": {store_errors.missing_permission(self.tracking_uri, self.experiment or '')}"
         self._notify(
             f"MLflow refused a record ({store_errors.one_line(error)}){why}; it is kept in {self.spool.folder}, "
             "`llmtrack sync` tries again"

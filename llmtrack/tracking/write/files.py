@@ -15,7 +15,7 @@ _TEXT_SUFFIXES = frozenset({".csv", ".html", ".json", ".log", ".md", ".svg", ".t
 
 
 @contextmanager
-def handed_over(files: Mapping[str, bytes | Path]) -> Iterator[tuple[Path | None, list[str]]]:
+def linked(files: Mapping[str, bytes | Path]) -> Iterator[tuple[Path | None, list[str]]]:
     """Provide a folder of links to the files, and the names of missing ones."""
     if not files:
         yield None, []

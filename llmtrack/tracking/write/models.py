@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 URI_TAG = "llmtrack.model_uri"
-WAY_TAG = "llmtrack.way"
+CONFIGURATION_TAG = "llmtrack.way"
 
 _ARTIFACT = "model"
 _LOADER = "llmtrack.serving"
@@ -79,7 +79,7 @@ _known: WeakKeyDictionary[MlflowClient, dict[tuple[str, str], str | None]] = Wea
 
 
 @dataclass(frozen=True)
-class Way:
+class Configuration:
     """A configuration of a model.
 
     Attributes:
@@ -95,7 +95,7 @@ class Way:
     tags: Mapping[str, str]
 
 
-def way_of(record: RunRecord) -> Way | None:
+def configuration_of(record: RunRecord) -> Configuration | None:
     """Return the configuration that a run measured; None for a study, for training (its result is another model), and
     without measurements.
     """
@@ -114,7 +114,7 @@ def way_of(record: RunRecord) -> Way | None:
     fitted = fit_limits(settings, {}, {}, digests, _configuration_name(settings))
     texts = {key: shorten(value, _MAX_VALUE) for key, value in fitted.params.items()}
     key = digest([sorted(texts.items()), sorted(digests.items())])
-    return Way(key, fitted.run_name, texts, {**digests, WAY_TAG: key})
+    return Configuration(key, fitted.run_name, texts, {**digests, CONFIGURATION_TAG: key})
 
 
 def logged_model_of(client: MlflowClient, experiment_id: str, run_id: str, record: RunRecord) -> str | None:
@@ -131,22 +131,22 @@ def logged_model_of(client: MlflowClient, experiment_id: str, run_id: str, recor
     Raises:
         mlflow.MlflowException: the store failed.
     """
-    way = way_of(record)
+    way = configuration_of(record)
     if way is None:
         return None
     known = _known.setdefault(client, {})
     if (experiment_id, way.key) not in known:
         try:
-            with store.own_lock("models", client.tracking_uri, experiment_id).acquire(timeout=_LOCK_WAIT_S):
+            with store.user_lock("models", client.tracking_uri, experiment_id).acquire(timeout=_LOCK_WAIT_S):
                 known[experiment_id, way.key] = _one_logged_model(client, experiment_id, run_id, way).model_id
         except Exception as error:
-            if not is_unknown_here(error):
+            if not is_unsupported(error):
                 raise
             known[experiment_id, way.key] = None
     return known[experiment_id, way.key]
 
 
-def is_unknown_here(error: Exception) -> bool:
+def is_unsupported(error: Exception) -> bool:
     """Return whether an error means that a store has no logged models: an MLflow server older than 3.0."""
     return isinstance(error, NotImplementedError) or getattr(error, "error_code", None) == "ENDPOINT_NOT_FOUND"
 
@@ -160,13 +160,13 @@ def lacking(client: MlflowClient) -> str:
     try:
         client.search_logged_models(["0"], max_results=1)
     except Exception as error:
-        if not is_unknown_here(error):
+        if not is_unsupported(error):
             raise
         return "it keeps no logged models: the Models tab and the column model_uri stay empty; a server of MLflow 3 has them"
     return ""
 
 
-def _one_logged_model(client: MlflowClient, experiment_id: str, run_id: str, way: Way) -> LoggedModel:
+def _one_logged_model(client: MlflowClient, experiment_id: str, run_id: str, way: Configuration) -> LoggedModel:
     """Return the single logged model of a configuration, the oldest.
 
     Unfinished others, left by crashes and repeated requests, are deleted.
@@ -187,8 +187,8 @@ def _one_logged_model(client: MlflowClient, experiment_id: str, run_id: str, way
     return first
 
 
-def _logged_models(client: MlflowClient, experiment_id: str, way: Way) -> list[LoggedModel]:
-    found = client.search_logged_models([experiment_id], filter_string=f"tags.`{WAY_TAG}` = '{way.key}'")
+def _logged_models(client: MlflowClient, experiment_id: str, way: Configuration) -> list[LoggedModel]:
+    found = client.search_logged_models([experiment_id], filter_string=f"tags.`{CONFIGURATION_TAG}` = '{way.key}'")
     return sorted(found, key=lambda model: (model.creation_timestamp, model.model_id))
 
 
@@ -323,7 +323,7 @@ def register(run: Run, pointer: Pointer, name: str, alias: str, tracking_uri: st
         )
     model_id = run.model_uri.removeprefix("models:/")
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    with store_errors.asking(client), tempfile.TemporaryDirectory(prefix="llmtrack-") as scratch:
+    with store_errors.one_line_errors(client), tempfile.TemporaryDirectory(prefix="llmtrack-") as scratch:
         target = Path(scratch, "model")
         save_pointer(target, pointer)
         client.log_model_artifacts(model_id, str(target))

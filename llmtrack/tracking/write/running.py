@@ -12,7 +12,7 @@ from llmtrack.errors import UsageError
 from llmtrack.host.console import on_one_line
 from llmtrack.tracked.run import KILLED
 from llmtrack.tracking import store
-from llmtrack.tracking.owner import REASON, TAG, host_id, is_gone
+from llmtrack.tracking.owner import ABANDONED, TAG, host_id, is_gone
 from llmtrack.tracking.read.source import read_pages
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def open_claimed(
     from filelock import Timeout
 
     try:
-        with store.own_lock("claim", tracker.tracking_uri, work).acquire(timeout=_WAIT_S):
+        with store.user_lock("claim", tracker.tracking_uri, work).acquire(timeout=_WAIT_S):
             _refuse_claimed(_running(work, tracker.tracking_uri), say)
             return start()
     except Timeout:
@@ -105,5 +105,5 @@ def close_abandoned(tracking_uri: str | None = None) -> list[str]:
 
 def _close(client: MlflowClient, run_id: str) -> None:
     client.set_tag(run_id, "llmtrack.outcome", "killed")
-    client.set_tag(run_id, "llmtrack.reason", REASON)
+    client.set_tag(run_id, "llmtrack.reason", ABANDONED)
     client.set_terminated(run_id, KILLED, end_time=round(time.time() * 1000))

@@ -127,7 +127,7 @@ class Spool:
         return entry
 
     def names(self) -> list[str]:
-        """Return the names of all entries, oldest first; empty if the folder is unreadable, see `must_be_seen`."""
+        """Return the names of all entries, oldest first; empty if the folder is unreadable, see `check_readable`."""
         return sorted(name for name in self._found() if name[0].isdigit() and self._is_whole(name))
 
     def peek(self, name: str) -> Entry | None:
@@ -217,7 +217,7 @@ class Spool:
             if name.startswith(_NEW) or (name[0].isdigit() and not self._is_whole(name)):
                 _remove_stale(self.folder / name)
 
-    def must_be_seen(self) -> None:
+    def check_readable(self) -> None:
         """Check that the folder is readable, if it exists.
 
         Raises:

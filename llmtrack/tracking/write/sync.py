@@ -55,17 +55,17 @@ def sync(spool: Path | None = None, tracking_uri: str | None = None, notify: Not
     uri = store.resolve_tracking_uri(tracking_uri) if tracking_uri else None
     kept = Spool(spool, notify)
     # The spool must be readable to report that it is empty.
-    kept.must_be_seen()
+    kept.check_readable()
     kept.restore()
     result = push_all(kept, uri)
-    kept.must_be_seen()
+    kept.check_readable()
     corrupt = len(kept.corrupt())
     return dataclasses.replace(
-        result, corrupt=corrupt, problems=(*result.problems, *([corrupt_line(kept)] if corrupt else ()))
+        result, corrupt=corrupt, problems=(*result.problems, *([describe_corrupt(kept)] if corrupt else ()))
     )
 
 
-def corrupt_line(spool: Spool) -> str:
+def describe_corrupt(spool: Spool) -> str:
     """Describe the corrupt records of a spool."""
     return (
         f"{plural(len(spool.corrupt()), 'record')} in {spool.set_aside} cannot be read: look at entry.json of each, and delete "

@@ -16,7 +16,7 @@ from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import resume
 from llmtrack.run.study.study import run_study
-from llmtrack.spec.options import taken
+from llmtrack.spec.options import config_from
 from llmtrack.spec.outcome import CUT_SHORT, REPLACED
 from llmtrack.spec.scenario import QualityCheck
 from llmtrack.spec.task import TrainTask
@@ -58,7 +58,7 @@ def study(tracker, console, experiment, resume=True, **options):
 
 
 def lengths(*values: int, **changes: object):
-    return prompt_length.build(taken(prompt_length.Config, replace(SETTINGS, **changes), lengths=values))
+    return prompt_length.build(config_from(prompt_length.Config, replace(SETTINGS, **changes), lengths=values))
 
 
 @pytest.mark.slow(2)
@@ -139,7 +139,7 @@ def test_another_corpus_of_the_same_name_is_scored_again(tracker, console, tmp_p
     corpus = tmp_path / "corpus.txt"
 
     def score():
-        config = taken(perplexity.Config, SETTINGS, corpus=str(corpus), max_length=64)
+        config = config_from(perplexity.Config, SETTINGS, corpus=str(corpus), max_length=64)
         return study(tracker, console, perplexity.build(config))[0]
 
     corpus.write_text("one text", encoding="utf-8")

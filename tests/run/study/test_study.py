@@ -17,7 +17,7 @@ from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study.study import run_study
 from llmtrack.run.suite import run_suite
-from llmtrack.spec.options import taken
+from llmtrack.spec.options import config_from
 from llmtrack.tracking.read.query import runs, studies
 from llmtrack.worker import generate
 from tests.run.scenarios import generating
@@ -37,7 +37,7 @@ def scripted(*scripts, context_length=None) -> InlineExecutor:
 
 
 def lengths(*values: int) -> Experiment:
-    return prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=values))
+    return prompt_length.build(config_from(prompt_length.Config, SETTINGS, lengths=values))
 
 
 def study(tracker, console, experiment, executor=None):
@@ -111,8 +111,8 @@ def test_a_scenario_that_fails_fails_the_study_and_not_the_others(tracker, uri, 
 def test_a_study_in_which_everything_fails_still_reports(tracker, uri, console):
     for experiment in (
         lengths(100),
-        precision.build(taken(precision.Config, SETTINGS)),
-        perplexity.build(taken(perplexity.Config, SETTINGS)),
+        precision.build(config_from(precision.Config, SETTINGS)),
+        perplexity.build(config_from(perplexity.Config, SETTINGS)),
     ):
         error = Script(0, 0, error=RuntimeError("no"))
         executor = scripted(error, context_length=16)
@@ -124,7 +124,9 @@ def test_a_study_in_which_everything_fails_still_reports(tracker, uri, console):
 
 @pytest.mark.slow(2)
 def test_a_precision_that_is_forced_is_tracked_as_the_same(tracker, uri, console):
-    result = study(tracker, console, precision.build(taken(precision.Config, SETTINGS, dtypes=("float32", "float16"))))
+    result = study(
+        tracker, console, precision.build(config_from(precision.Config, SETTINGS, dtypes=("float32", "float16")))
+    )
     assert (result.measured, result.failed) == (1, 0)
     tracked = runs(study=result.study.study_id, tracking_uri=uri).set_index("scenario")
     assert tracked.loc["float16", "same_as"] == "float32"
@@ -178,7 +180,7 @@ def test_an_interruption_leaves_nothing_running_and_keeps_what_was_measured(trac
         study(
             tracker,
             console,
-            precision.build(taken(precision.Config, SETTINGS, dtypes=("float32", "bfloat16"))),
+            precision.build(config_from(precision.Config, SETTINGS, dtypes=("float32", "bfloat16"))),
             executor,
         )
     assert executor.closed
@@ -216,7 +218,7 @@ def suite(tracker, console, *experiments, executor=None, quick=False):
 
 @pytest.mark.slow(4)
 def test_a_suite_ties_its_studies_together(tracker, uri, console):
-    result = suite(tracker, console, lengths(4, 8), perplexity.build(taken(perplexity.Config, SETTINGS)))
+    result = suite(tracker, console, lengths(4, 8), perplexity.build(config_from(perplexity.Config, SETTINGS)))
     assert result.exit_code == 0
     found = studies(tracking_uri=uri).set_index("experiment")
     assert set(found.index) == {"suite", "prompt_length", "perplexity"}
@@ -241,7 +243,7 @@ def broken_reading(runs):
 @pytest.mark.slow(2)
 def test_an_experiment_that_breaks_does_not_stop_the_others(tracker, uri, console):
     broken = replace(lengths(4), name="broken", scenarios=(generating("a"), generating("a")))
-    result = suite(tracker, console, broken, perplexity.build(taken(perplexity.Config, SETTINGS)))
+    result = suite(tracker, console, broken, perplexity.build(config_from(perplexity.Config, SETTINGS)))
     assert result.exit_code == 1
     assert result.results["broken"] is None
     assert result.results["perplexity"].exit_code == 0
@@ -255,7 +257,7 @@ def test_an_experiment_that_breaks_does_not_stop_the_others(tracker, uri, consol
 @pytest.mark.slow(4)
 def test_a_report_that_fails_in_a_suite_is_named_and_costs_no_measurement(tracker, uri, console):
     broken = replace(lengths(4), name="broken", reading=broken_reading)
-    result = suite(tracker, console, broken, perplexity.build(taken(perplexity.Config, SETTINGS)))
+    result = suite(tracker, console, broken, perplexity.build(config_from(perplexity.Config, SETTINGS)))
     assert result.exit_code == 1
     assert result.results["broken"].problems == ("reading: ZeroDivisionError: a bug in a reading",)
     assert dict(studies(tracking_uri=uri).set_index("experiment")["status"]) == {
@@ -285,7 +287,7 @@ def test_an_interrupted_suite_is_killed_with_its_study(tracker, uri, console):
         suite(
             tracker,
             console,
-            precision.build(taken(precision.Config, SETTINGS, dtypes=("float32", "bfloat16"))),
+            precision.build(config_from(precision.Config, SETTINGS, dtypes=("float32", "bfloat16"))),
             executor=Interrupted(KeyboardInterrupt()),
         )
     assert dict(studies(tracking_uri=uri).set_index("experiment")["status"]) == {
@@ -308,7 +310,7 @@ class SmallMemory(ScriptedEngine):
 def test_out_of_memory_ends_its_batch_size_and_not_the_experiment(tracker, uri, console):
     clock = FakeClock()
     executor = InlineExecutor(lambda v: SmallMemory(clock, Script(0.030, 0.005)), clock)
-    result = study(tracker, console, batching.build(taken(batching.Config, SETTINGS, sizes=(1, 2, 4))), executor)
+    result = study(tracker, console, batching.build(config_from(batching.Config, SETTINGS, sizes=(1, 2, 4))), executor)
     assert (result.measured, result.failed, result.exit_code) == (2, 1, 1)
     tracked = runs(study=result.study.study_id, tracking_uri=uri).set_index("scenario")
     assert tracked["status"].to_dict() == {"batch_1": "FINISHED", "batch_2": "FINISHED", "batch_4": "FAILED"}

@@ -15,7 +15,7 @@ from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study.suite_cache import HOW, POOL, REUSE, SuiteCache
 from llmtrack.run.suite import run_suite
-from llmtrack.spec.options import taken
+from llmtrack.spec.options import config_from
 from llmtrack.spec.scenario import QualityCheck
 from llmtrack.spec.task import RepeatPolicy, TrainTask
 from llmtrack.tracking.read.query import tracked_runs
@@ -27,7 +27,7 @@ SETTINGS = Settings(model="synthetic:tiny", device="cpu", max_new_tokens=5, min_
 
 
 def experiment(name, *lengths, **changes):
-    asked = taken(prompt_length.Config, replace(SETTINGS, **changes), lengths=lengths)
+    asked = config_from(prompt_length.Config, replace(SETTINGS, **changes), lengths=lengths)
     return replace(prompt_length.build(asked), name=name, plots=lambda runs, series: {})
 
 

@@ -15,7 +15,7 @@ from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.run.tune import search_space
 from llmtrack.run.tune.search_space import make_space, parse_space, rows_of_work
 from llmtrack.spec.options import Option, parameters
-from llmtrack.spec.parameter import written
+from llmtrack.spec.parameter import format_value
 from llmtrack.spec.scenario import Variant
 from llmtrack.spec.task import GenerateTask
 
@@ -102,7 +102,7 @@ def test_what_a_recipe_can_be_told_is_tried_where_the_space_names_it(option):
         own = [each for each in found if each.variant.quantization == recipe.name]
         told = [dict(each.variant.options).get(option, defaults.get(option)) for each in own]
         # One that takes no such option is tried as it is.
-        assert sorted(map(written, told)) == (sorted(asked.split(",")) if option in defaults else ["none"])
+        assert sorted(map(format_value, told)) == (sorted(asked.split(",")) if option in defaults else ["none"])
     assert len({each.name for each in found}) == len(found)
 
 

@@ -16,7 +16,7 @@ from mlflow.entities import Metric
 from llmtrack.errors import UsageError
 from llmtrack.tracking import store
 from llmtrack.tracking.read import direct
-from llmtrack.tracking.read.filters import Wanted
+from llmtrack.tracking.read.filters import RunFilter
 from llmtrack.tracking.read.query import runs
 from llmtrack.tracking.store import sqlite_path
 
@@ -308,7 +308,7 @@ def test_reading_writes_nothing(uri, was_direct):
 
 
 def test_what_is_asked_of_the_database_leaves_deleted_runs_out():
-    condition, values = direct._condition(["1"], Wanted())
+    condition, values = direct._condition(["1"], RunFilter())
     database = sqlite3.connect(":memory:")
     database.execute("CREATE TABLE runs (run_uuid, lifecycle_stage, experiment_id)")
     rows = [("kept", "active", 1), ("gone", "deleted", 1), ("elsewhere", "active", 2)]

@@ -22,7 +22,7 @@ from mlflow.protos.databricks_pb2 import ENDPOINT_NOT_FOUND
 import llmtrack
 from llmtrack.spec.outcome import REPLACED
 from llmtrack.tracking.write import models, sync, traces
-from llmtrack.tracking.write.models import way_of
+from llmtrack.tracking.write.models import configuration_of
 from llmtrack.tracking.write.records import StudyContext, scenario_record, study_record
 from llmtrack.tracking.write.tracker import Tracker
 from tests.forking import at_once
@@ -53,7 +53,7 @@ def measurement(name: str = "p64", **changes):
 
 def way(name: str = "p64", **changes):
     given = {"facts": LOADED, "tags": {"weights_digest": "w1", "tokenizer_digest": "t1"}, **changes}
-    return way_of(scenario_record(measurement(name, **given), STUDY))
+    return configuration_of(scenario_record(measurement(name, **given), STUDY))
 
 
 def start(tracker: Tracker):
@@ -127,15 +127,18 @@ def test_what_a_run_did_with_it_makes_no_other_way(facts):
 
 def test_generating_and_scoring_are_runs_of_one_way():
     scored = measurement("ppl", scenario=perplexity("ppl"), facts={**LOADED, **CORPUS}, tags={"weights_digest": "w1"})
-    assert way_of(scenario_record(scored, STUDY)).key == way(tags={"weights_digest": "w1"}).key
+    assert configuration_of(scenario_record(scored, STUDY)).key == way(tags={"weights_digest": "w1"}).key
 
 
 def test_what_measured_no_way_to_run_has_none():
     training = scenario_record(measurement(facts=LOADED), STUDY)
-    assert way_of(replace(training, params={**training.params, "task": "train"})) is None
-    assert way_of(scenario_record(failure(facts=LOADED), STUDY)) is None
-    assert way_of(scenario_record(measurement(facts=LOADED, warnings=(f"disturbed: {REPLACED}",)), STUDY)) is None
-    assert way_of(study_record(STUDY, "q", {"model": "m"}, 1)) is None
+    assert configuration_of(replace(training, params={**training.params, "task": "train"})) is None
+    assert configuration_of(scenario_record(failure(facts=LOADED), STUDY)) is None
+    assert (
+        configuration_of(scenario_record(measurement(facts=LOADED, warnings=(f"disturbed: {REPLACED}",)), STUDY))
+        is None
+    )
+    assert configuration_of(study_record(STUDY, "q", {"model": "m"}, 1)) is None
 
 
 @pytest.fixture(params=["sqlite", "server"])

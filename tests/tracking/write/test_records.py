@@ -31,7 +31,7 @@ def test_a_measurement_becomes_a_finished_record():
     assert record.params["max_new_tokens"] == 8
     assert record.metrics["total_latency_s"] == 1.5
     assert list(record.metrics) == ["total_latency_s", "tokens_per_sec", "total_latency_s.low", "total_latency_s.high"]
-    spread = packed.joined_spread(packed.unpack(record.tags[packed.SPREAD]))
+    spread = packed.join_spread(packed.unpack(record.tags[packed.SPREAD]))
     assert spread["spread/total_latency_s.n"] == 12
     assert spread["spread/total_latency_s.p90"] == 1.7
     assert "spread/total_latency_s.p99" not in spread
@@ -139,7 +139,7 @@ def test_a_spread_survives_its_tag_and_what_has_no_room_is_left_out():
     own, tags = packed.split_spread({"loss": 1.0, **metrics, "spread/odd.mean": float("nan")})
     assert own == {"loss": 1.0}
     assert len(tags[packed.SPREAD]) <= MAX_TAG_VALUE
-    found = packed.joined_spread(packed.unpack(tags[packed.SPREAD]))
+    found = packed.join_spread(packed.unpack(tags[packed.SPREAD]))
     assert 100 < len(found) < len(metrics)
     assert found == dict.fromkeys(list(metrics)[: len(found)], 1 / 3)
     assert packed.split_spread({"loss": 1.0}) == ({"loss": 1.0}, {})
@@ -158,13 +158,13 @@ def test_a_spread_survives_its_tag_and_what_has_no_room_is_left_out():
 def test_the_interval_of_a_metric_that_tables_show_is_two_metrics(name, n, are_metrics):
     record = scenario_record(measurement(metrics={name: 1.5}, summaries={name: replace(SUMMARY, n=n)}), STUDY)
     assert record.metrics == {name: 1.5, **({f"{name}.low": 1.4, f"{name}.high": 1.6} if are_metrics else {})}
-    spread = packed.joined_spread(packed.unpack(record.tags[packed.SPREAD]))
+    spread = packed.join_spread(packed.unpack(record.tags[packed.SPREAD]))
     assert (spread[f"spread/{name}.ci_low"], spread[f"spread/{name}.ci_high"]) == (1.4, 1.6)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": {"n": "x"}}'])
 def test_a_broken_spread_is_none(text):
-    assert packed.joined_spread(packed.unpack(text)) == {}
+    assert packed.join_spread(packed.unpack(text)) == {}
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_what_cannot_be_read_just_now_stays_and_counts(spool, said, monkeypatch,
         else:
             patch.setattr(os, step, fails)
             with pytest.raises((TrackingError, OSError)) if step == "listdir" else contextlib.nullcontext():
-                spool.must_be_seen()
+                spool.check_readable()
                 spool.sweep()
                 assert spool.names() == kept
     assert spool.names() == kept
