@@ -21,9 +21,9 @@ from benchmarks.results import Found, Goal, benchmark, row
 from llmtrack.experiment import Experiment
 from llmtrack.host.packages import install as install_line
 from llmtrack.host.packages import installed_version
-from llmtrack.run.executors.inline import Executor
-from llmtrack.run.executors.patience import Patience
+from llmtrack.run.executors.executor import Executor
 from llmtrack.run.executors.process import ProcessExecutor
+from llmtrack.run.executors.timeouts import Patience
 from llmtrack.run.study.study import run_study
 from llmtrack.tracking.write.tracker import Tracker
 

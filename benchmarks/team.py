@@ -22,7 +22,7 @@ import click
 from rich.console import Console
 
 from benchmarks.nodes import cluster, install, sweep
-from llmtrack.run.executors.patience import Patience
+from llmtrack.run.executors.timeouts import Patience
 from llmtrack.run.study.study import run_study
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario, Variant

@@ -29,7 +29,7 @@ from llmtrack.decide.text_quality import ComparedPart, perplexity_ratio
 from llmtrack.decide.tuning import Tuning
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.study.journal import Journal
-from llmtrack.run.tune.progress import SearchProgress
+from llmtrack.run.study.progress import SearchProgress
 from llmtrack.run.tune.trials import Trials
 
 REPEATS = 6

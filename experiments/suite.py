@@ -15,7 +15,7 @@ from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.report.terminal import make_console, say
 from llmtrack.run.command import ConfigCommand
-from llmtrack.run.executors.inline import Executor
+from llmtrack.run.executors.executor import Executor
 from llmtrack.run.main import (
     Performed,
     open_executor,

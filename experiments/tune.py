@@ -28,7 +28,7 @@ from llmtrack.report.sentences import reading as say
 from llmtrack.report.terminal import make_console
 from llmtrack.report.terminal import say as tell_user
 from llmtrack.run.command import ConfigCommand
-from llmtrack.run.executors.inline import Executor
+from llmtrack.run.executors.executor import Executor
 from llmtrack.run.executors.pool import MOST_ON_GPU, Pool
 from llmtrack.run.main import Performed, make_executor, open_tracker, say_where
 from llmtrack.run.promote import promote

@@ -191,7 +191,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
     monkeypatch.setattr(durations, "folder", lambda: Path(os.devnull) / "durations")
     monkeypatch.setattr(gauges, "gauge_of", lambda device: None)
     generation = sys.modules.get("llmtrack.worker.generate")
-    rounds = sys.modules.get("llmtrack.run.study.merged")
+    rounds = sys.modules.get("llmtrack.run.study.merge")
     for module in filter(None, (generation, rounds)):
         monkeypatch.setattr(module, "disturbed", lambda durations: False)
 

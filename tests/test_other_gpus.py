@@ -22,8 +22,8 @@ from llmtrack.measure.memory import free_memory
 from llmtrack.models import synthetic
 from llmtrack.onnx.session import choose_provider
 from llmtrack.quantize.torchao import check_card
+from llmtrack.run.study.announce import say_support, support_notes
 from llmtrack.run.study.plan import device_of
-from llmtrack.run.study.support import say_support, support_notes
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask, TrainTask
 from llmtrack.tensors.likelihood import _nll_on, chunk_tokens, sum_nll

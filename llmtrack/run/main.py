@@ -36,10 +36,11 @@ from llmtrack.measure.best_effort import BestEffort
 from llmtrack.report.page.html import page_template
 from llmtrack.report.plots import drawing
 from llmtrack.report.terminal import make_console, say
-from llmtrack.run.executors.inline import METHODS, Executor, InlineExecutor, ManyAtOnce
-from llmtrack.run.executors.patience import Patience
+from llmtrack.run.executors.executor import METHODS, Executor, ManyAtOnce
+from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.executors.pool import Pool
 from llmtrack.run.executors.process import ProcessExecutor
+from llmtrack.run.executors.timeouts import Patience
 from llmtrack.run.settings import HereOptions, RunOptions
 from llmtrack.run.study.study import StudyResult, run_study
 from llmtrack.run.suite import SuiteResult

@@ -6,6 +6,8 @@ import difflib
 import html
 import io
 import os
+import sys
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,11 +21,12 @@ from llmtrack.errors import TrackingError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
 from llmtrack.host.console import console_of
 from llmtrack.host.entry_points import EXPERIMENT_POINTS, named_experiment, names_of
+from llmtrack.report.escape import shown
 from llmtrack.report.tables.rendering import render
 from llmtrack.report.tables.summary import summary_table, tables_by_task
 from llmtrack.report.tables.table import Table
+from llmtrack.report.terminal import make_console
 from llmtrack.run.main import perform
-from llmtrack.run.notebook_display import progress_console
 from llmtrack.run.settings import unknown
 from llmtrack.spec.options import parameters
 from llmtrack.spec.parameter import require_text
@@ -32,6 +35,9 @@ from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_LINES = 12
+_WIDTH = 160
 
 
 @dataclass(frozen=True)
@@ -167,3 +173,37 @@ def near_names(experiment: str) -> str:
     if near:
         return f": did you mean {' or '.join(near)}?"
     return f": there are {', '.join(names)}" if names else ""
+
+
+def progress_console(quiet: bool = False) -> Console:
+    """Return a console for progress: a display in a notebook, else stderr; none if quiet."""
+    if quiet:
+        return console_of(file=io.StringIO(), stderr=True, width=_WIDTH)
+    if in_notebook():
+        return console_of(file=Cell(), stderr=True, width=_WIDTH, highlight=False, emoji=False, force_terminal=False)
+    return make_console(outlive=True, stderr=True)
+
+
+def in_notebook() -> bool:
+    """Return whether the program runs in a Jupyter kernel."""
+    ask = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    return hasattr(ask(), "kernel")
+
+
+class Cell(io.TextIOBase):
+    """A text stream whose last lines are shown in one notebook display."""
+
+    def __init__(self) -> None:
+        self._show: Any = import_module("IPython.display")
+        self._lines: deque[str] = deque([""], maxlen=_LINES)
+        self._handle = self._show.display(self._show.HTML(""), display_id=True)
+
+    def write(self, text: str) -> int:
+        """Write text; completed lines are displayed."""
+        first, *more = text.split("\n")
+        self._lines[-1] += first
+        self._lines.extend(more)
+        if more:
+            told = html.escape(shown("\n".join(self._lines).strip("\n")))
+            self._handle.update(self._show.HTML(f"<pre>{told}</pre>"))
+        return len(text)

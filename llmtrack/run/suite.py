@@ -19,14 +19,12 @@ from llmtrack.report.page.place import Place
 from llmtrack.report.page.study import Written
 from llmtrack.report.page.suite import write_suite
 from llmtrack.report.terminal import hanging, say, width_of
-from llmtrack.run.executors.inline import Executor
-from llmtrack.run.study.announcing import last_time, plan_of
-from llmtrack.run.study.ending import end_study
+from llmtrack.run.executors.executor import Executor
+from llmtrack.run.study.announce import last_time, plan_of, say_support
 from llmtrack.run.study.plan import make_plan
 from llmtrack.run.study.progress import SuiteProgress
-from llmtrack.run.study.study import Reported, StudyResult, opened, run_study
+from llmtrack.run.study.study import Reported, StudyResult, end_study, opened, run_study
 from llmtrack.run.study.suite_cache import MEASURE, SuiteCache
-from llmtrack.run.study.support import say_support
 from llmtrack.spec.scenario import Scalar
 from llmtrack.spec.serialization import digest
 from llmtrack.tracked.runs import Runs

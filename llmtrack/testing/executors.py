@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from llmtrack.run.executors.inline import METHODS, Executor
+from llmtrack.run.executors.executor import METHODS, Executor
 from llmtrack.spec.events import Event
 from llmtrack.spec.outcome import Failure, Measurement, Outcome
 from llmtrack.spec.scenario import Scenario, Variant

@@ -6,25 +6,29 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
+from statistics import median
 
 from llmtrack.engine import Engine, GenerateRequest
+from llmtrack.host.formatting import cut
 from llmtrack.measure.best_effort import BestEffort
 from llmtrack.measure.disturbances import CpuReading, busy_warning, read_cpu
+from llmtrack.measure.formulas import GenerationTrace
 from llmtrack.measure.prompts import Prompts, tokenize_prompts
 from llmtrack.measure.statistics import disturbed
 from llmtrack.measure.system_metrics import system_reader, system_steps
 from llmtrack.measure.timing import Arm, Clock, Timing, requests_for, time_arms
 from llmtrack.spec.events import Emit, Progress, SoFar
-from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.outcome import MOST_GENERATIONS, Generation, Measurement
 from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.spec.serialization import digest
 from llmtrack.spec.task import GenerateTask, workload_id
-from llmtrack.worker.generations import generations_of
+from llmtrack.worker.device_metrics import device_warnings, energy_figures, gauge_for, of_generation, roof_of
 from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_of
-from llmtrack.worker.power import device_warnings, energy_figures, gauge_for
-from llmtrack.worker.roofline import of_generation, roof_of
 
 SAMPLE_ROWS = 4
+_LONGEST = 10_000
+"""Maximum characters of a prompt or an output."""
 
 
 def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit, clock: Clock) -> None:
@@ -143,10 +147,43 @@ def _with_beside(
     )
 
 
-def pad_share(requests: Sequence[GenerateRequest]) -> float:
-    """Return the share (0 to 1) of the prompt positions that are pads, over all calls."""
-    positions = sum(request.padded_length * len(request.prompt_ids) for request in requests)
-    return 1 - sum(len(row) for request in requests for row in request.prompt_ids) / positions
+def generations_of(
+    engine: Engine, prompts: Sequence[str], ids: Sequence[Sequence[int]], timing: Timing, clock: Clock
+) -> tuple[Generation, ...]:
+    """Return each different output of each different prompt, those of the repeat with the median duration first.
+
+    Greedy decoding repeats itself, so these are usually one per prompt.
+
+    Args:
+        engine: decodes the tokens.
+        prompts: texts as asked, one per row.
+        ids: their tokens as read.
+        timing: the timed calls.
+        clock: the clock that they were timed with.
+    """
+    to_epoch = time.time() - clock()
+    durations = [sum(call.end - call.start for call in calls) for calls in timing.calls]
+    typical = median(durations)
+    # By prompt and output: the row, the repeat and the call of the first one.
+    chosen: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int, GenerationTrace]] = {}
+    for repeat in sorted(range(len(durations)), key=lambda number: abs(durations[number] - typical)):
+        of_rows = chain.from_iterable([call] * len(call.new_tokens) for call in timing.calls[repeat])
+        for row, (new_ids, call) in enumerate(zip(timing.outputs[repeat], of_rows, strict=True)):
+            chosen.setdefault((tuple(ids[row]), new_ids), (row, repeat, call))
+    return tuple(
+        Generation(
+            prompt=_cut(_as_read(engine, prompts[row], ids[row])),
+            text=_cut(engine.decode(new_ids)),
+            prompt_tokens=len(ids[row]),
+            new_tokens=len(new_ids),
+            started_at=to_epoch + call.start,
+            seconds=call.end - call.start,
+            first_token_s=call.stamps[0] - call.start if call.stamps else None,
+            rows=len(call.new_tokens),
+            repeat=repeat + 1,
+        )
+        for (_, new_ids), (row, repeat, call) in list(chosen.items())[:MOST_GENERATIONS]
+    )
 
 
 def rows_differing(
@@ -164,6 +201,12 @@ def rows_differing(
         for number, ((request, row), ids) in enumerate(zip(rows, new_ids, strict=True))
         if engine.generate(replace(request, prompt_ids=(row,), pad_to_multiple=1), lambda: None).new_ids[0] != ids
     )
+
+
+def pad_share(requests: Sequence[GenerateRequest]) -> float:
+    """Return the share (0 to 1) of the prompt positions that are pads, over all calls."""
+    positions = sum(request.padded_length * len(request.prompt_ids) for request in requests)
+    return 1 - sum(len(row) for request in requests for row in request.prompt_ids) / positions
 
 
 def _prompt_facts(requests: Sequence[GenerateRequest]) -> dict[str, Scalar]:
@@ -185,3 +228,12 @@ def _padding_warning(requests: Sequence[GenerateRequest]) -> tuple[str, ...]:
         "right padding: padded rows continue from their pads, so their text is not the model's: "
         "use padding_side=left for output that counts",
     )
+
+
+def _as_read(engine: Engine, text: str, ids: Sequence[int]) -> str:
+    """Return the text as asked, unless its tokens were repeated, cut or replaced."""
+    return text if tuple(engine.encode(text)) == tuple(ids) else engine.decode(ids)
+
+
+def _cut(text: str) -> str:
+    return cut(text, _LONGEST, " ...")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 from llmtrack.engine import Engine
@@ -16,10 +18,8 @@ from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import PerplexityTask, ShardTask, TrainTask
 from llmtrack.worker.generate import measure_generation
-from llmtrack.worker.notices import notices
 from llmtrack.worker.outcomes import failure_of
-from llmtrack.worker.perplexity import measure_perplexity, measure_quality, with_quality
-from llmtrack.worker.shards import Ready, measure_shard
+from llmtrack.worker.perplexity import Ready, measure_perplexity, measure_quality, measure_shard, with_quality
 from llmtrack.worker.train import measure_training
 
 
@@ -139,3 +139,28 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
             measure_quality(scenario, scenario.quality, engine, engines.load, emit, clock)
         elif isinstance(scenario.task, PerplexityTask):
             measure_perplexity(scenario, scenario.task, engine, emit, clock)
+
+
+class _Notices(logging.Handler):
+    """Emits log records of slow preparations (export, quantization) as lines."""
+
+    def __init__(self, emit: Emit) -> None:
+        super().__init__(logging.INFO)
+        self._emit_event = emit
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._emit_event(Log(f"  {record.getMessage()}"))
+
+
+@contextmanager
+def notices(emit: Emit) -> Iterator[None]:
+    """Forward preparation logs within the context."""
+    logger, handler = logging.getLogger("llmtrack"), _Notices(emit)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -1,11 +1,12 @@
-"""Score a corpus on a loaded engine, as a scenario or beside the timing of one."""
+"""Score a corpus on a loaded engine: as a scenario, beside the timing of one, or as a shard for one of several workers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -20,17 +21,21 @@ from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.models import durations
 from llmtrack.quality.attach import drift_line, with_drift, with_scores, without_drift, without_scores
 from llmtrack.quality.corpora import Corpus, load_corpus
-from llmtrack.quality.drift import compare_distributions
+from llmtrack.quality.drift import compare_distributions, compare_row, rows_to_compare
+from llmtrack.quality.encoding import tokens_digest
 from llmtrack.quality.metrics import cut_warnings, quality_warnings
-from llmtrack.quality.perplexity import Batch, score_texts
+from llmtrack.quality.perplexity import Batch, prepare, score_shard, score_texts
+from llmtrack.quality.shards import share_out
 from llmtrack.spec.events import Emit, Log, Progress, SoFar
 from llmtrack.spec.outcome import Failure, Measurement, StepValues
 from llmtrack.spec.scenario import QualityCheck, Scalar, Scenario, Variant
-from llmtrack.spec.scores import Item
-from llmtrack.spec.task import PerplexityTask, workload_id
+from llmtrack.spec.scores import Compared, Item, Part
+from llmtrack.spec.task import PerplexityTask, ShardTask, workload_id
+from llmtrack.worker.device_metrics import Watch, energy_figures, gauge_for, of_scoring, roof_of
 from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_kind, failure_of
-from llmtrack.worker.power import Watch, energy_figures, gauge_for
-from llmtrack.worker.roofline import of_scoring, roof_of
+
+# Texts and what the engine prepared of them, by the common part of their shards.
+Ready = dict[ShardTask, tuple[Corpus, Any]]
 
 
 @dataclass(frozen=True)
@@ -141,12 +146,6 @@ def with_quality(
     return with_drift(timed, check, drift, tags)
 
 
-def reference_tags(reference: Engine) -> dict[str, str]:
-    """Return the tags with the digests of the reference."""
-    tags = reference.info.tags.items()
-    return {REFERENCE_TAG_PREFIX + key: value for key, value in tags if key.endswith("_digest")}
-
-
 def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock) -> ScoredText:
     emit(Progress(name, "reading the corpus"))
 
@@ -203,6 +202,111 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
         system_steps(watch.around),
         quality.items,
     )
+
+
+def measure_shard(
+    scenario: Scenario,
+    task: ShardTask,
+    engine: Engine,
+    ready: Ready,
+    load: Callable[[Variant], Engine],
+    emit: Emit,
+    clock: Clock,
+) -> None:
+    """Measure a shard and emit a measurement whose `part` is merged with the others'.
+
+    It is scored, or compared with the reference if the scenario has one. Its time includes tokenizing the text, once
+    for all shards of this worker.
+
+    Args:
+        task: the shard.
+        ready: texts prepared by this engine.
+        load: return the reference, which stays loaded for further shards.
+        emit: receives progress and the outcome.
+        clock: times the work.
+    """
+    started = time.time()
+    try:
+        emit(Progress(scenario.name, "reading the corpus"))
+        key = replace(task, number=0)
+        corpus, text = ready.get(key) or (load_corpus(task.corpus), None)
+        ready.clear()
+        beside = BestEffort()
+        tags = dict(engine.info.tags)
+        beside.get("the peak memory", engine.reset_peak_memory, None)
+        part: Part | Compared
+        if scenario.quality is None:
+            beside.get("the first pass", partial(warm_up, engine), None)
+            part, text = _score_shard(scenario.name, task, engine, corpus, text, emit, clock)
+        else:
+            assert scenario.quality.reference is not None  # otherwise there is nothing to compare with
+            reference = load(scenario.quality.reference)
+            tags |= reference_tags(reference)
+            check, name = scenario.quality, scenario.name
+            part, text = _compare_shard(name, task, check, engine, reference, corpus, text, emit, clock)
+        ready[key] = corpus, text
+        peak = beside.get("the peak memory", engine.peak_memory_bytes, None)
+    except Exception as error:
+        emit(failure_of(scenario, error, started, engine))
+        return
+    emit(
+        Measurement(
+            scenario=scenario,
+            workload_id=workload_id(task, corpus.digest),
+            facts=engine_facts(engine) | corpus_facts(corpus, task),
+            metrics=engine_metrics(engine, peak),
+            warnings=corpus.warnings + beside.warnings + engine.info.warnings,
+            tags=tags,
+            series=dict(engine.info.series),
+            started_at=started,
+            ended_at=time.time(),
+            texts=dict(engine.info.texts),
+            part=part,
+        )
+    )
+
+
+def _score_shard(
+    name: str, task: ShardTask, engine: Engine, corpus: Corpus, text: Any, emit: Emit, clock: Clock
+) -> tuple[Part, Any]:
+    def on_batch(batch: Batch) -> None:
+        emit(Progress(name, f"batch {batch.number}/{batch.of}", batch.number / batch.of))
+        if task.verbose:
+            emit(Log(f"{name} {batch}"))
+
+    start = clock()
+    text = text or prepare(engine, corpus.texts, task)
+    batches, of = score_shard(engine, text, task, on_batch)
+    return Part(text.text, of, batches, clock() - start), text
+
+
+def _compare_shard(
+    name: str,
+    task: ShardTask,
+    check: QualityCheck,
+    engine: Engine,
+    reference: Engine,
+    corpus: Corpus,
+    rows: Any,
+    emit: Emit,
+    clock: Clock,
+) -> tuple[Compared, Any]:
+    start = clock()
+    rows = rows or rows_to_compare(
+        engine, reference, corpus.texts, task.max_length, task.bos_rule, check.reference_tokens
+    )
+    mine = share_out([len(row.ids) for row in rows], task.of)[task.number]
+    sums = {}
+    for done, number in enumerate(mine, start=1):
+        sums[number] = compare_row(engine, reference, rows[number])
+        emit(Progress(name, f"row {done}/{len(mine)}", done / len(mine)))
+    return Compared(len(rows), tokens_digest(rows), sums, clock() - start), rows
+
+
+def reference_tags(reference: Engine) -> dict[str, str]:
+    """Return the tags with the digests of the reference."""
+    tags = reference.info.tags.items()
+    return {REFERENCE_TAG_PREFIX + key: value for key, value in tags if key.endswith("_digest")}
 
 
 def corpus_facts(corpus: Corpus, task: PerplexityTask) -> dict[str, Scalar]:

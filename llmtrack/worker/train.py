@@ -28,8 +28,8 @@ from llmtrack.spec.task import TrainTask, workload_id
 from llmtrack.train import checkpoint
 from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, compiled_nll, fit
 from llmtrack.train.session import Session, open_session
+from llmtrack.worker.device_metrics import Watch
 from llmtrack.worker.outcomes import engine_metrics, failure_of
-from llmtrack.worker.power import Watch
 
 BUNCH_SECONDS = 5.0
 """Interval of step batches, each of which is one request to the tracking store."""

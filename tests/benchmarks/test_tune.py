@@ -10,7 +10,7 @@ from rich.console import Console
 from benchmarks.tune import REPEATS, full_grid
 from llmtrack.decide.tuning import Tuning
 from llmtrack.run.study.journal import Journal
-from llmtrack.run.tune.progress import SearchProgress
+from llmtrack.run.study.progress import SearchProgress
 from llmtrack.run.tune.trials import Asked, Trials
 from tests.run.conftest import _known_bandwidth  # noqa: F401 - fixture
 from tests.run.tune.test_tune import SHORT, WAYS, Machine, space

@@ -9,7 +9,7 @@ import pytest
 
 from llmtrack.measure import gauges
 from llmtrack.measure.gauges import CpuGauge, GaugeReading, NvmlGauge, energy_of
-from llmtrack.worker.power import device_warnings
+from llmtrack.worker.device_metrics import device_warnings
 from tests.measure.nvml import ScriptedNvml, processes, violations
 
 QUOTA = "the CPU quota of its control group"

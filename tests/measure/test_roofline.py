@@ -17,7 +17,7 @@ from llmtrack.measure.roofline import (
     scoring_work,
     share_of_rate,
 )
-from llmtrack.worker.roofline import of_generation, of_scoring
+from llmtrack.worker.device_metrics import of_generation, of_scoring
 
 # 1,000 bytes of weights; a token takes 500 operations, 100 of them in the head, and 8 for each token it attends to.
 PLAIN = EngineInfo(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmtrack.run.executors.inline import Executor
+from llmtrack.run.executors.executor import Executor
 from llmtrack.run.study.groups import run_groups
 from llmtrack.run.study.journal import Journal
 from llmtrack.spec.events import Event

@@ -19,7 +19,7 @@ import llmtrack.report.tables.rendering
 import llmtrack.report.tables.table
 import llmtrack.run.study.study
 from llmtrack.errors import UsageError
-from llmtrack.run.notebook_display import progress_console
+from llmtrack.run.notebook import progress_console
 
 TINY = {
     "model": "synthetic:tiny",

@@ -18,7 +18,8 @@ from llmtrack.errors import ExtensionError, ScenarioError, UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.host.entry_points import named_experiment
 from llmtrack.run import main as entry
-from llmtrack.run.executors.inline import Executor, InlineExecutor
+from llmtrack.run.executors.executor import Executor
+from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import RunOptions
 from llmtrack.testing import EngineConformance, ExecutorConformance, ExperimentConformance
 from llmtrack.tracked.runs import Runs

@@ -78,7 +78,7 @@ def test_a_part_of_the_report_that_fails_is_named_and_the_rest_is_kept(
     monkeypatch.setattr(target, first_fails if target.startswith("tempfile") else how)
     if target.startswith("tempfile"):
         calls.append(1)  # Until the report begins.
-        monkeypatch.setattr("llmtrack.run.study.ending.Parts", lambda: (calls.clear(), Parts())[1])
+        monkeypatch.setattr("llmtrack.run.study.study.Parts", lambda: (calls.clear(), Parts())[1])
     result = study(tracker, console, lengths(4, 8))
     monkeypatch.undo()
     assert (result.measured, result.failed, result.exit_code) == (2, 0, 1)

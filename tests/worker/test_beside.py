@@ -22,11 +22,11 @@ from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
 from llmtrack.spec.task import PerplexityTask, TrainTask
 from llmtrack.train.session import Session
+from llmtrack.worker import device_metrics
 from llmtrack.worker import generate as generation
-from llmtrack.worker import power
 from llmtrack.worker import train as training
+from llmtrack.worker.device_metrics import of_scoring
 from llmtrack.worker.measuring import EngineCache, measure_group
-from llmtrack.worker.roofline import of_scoring
 from tests.conftest import HANG_S
 from tests.forking import Forked
 from tests.run.scenarios import generating
@@ -111,7 +111,7 @@ def test_a_timing_stands_without_its_sample_text():
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("name", ["read_cpu", "busy_warning"])
 def test_a_score_stands_without_the_load_of_the_machine(monkeypatch, name):
-    monkeypatch.setattr(power, name, broken)
+    monkeypatch.setattr(device_metrics, name, broken)
     done = measure(scored("ppl"))
     assert done.metrics["perplexity"] > 1
     assert any("the load of the machine is missing" in warning for warning in done.warnings)
@@ -130,7 +130,7 @@ def test_a_training_stands_without_what_is_beside_it(monkeypatch, tmp_path):
     for name in ("explain", "flops_per_token", "peak_flops", "prompt"):
         monkeypatch.setattr(Session, name, broken)
     for name in ("read_cpu", "busy_warning"):
-        monkeypatch.setattr(power, name, broken)
+        monkeypatch.setattr(device_metrics, name, broken)
     monkeypatch.setattr(training.checkpoint, "model_files", broken)
     task = TrainTask(
         corpus="builtin", steps=2, eval_every=1, sequence_length=16, batch_size=2, warmup_steps=1,

@@ -3,6 +3,6 @@
 Plug-ins import `Executor`, `InlineExecutor` and `ManyAtOnce` from here.
 """
 
-from llmtrack.run.executors.inline import Executor as Executor
+from llmtrack.run.executors.executor import Executor as Executor
+from llmtrack.run.executors.executor import ManyAtOnce as ManyAtOnce
 from llmtrack.run.executors.inline import InlineExecutor as InlineExecutor
-from llmtrack.run.executors.inline import ManyAtOnce as ManyAtOnce

@@ -1,67 +1,16 @@
-"""The executor interface, and its simplest implementation: measuring in this process."""
+"""Measure in this process."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 from llmtrack.engine import Engine
-from llmtrack.run.executors.partial_results import PartialResults
-from llmtrack.run.executors.step_timeout import StepTimeout
+from llmtrack.run.executors.executor import INTERRUPTED, PartialResults
+from llmtrack.run.executors.timeouts import StepTimeout
 from llmtrack.spec.events import Emit
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import TrainTask
-
-INTERRUPTED = "it was interrupted"
-BESIDE = "what is measured beside it"
-
-
-class Executor(Protocol):
-    """Measures groups of scenarios that share a variant."""
-
-    def machine(self) -> Mapping[str, str]:
-        """Return facts about the measuring machine and installation (see `worker.machine.describe`)."""
-        ...
-
-    def check(self, scenarios: Sequence[Scenario]) -> None:
-        """Reject unusable scenarios before a study starts (see `worker.identity.require`).
-
-        Raises:
-            LlmtrackError: a backend, option, corpus or model is unusable.
-        """
-        ...
-
-    def identify(self, scenario: Scenario) -> Mapping[str, str]:
-        """Return the model tags that a run of a scenario would have (see `worker.identity.identify`)."""
-        ...
-
-    def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
-        """Measure scenarios of one variant; emit a Measurement or a Failure for each as it ends."""
-        ...
-
-    def close(self) -> None:
-        """Free what is loaded."""
-        ...
-
-
-METHODS = ("machine", "check", "identify", "run", "close")
-"""Methods of every executor."""
-
-
-@runtime_checkable
-class ManyAtOnce(Executor, Protocol):
-    """Measures several groups concurrently, each in a thread that calls `run`."""
-
-    at_once: int
-    """Maximum number of concurrent groups."""
-
-    where: str
-    """Description of its hardware."""
-
-    def stop(self) -> None:
-        """Request cancellation; keep partial results that can be resumed."""
-        ...
 
 
 class InlineExecutor:

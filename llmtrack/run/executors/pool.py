@@ -11,8 +11,7 @@ import psutil
 
 from llmtrack.engines.options import loaded_as
 from llmtrack.run.executors import footprint
-from llmtrack.run.executors.inline import Executor
-from llmtrack.run.executors.parallel_workers import ParallelWorkers
+from llmtrack.run.executors.executor import Executor, ParallelWorkers
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.spec.events import Emit, Event
 from llmtrack.spec.outcome import Failure, Measurement

@@ -15,10 +15,8 @@ from llmtrack.engines.options import loaded_as
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.host.formatting import clock_text
 from llmtrack.host.processes import OUT_OF_MEMORY
-from llmtrack.run.executors.inline import BESIDE, INTERRUPTED
-from llmtrack.run.executors.parallel_workers import ParallelWorkers
-from llmtrack.run.executors.partial_results import PartialResults
-from llmtrack.run.executors.patience import LOADING, STARTING, Patience
+from llmtrack.run.executors.executor import BESIDE, INTERRUPTED, ParallelWorkers, PartialResults
+from llmtrack.run.executors.timeouts import LOADING, STARTING, Patience
 from llmtrack.run.executors.worker_process import WorkerProcess
 from llmtrack.spec.events import Emit, Progress, SoFar, event_from_json
 from llmtrack.spec.outcome import Failure, Measurement

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from llmtrack.run.executors.inline import Executor, ManyAtOnce
+from llmtrack.run.executors.executor import Executor, ManyAtOnce
 from llmtrack.run.executors.pool import Pool
 from llmtrack.run.study.journal import Journal
 from llmtrack.run.study.remeasure import run_undisturbed

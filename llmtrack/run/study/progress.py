@@ -1,4 +1,4 @@
-"""Show the progress of a study or suite: a live line on a terminal, plain lines in a log."""
+"""Show the progress of a study, suite or search: a live line on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from llmtrack.decide.differences import ratio_text
+from llmtrack.decide.goal import SearchState
 from llmtrack.decide.verdicts import warning_kind
 from llmtrack.host.console import on_one_line
-from llmtrack.host.formatting import clock_text, plural
+from llmtrack.host.formatting import clock_text, plural, significant
 from llmtrack.report.terminal import say
 from llmtrack.spec.events import Event, Log, Warn
 from llmtrack.spec.events import Progress as Step
@@ -23,86 +25,8 @@ from llmtrack.spec.events import Progress as Step
 _BAR = 20
 QUIET_SECONDS = 60.0
 """Interval after which a status line is printed if nothing else was."""
-
-
-def seconds_left(elapsed: float, finished: float, total: float) -> float | None:
-    """Estimate the remaining seconds by the mean duration of the finished scenarios.
-
-    Args:
-        elapsed: seconds since the first scenario started.
-        finished: finished scenarios, including the known share of the current one.
-        total: number of scenarios.
-
-    Returns:
-        None while nothing is finished.
-    """
-    if finished <= 0 or total <= 0:
-        return None
-    return max(0.0, elapsed / finished * (total - finished))
-
-
-def time_text(elapsed: float, left: float | None) -> str:
-    """Return `0:34, about 1:50 left`, or only the elapsed time if nothing more is known."""
-    return clock_text(elapsed) + (f", about {clock_text(left)} left" if left is not None else "")
-
-
-class SuiteProgress:
-    """Progress of a suite; each study's progress counts toward it.
-
-    Args:
-        scenarios: number of scenarios per experiment, in order.
-        took: last duration in seconds per experiment. If one is unknown, all scenarios count equally.
-        clock: monotonic clock in seconds.
-    """
-
-    def __init__(
-        self,
-        scenarios: Mapping[str, int],
-        took: Mapping[str, float] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._scenarios = dict(scenarios)
-        self._took: Mapping[str, float] = dict(took) if took and set(scenarios) <= set(took) else self._scenarios
-        self._clock = clock
-        self._began = clock()
-        self.current = ""
-        """Current experiment, such as `[2/7] prompt_length`."""
-        self.ended = 0
-
-    @property
-    def total(self) -> int:
-        """Number of scenarios."""
-        return sum(self._scenarios.values())
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the suite started."""
-        return self._clock() - self._began
-
-    def left(self, shares: float = 0.0) -> float | None:
-        """Estimate the remaining seconds; None while nothing is known.
-
-        Args:
-            shares: completed share of the scenarios being measured.
-        """
-        done, counted = 0.0, self.ended + shares
-        for name, count in self._scenarios.items():
-            done += self._took[name] * min(1.0, counted / count) if counted > 0 and count else 0.0
-            counted -= count
-        whole = sum(self._took.values())
-        if not done and self._took is not self._scenarios:
-            return max(0.0, whole - self.elapsed)
-        return seconds_left(self.elapsed, done, whole)
-
-    def begin(self, experiment: str) -> str:
-        """Start an experiment; return a line with its name and the suite's progress."""
-        names = list(self._scenarios)
-        number = names.index(experiment)
-        # A failed experiment leaves scenarios unfinished, none of which will follow.
-        self.ended = sum(self._scenarios[name] for name in names[:number])
-        self.current = f"[{number + 1}/{len(names)}] {experiment}"
-        times = time_text(self.elapsed, self.left())
-        return f"{self.current}: {self.ended} of {plural(self.total, 'scenario')} done, {times}"
+_WIDEST = 4.0
+"""Hide intervals whose ends differ by more than this factor: they are not informative yet."""
 
 
 class StudyProgress:
@@ -237,3 +161,136 @@ class _Told(ProgressColumn):
         room = self._console.width - _BAR - cell_len(task.fields["where"]) - 3
         text.truncate(max(room, 1), overflow="ellipsis")
         return text
+
+
+class SuiteProgress:
+    """Progress of a suite; each study's progress counts toward it.
+
+    Args:
+        scenarios: number of scenarios per experiment, in order.
+        took: last duration in seconds per experiment. If one is unknown, all scenarios count equally.
+        clock: monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        scenarios: Mapping[str, int],
+        took: Mapping[str, float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scenarios = dict(scenarios)
+        self._took: Mapping[str, float] = dict(took) if took and set(scenarios) <= set(took) else self._scenarios
+        self._clock = clock
+        self._began = clock()
+        self.current = ""
+        """Current experiment, such as `[2/7] prompt_length`."""
+        self.ended = 0
+
+    @property
+    def total(self) -> int:
+        """Number of scenarios."""
+        return sum(self._scenarios.values())
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the suite started."""
+        return self._clock() - self._began
+
+    def left(self, shares: float = 0.0) -> float | None:
+        """Estimate the remaining seconds; None while nothing is known.
+
+        Args:
+            shares: completed share of the scenarios being measured.
+        """
+        done, counted = 0.0, self.ended + shares
+        for name, count in self._scenarios.items():
+            done += self._took[name] * min(1.0, counted / count) if counted > 0 and count else 0.0
+            counted -= count
+        whole = sum(self._took.values())
+        if not done and self._took is not self._scenarios:
+            return max(0.0, whole - self.elapsed)
+        return seconds_left(self.elapsed, done, whole)
+
+    def begin(self, experiment: str) -> str:
+        """Start an experiment; return a line with its name and the suite's progress."""
+        names = list(self._scenarios)
+        number = names.index(experiment)
+        # A failed experiment leaves scenarios unfinished, none of which will follow.
+        self.ended = sum(self._scenarios[name] for name in names[:number])
+        self.current = f"[{number + 1}/{len(names)}] {experiment}"
+        times = time_text(self.elapsed, self.left())
+        return f"{self.current}: {self.ended} of {plural(self.total, 'scenario')} done, {times}"
+
+
+class SearchProgress(StudyProgress):
+    """Progress of a search, as a context manager: a bar of its budget on a terminal, a line per step in a log.
+
+    Args:
+        seconds: the budget.
+        began: start time by the clock.
+        clock: monotonic clock in seconds.
+    """
+
+    def __init__(
+        self, console: Console, seconds: float, began: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._seconds, self._began, self._search_clock = seconds, began, clock
+        self._best = ""
+        self._last = ""
+        super().__init__(console, 1, clock=clock)
+
+    def __enter__(self) -> SearchProgress:
+        super().__enter__()
+        return self
+
+    @property
+    def times(self) -> str:
+        """Elapsed time and budget."""
+        return f"{clock_text(self._search_clock() - self._began)} of {clock_text(self._seconds)}"
+
+    def at(self, state: SearchState) -> None:
+        """Show the current action and the best so far."""
+        self._best = best_text(state)
+        step = state.doing.partition(", part")[0]
+        if step != self._last:
+            self._last = step
+            self.line(f"  {self.times}  {state.doing}{f'  [{self._best}]' if self._best else ''}")
+        self._show()
+
+    def _show(self) -> None:
+        share = min(1.0, (self._search_clock() - self._began) / max(self._seconds, 1e-9))
+        self._bar.update(self._task, total=1.0, completed=share, where=self._best)
+
+
+def seconds_left(elapsed: float, finished: float, total: float) -> float | None:
+    """Estimate the remaining seconds by the mean duration of the finished scenarios.
+
+    Args:
+        elapsed: seconds since the first scenario started.
+        finished: finished scenarios, including the known share of the current one.
+        total: number of scenarios.
+
+    Returns:
+        None while nothing is finished.
+    """
+    if finished <= 0 or total <= 0:
+        return None
+    return max(0.0, elapsed / finished * (total - finished))
+
+
+def time_text(elapsed: float, left: float | None) -> str:
+    """Return `0:34, about 1:50 left`, or only the elapsed time if nothing more is known."""
+    return clock_text(elapsed) + (f", about {clock_text(left)} left" if left is not None else "")
+
+
+def best_text(state: SearchState) -> str:
+    """Return `best so far: NAME 3.1x (2.8 to 3.4), 12 may win`; empty if there is none yet."""
+    if not state.leader:
+        return ""
+    if state.ratio is not None and state.ratio.high < _WIDEST * state.ratio.low:
+        told = f" {ratio_text(state.ratio)}"
+    elif state.ratio is not None:
+        told = f" about {ratio_text(state.ratio.value)}"
+    else:
+        told = f" {significant(state.value)}" if state.value is not None else ""
+    return f"best so far: {state.leader}{told}, {state.alive} may win"

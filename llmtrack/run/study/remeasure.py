@@ -11,8 +11,8 @@ from dataclasses import replace
 from llmtrack.decide.verdicts import DISTURBED
 from llmtrack.host.formatting import significant
 from llmtrack.measure.statistics import NOISY_CV, bootstrap_median_ci
-from llmtrack.run.executors.inline import Executor
-from llmtrack.run.study.merged import merged
+from llmtrack.run.executors.executor import Executor
+from llmtrack.run.study.merge import merge_measurements
 from llmtrack.run.study.scoring import run_scenarios
 from llmtrack.spec.events import Collected, Event
 from llmtrack.spec.outcome import REPLACED, Measurement
@@ -87,7 +87,7 @@ def _further(executor: Executor, first: Measurement, on_event: Callable[[Event],
         newer = more and _again(executor, replace(first.scenario, repeat=more), on_event)
         if not newer:
             break
-        whole = replace(merged((whole, newer), policy), scenario=first.scenario)
+        whole = replace(merge_measurements((whole, newer), policy), scenario=first.scenario)
         if (calm := calmed(whole, newer)) is not None:
             return calm
     return first if whole is first else still_disturbed(whole)

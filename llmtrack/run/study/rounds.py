@@ -16,10 +16,10 @@ from typing import Any
 from llmtrack.host.formatting import plural
 from llmtrack.measure.statistics import should_stop
 from llmtrack.quality.attach import without_scores
-from llmtrack.run.executors.inline import INTERRUPTED, Executor
+from llmtrack.run.executors.executor import INTERRUPTED, Executor
 from llmtrack.run.executors.pool import MOST_ON_GPU, Pool
 from llmtrack.run.study.journal import Journal
-from llmtrack.run.study.merged import merged, were_disturbed
+from llmtrack.run.study.merge import merge_measurements, were_disturbed
 from llmtrack.run.study.plan import device_of
 from llmtrack.run.study.remeasure import MOST_ROUNDS, calmed, still_disturbed
 from llmtrack.run.study.scoring import run_scenarios, score_beside
@@ -160,7 +160,7 @@ class _Arm:
         """
         whole, odd = self._whole(), len(self.visits) % VISITS
         if self.timed and whole.disturbed and len(self.visits) > VISITS:
-            newest = merged(self.visits[-VISITS:], self.scenario.repeat)
+            newest = merge_measurements(self.visits[-VISITS:], self.scenario.repeat)
             whole = calmed(whole, newest) or still_disturbed(whole)
         warnings, told = whole.warnings, tuple[str, ...]()
         if self.cut or (cut and odd):
@@ -173,7 +173,7 @@ class _Arm:
         return replace(whole, warnings=(*warnings, *told))
 
     def _whole(self) -> Measurement:
-        return replace(merged(self.visits, self.scenario.repeat), scenario=self.scenario)
+        return replace(merge_measurements(self.visits, self.scenario.repeat), scenario=self.scenario)
 
     def _seconds(self, visit: Measurement) -> Sequence[float]:
         if self.timed:

@@ -9,10 +9,15 @@ from llmtrack.errors import ScenarioError, in_words
 from llmtrack.host.formatting import plural
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.quality.attach import drift_line, with_drift, with_scores, without_drift, without_scores
-from llmtrack.run.executors.inline import INTERRUPTED, Executor
-from llmtrack.run.executors.parallel_workers import ParallelWorkers, SideBySide
-from llmtrack.run.executors.partial_results import PartialResults
-from llmtrack.run.study.shards import SHARDS_EACH, merge_drifts, merge_figures, merge_measurements, shards_of, work_off
+from llmtrack.run.executors.executor import INTERRUPTED, Executor, ParallelWorkers, PartialResults, SideBySide
+from llmtrack.run.study.shards import (
+    SHARDS_EACH,
+    merge_drifts,
+    merge_figures,
+    merge_shards,
+    shards_of,
+    work_off,
+)
 from llmtrack.spec.events import Collected, Emit, Event, Log, SoFar, Warn
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import QualityCheck, Scenario
@@ -129,7 +134,7 @@ def _score(scenario: Scenario, task: PerplexityTask, parallel: ParallelWorkers, 
         emit(done)
         return
     try:
-        emit(merge_measurements(scenario, task, done))
+        emit(merge_shards(scenario, task, done))
     except ScenarioError as error:
         emit(failure_of(scenario, error, min(each.started_at for _, each in done)))
 

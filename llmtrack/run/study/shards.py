@@ -16,7 +16,7 @@ from llmtrack.host.formatting import plural
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.quality.metrics import Drift, cut_warnings, quality_warnings
 from llmtrack.quality.shards import merge, merge_drift
-from llmtrack.run.executors.parallel_workers import ParallelWorkers
+from llmtrack.run.executors.executor import ParallelWorkers
 from llmtrack.spec.events import Emit, Event, Log, Progress, Warn
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import Scalar, Scenario
@@ -105,7 +105,7 @@ def merge_figures(task: PerplexityTask, done: Sequence[Done]) -> Together:
     )
 
 
-def merge_measurements(scenario: Scenario, task: PerplexityTask, done: Sequence[Done]) -> Measurement:
+def merge_shards(scenario: Scenario, task: PerplexityTask, done: Sequence[Done]) -> Measurement:
     """Merge the measurements of a text's shards; see `merge_figures`."""
     found = merge_figures(task, done)
     shards = [each for _, each in sorted(done, key=_number)]

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+import io
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from llmtrack.decide.verdicts import with_samples
 from llmtrack.experiment import Experiment
-from llmtrack.host.console import on_one_line
+from llmtrack.host.console import console_of, on_one_line
 from llmtrack.host.formatting import cut, plural
 from llmtrack.host.signals import stop_in_order
-from llmtrack.report.page.place import Place
-from llmtrack.report.page.study import Written, write_study
+from llmtrack.report.page.place import Parts, Place
+from llmtrack.report.page.study import Written, say_incomplete, write_study
 from llmtrack.report.sentences.outcomes import outcome_line, outcome_note
 from llmtrack.report.terminal import hanging, say, width_of
-from llmtrack.run.executors.inline import Executor
-from llmtrack.run.study.announcing import keep_time, last_time, plan_of
-from llmtrack.run.study.ending import end_study
+from llmtrack.run.executors.executor import Executor
+from llmtrack.run.study.announce import keep_time, last_time, plan_of, say_support
 from llmtrack.run.study.groups import run_groups
 from llmtrack.run.study.journal import Journal
 from llmtrack.run.study.plan import Plan, SameAs, make_plan, model_folders
 from llmtrack.run.study.progress import StudyProgress, SuiteProgress
 from llmtrack.run.study.resume import finished_already
 from llmtrack.run.study.suite_cache import SuiteCache
-from llmtrack.run.study.support import say_support
 from llmtrack.spec.events import Begun, Event, Steps
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.serialization import digest
@@ -269,6 +270,87 @@ def _measure(prepared: _Prepared, executor: Executor, outcomes: _Outcomes, resum
         outcomes.same(same)
 
 
+def report_study(
+    experiment: Experiment,
+    study: Study,
+    tracker: Tracker,
+    console: Console,
+    failed: bool,
+    earlier: Sequence[Run] = (),
+) -> Reported:
+    """Read the study's runs back, print and track table, plots and reading, and finish the study.
+
+    Runs taken over from earlier studies are treated as this one's.
+    """
+    tracked = None
+
+    def write(place: Place) -> Written:
+        nonlocal tracked
+        tracked = _read_back(study, tracker, earlier)
+        return write_study(experiment, tracked, place)
+
+    reading, problems = end_study(study, tracker, console, failed, write)
+    return Reported(reading, tracked, problems)
+
+
+def end_study(
+    study: Study, tracker: Tracker, console: Console, failed: bool, write: Callable[[Place], Written]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Build, print and track the report of a study or suite, and finish its run.
+
+    A failure of the report is only a warning: the study ends as its measurements did.
+
+    Args:
+        study: identity in the tracking store.
+        tracker: there is no report while its store is unreachable.
+        failed: whether a scenario failed.
+        write: read the runs, print, and write files.
+
+    Returns:
+        The reading, and the parts of the report that failed, with the reason.
+    """
+    outcome = "failed" if failed else "finished"
+    if tracker.offline:
+        run_id = tracker.finish_study(study, outcome)
+        if tracker.offline:
+            return (), ()
+        # The store is reachable again.
+        study = replace(study, run_id=run_id or study.run_id, experiment_id=tracker.delivery.experiment_id)
+    parts, written = Parts(), Written()
+    with ExitStack() as stack:
+        with parts.part("report"):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            # A console on stderr only shows progress; its caller displays the report itself.
+            shown = console_of(file=io.StringIO(), width=200) if console.stderr else console
+            place = Place(study.run_id, study.experiment_id, tracker.tracking_uri, folder, shown, parts)
+            written = write(place)
+        tracker.finish_study(
+            study,
+            outcome,
+            note=written.note,
+            files=written.files,
+            metrics=written.metrics,
+            warnings=parts.problems,
+        )
+    waiting = 0 if tracker.offline else tracker.delivery.waiting(study.study_id)
+    if waiting:
+        parts.problems.append(
+            f"{plural(waiting, 'record')} of it could not be sent, and what is kept waits in {tracker.spool.folder}"
+        )
+    say_incomplete(console, study.study_id, parts.problems, kept=tracker.offline or waiting > 0)
+    return written.reading, tuple(parts.problems)
+
+
+def _read_back(study: Study, tracker: Tracker, earlier: Sequence[Run]) -> Runs:
+    tracked = tracked_runs(study=study.study_id, tracking_uri=tracker.tracking_uri)
+    if earlier:
+        taken = {run.run_id for run in earlier}
+        own = tracked.where(lambda run: run.run_id not in taken)
+        tracked = Runs((*own, *(replace(run, study_id=study.study_id) for run in earlier)))
+    # Newest first: of a remeasured baseline, only the newer run counts.
+    return with_samples(tracked.first_of_each("scenario").in_order_of_study(), tracker.tracking_uri)
+
+
 @contextmanager
 def opened(tracker: Tracker, executor: Executor, start: Callable[[], Study]) -> Iterator[Study]:
     """Open a study; end it as killed on a signal, or as failed on an error.
@@ -293,36 +375,3 @@ def opened(tracker: Tracker, executor: Executor, start: Callable[[], Study]) -> 
 def is_signal(error: BaseException | None) -> bool:
     """Return whether a signal ended the work, even if an error on the way out, such as a closed terminal, masks it."""
     return error is not None and (not isinstance(error, Exception) or is_signal(error.__context__))
-
-
-def report_study(
-    experiment: Experiment,
-    study: Study,
-    tracker: Tracker,
-    console: Console,
-    failed: bool,
-    earlier: Sequence[Run] = (),
-) -> Reported:
-    """Read the study's runs back, print and track table, plots and reading, and finish the study.
-
-    Runs taken over from earlier studies are treated as this one's.
-    """
-    tracked = None
-
-    def write(place: Place) -> Written:
-        nonlocal tracked
-        tracked = _read_back(study, tracker, earlier)
-        return write_study(experiment, tracked, place)
-
-    reading, problems = end_study(study, tracker, console, failed, write)
-    return Reported(reading, tracked, problems)
-
-
-def _read_back(study: Study, tracker: Tracker, earlier: Sequence[Run]) -> Runs:
-    tracked = tracked_runs(study=study.study_id, tracking_uri=tracker.tracking_uri)
-    if earlier:
-        taken = {run.run_id for run in earlier}
-        own = tracked.where(lambda run: run.run_id not in taken)
-        tracked = Runs((*own, *(replace(run, study_id=study.study_id) for run in earlier)))
-    # Newest first: of a remeasured baseline, only the newer run counts.
-    return with_samples(tracked.first_of_each("scenario").in_order_of_study(), tracker.tracking_uri)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from llmtrack.experiment import Experiment
 from llmtrack.metrics import METRIC_BY_NAME
-from llmtrack.run.study.merged import merged
+from llmtrack.run.study.merge import merge_measurements
 from llmtrack.run.study.plan import resolved
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario
@@ -61,7 +61,7 @@ class SuiteCache:
         before[f"{experiment}/{scenario.name}"] = measurement
         if len(before) == 1:
             return measurement
-        whole = merged(tuple(before.values()), scenario.repeat)
+        whole = merge_measurements(tuple(before.values()), scenario.repeat)
         own = {
             name: {key: each.metrics[key] for key in each.samples if METRIC_BY_NAME[key].sampled}
             for name, each in before.items()

@@ -1,21 +1,29 @@
-"""Prior knowledge of a candidate: how it computes, and what must be built before loading it."""
+"""Prior knowledge of a candidate: how it computes, what must be built before loading it, and earlier runs."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 from llmtrack.decide.promise import COMPILED, EAGER, EMULATED, Way
 from llmtrack.engines.options import NO_COMPILE, CompileOption, ThreadOption
+from llmtrack.errors import LlmtrackError
 from llmtrack.host.machine import cpu_flags
+from llmtrack.metrics import metric
 from llmtrack.models import durations
 from llmtrack.models.cache import cache_root, entry_stem
 from llmtrack.quantize.recipe import recipes
+from llmtrack.run.reproduce import variant_of
 from llmtrack.run.tune.search_space import Candidate
 from llmtrack.spec.options import parameters
 from llmtrack.spec.parameter import NONE
 from llmtrack.spec.scenario import Variant
+from llmtrack.tracked.run import Run
+from llmtrack.tracking.read.query import tracked_runs
 
 # Default seconds of each step, for SmolLM2 135M on two cores; this machine's recorded durations take precedence.
 _EXPORTS = {"onnx": 60.0}
@@ -37,21 +45,11 @@ _LOADS = 2.0
 # Without one of these CPU features (x86, Arm), PyTorch emulates bfloat16.
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 _BITS = re.compile(r"(\d+)")
-
-
-def numbers_of(variant: Variant) -> str:
-    """Return the identity of a variant's numerical results: independent of threads and compilation, except for
-    summation order.
-    """
-    same = {each.name for options in (ThreadOption, CompileOption) for each in parameters(options)}
-    told = [f"{name}={value}" for name, value in variant.options if name not in same]
-    return "/".join([variant.backend, variant.dtype, variant.quantization, *told])
-
-
-def uncompiled(variant: Variant) -> Variant:
-    """Return the numerically equal variant without compilation."""
-    told = tuple((name, value) for name, value in variant.options if name != "compile")
-    return replace(variant, options=told)
+# Options tracked as resolved, not as requested.
+_RESOLVED = ("provider", "threads")
+# As long as ceilings are cached; limits how much of a large store is read.
+_SINCE = "30d"
+Key = tuple[object, ...]
 
 
 def way_of(candidate: Candidate, cpus: int, measured: Mapping[str, float]) -> Way:
@@ -87,10 +85,70 @@ def way_of(candidate: Candidate, cpus: int, measured: Mapping[str, float]) -> Wa
     )
 
 
+def numbers_of(variant: Variant) -> str:
+    """Return the identity of a variant's numerical results: independent of threads and compilation, except for
+    summation order.
+    """
+    same = {each.name for options in (ThreadOption, CompileOption) for each in parameters(options)}
+    told = [f"{name}={value}" for name, value in variant.options if name not in same]
+    return "/".join([variant.backend, variant.dtype, variant.quantization, *told])
+
+
+def uncompiled(variant: Variant) -> Variant:
+    """Return the numerically equal variant without compilation."""
+    told = tuple((name, value) for name, value in variant.options if name != "compile")
+    return replace(variant, options=told)
+
+
 def bits_of(label: str) -> float:
     """Parse the bits of a dtype label: 8 for `int8`, 4 for `Q4_K_M`; 32 if it has none."""
     found = _BITS.search(label)
     return float(found[1]) if found else 32.0
+
+
+def earlier_ratios(
+    candidates: Sequence[Candidate],
+    baseline: str,
+    objective: str,
+    environment_id: str,
+    cpus: int,
+    tracking_uri: str,
+) -> dict[str, float]:
+    """Return each candidate's median ratio to the baseline over earlier studies, of any model.
+
+    An unreadable store yields nothing: the search continues without.
+
+    Args:
+        candidates: ways to run the model.
+        baseline: name of the baseline.
+        objective: metric to optimize.
+        environment_id: hardware and versions, which must match.
+        cpus: number of CPUs used by default; 0 for a GPU.
+        tracking_uri: the store.
+    """
+    try:
+        found = tracked_runs(
+            tags={"llmtrack.environment_id": environment_id},
+            status="FINISHED",
+            since=_SINCE,
+            tracking_uri=tracking_uri,
+        )
+    except LlmtrackError:
+        return {}
+    keys = {each.name: _key_of(each, cpus) for each in candidates}
+    values: dict[Key, dict[Key, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in found.measured(objective):
+        if (key := _tracked_key(run, cpus)) is not None:
+            values[run.study_id, run.text("model_id"), run.workload_id][key].append(run.metrics[objective])
+    sign = 1.0 if metric(objective).better == "higher" else -1.0
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for of_study in values.values():
+        if not (base := of_study.get(keys[baseline])):
+            continue
+        for name, key in keys.items():
+            if name != baseline and (own := of_study.get(key)):
+                ratios[name].append((median(own) / median(base)) ** sign)
+    return {name: median(each) for name, each in ratios.items() if math.isfinite(median(each))}
 
 
 def _builds(variant: Variant, size: float) -> Iterator[tuple[str, float, bool]]:
@@ -127,3 +185,24 @@ def _is_made(name: str) -> bool:
     folder = cache_root() / "models"
     whole = re.compile(f"(?i){name}")
     return folder.is_dir() and any(whole.fullmatch(each.name) for each in folder.iterdir())
+
+
+def _key_of(candidate: Candidate, cpus: int) -> Key:
+    task = candidate.task
+    return _key(candidate.variant, task.batch_size or 1, task.use_cache, cpus)
+
+
+def _tracked_key(run: Run, cpus: int) -> Key | None:
+    try:
+        variant = variant_of(run)
+    except (LlmtrackError, ValueError):
+        return None
+    cached = not run.has("use_cache") or bool(run.params["use_cache"])
+    return _key(variant, int(run.number("batch_size") or 1), cached, cpus)
+
+
+def _key(variant: Variant, rows: int, cached: bool, cpus: int) -> Key:
+    told: Mapping[str, object] = dict(variant.options)
+    threads = int(str(told.get("threads") or 0)) or cpus
+    others = tuple(sorted((name, value) for name, value in told.items() if name not in _RESOLVED))
+    return (variant.backend, variant.dtype, variant.quantization, others, threads, rows, cached)

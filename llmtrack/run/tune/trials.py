@@ -22,8 +22,8 @@ from llmtrack.metrics import metric
 from llmtrack.quality.corpora import Corpus
 from llmtrack.run.executors.pool import Pool
 from llmtrack.run.study.journal import Journal
+from llmtrack.run.study.progress import SearchProgress
 from llmtrack.run.tune.priors import uncompiled, way_of
-from llmtrack.run.tune.progress import SearchProgress
 from llmtrack.run.tune.search_space import Candidate
 from llmtrack.spec.events import Collected, Event, Log, Progress
 from llmtrack.spec.outcome import Failure, Measurement, Outcome
@@ -55,7 +55,7 @@ class Asked:
         margin: candidates that differ by less are considered equal.
         cpus: number of CPUs used; 0 for a GPU.
         start: seconds to start a worker.
-        earlier: ratio to the baseline in earlier runs, by candidate; see `llmtrack.run.tune.earlier_runs`.
+        earlier: ratio to the baseline in earlier runs, by candidate; see `llmtrack.run.tune.priors`.
     """
 
     objective: str

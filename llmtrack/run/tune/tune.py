@@ -26,13 +26,13 @@ from llmtrack.report.sentences.outcomes import outcome_note
 from llmtrack.report.terminal import say
 from llmtrack.run.executors.pool import Pool
 from llmtrack.run.reproduce import as_loaded, command_line, python_lines, resolved_as
+from llmtrack.run.study.announce import say_support
 from llmtrack.run.study.journal import Journal
-from llmtrack.run.study.merged import merged
+from llmtrack.run.study.merge import merge_measurements
 from llmtrack.run.study.plan import model_folders
+from llmtrack.run.study.progress import SearchProgress
 from llmtrack.run.study.study import StudyResult, opened, report_study
-from llmtrack.run.study.support import say_support
-from llmtrack.run.tune.earlier_runs import earlier_ratios
-from llmtrack.run.tune.progress import SearchProgress
+from llmtrack.run.tune.priors import earlier_ratios
 from llmtrack.run.tune.search_space import Space
 from llmtrack.run.tune.trials import FRESH, SAMPLE, Asked, Trials, scenario_of
 from llmtrack.spec.outcome import Failure, Measurement, Outcome
@@ -196,7 +196,9 @@ def _outcome_of(name: str, trials: Trials, tuning: Tuning) -> Outcome:
             scenario_of(candidate, SAMPLE), "skipped", why, started_at=now, ended_at=now
         )
         return replace(failure, scenario=replace(failure.scenario, baseline=is_base), facts={**failure.facts, **facts})
-    whole = merged(done, replace(FRESH if fresh else SAMPLE, min_repeats=min(5, len(done)), max_repeats=200))
+    whole = merge_measurements(
+        done, replace(FRESH if fresh else SAMPLE, min_repeats=min(5, len(done)), max_repeats=200)
+    )
     whole = _with_fresh(whole, tuning.goal.objective, tuning.fresh.get(name, ()))
     price = _price(name, tuning)
     metrics = dict(whole.metrics)

@@ -18,8 +18,8 @@ from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.run import main as entry
 from llmtrack.run.executors import worker_process
 from llmtrack.run.executors.inline import InlineExecutor
-from llmtrack.run.executors.patience import Patience
 from llmtrack.run.executors.process import ProcessExecutor
+from llmtrack.run.executors.timeouts import Patience
 from llmtrack.spec.events import Log, Progress, SoFar, event_to_json
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import QualityCheck, Variant

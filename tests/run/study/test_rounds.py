@@ -10,7 +10,7 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.measure.statistics import disturbed
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.executors.pool import Pool
-from llmtrack.run.study import merged as merging
+from llmtrack.run.study import merge as merging
 from llmtrack.run.study.journal import Journal
 from llmtrack.run.study.rounds import ONCE
 from llmtrack.run.study.scoring import run_scenarios

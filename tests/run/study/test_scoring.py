@@ -13,8 +13,8 @@ import pytest
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
+from llmtrack.run.executors.executor import ParallelWorkers
 from llmtrack.run.executors.inline import InlineExecutor
-from llmtrack.run.executors.parallel_workers import ParallelWorkers
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.study.scoring import run_scenarios
 from llmtrack.spec.events import Progress

@@ -16,12 +16,12 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.experiment import Experiment
 from llmtrack.host.signals import signals_end
 from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
+from llmtrack.run.executors.executor import ParallelWorkers
 from llmtrack.run.executors.inline import InlineExecutor
-from llmtrack.run.executors.parallel_workers import ParallelWorkers
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.study import scoring as sharing
 from llmtrack.run.study.scoring import run_scenarios
-from llmtrack.run.study.shards import merge_measurements, shards_of
+from llmtrack.run.study.shards import merge_shards, shards_of
 from llmtrack.run.study.study import run_study
 from llmtrack.spec.events import Log, Progress, Warn, event_from_json, event_to_json
 from llmtrack.spec.outcome import Failure, Measurement
@@ -125,7 +125,7 @@ def test_the_speed_is_of_all_together_in_the_time_of_the_one_that_scored_longest
     shards = shards_of(scoring("text"), scoring("text").task, 16)
     # Twelve shards of half a second by one worker, four of two by the other: 16 tokens in 8 s.
     done = [(0, measured(each, 0.5)) for each in shards[:12]] + [(1, measured(each, 2.0)) for each in shards[12:]]
-    found = merge_measurements(scoring("text"), scoring("text").task, done)
+    found = merge_shards(scoring("text"), scoring("text").task, done)
     assert found.metrics["score_tokens_per_sec"] == 2.0
     assert found.texts["shards.txt"].splitlines()[:2] == [
         "shard\tworker\tnode\ttokens\tseconds",
@@ -142,7 +142,7 @@ def test_where_it_was_scored_and_what_each_worker_warns_of_is_said_once():
         )
         for each in shards
     ]
-    found = merge_measurements(scoring("text"), scoring("text").task, done)
+    found = merge_shards(scoring("text"), scoring("text").task, done)
     assert found.tags["node"] == "a, b"
     assert found.warnings == ("random",)
 

@@ -14,14 +14,12 @@ from typing import Any, TypeVar
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.host.formatting import clock_text, plural
-from llmtrack.run.executors.inline import BESIDE, INTERRUPTED
-from llmtrack.run.executors.parallel_workers import ParallelWorkers
-from llmtrack.run.executors.partial_results import PartialResults
-from llmtrack.run.executors.patience import LOADING, STARTING, Patience
+from llmtrack.run.executors.executor import BESIDE, INTERRUPTED, ParallelWorkers, PartialResults
 from llmtrack.run.executors.ray import node
-from llmtrack.run.executors.ray.connect import Cluster, LostAnswerError, RayTask
+from llmtrack.run.executors.ray.cluster import Cluster, LostAnswerError, RayTask
 from llmtrack.run.executors.ray.files import Parcel, brought, home_of, named_files, note_home, parcel_of
 from llmtrack.run.executors.ray.kinds import Kind, Node, room_on
+from llmtrack.run.executors.timeouts import LOADING, STARTING, Patience
 from llmtrack.spec.events import Begun, Emit, Log, Progress, SoFar, event_from_json
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import Scenario

@@ -18,9 +18,9 @@ import psutil
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.host.packages import installed_version
-from llmtrack.run.executors.patience import Patience
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.executors.ray.files import Parcel, arrive, named_back, parcel_of, renamed
+from llmtrack.run.executors.timeouts import Patience
 from llmtrack.spec.events import Event, event_to_json
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.serialization import from_json

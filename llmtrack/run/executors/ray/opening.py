@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from llmtrack.errors import UsageError
 from llmtrack.host.formatting import plural
-from llmtrack.run.executors.patience import Patience
 from llmtrack.run.executors.ray import node
-from llmtrack.run.executors.ray.connect import Cluster
+from llmtrack.run.executors.ray.cluster import Cluster
 from llmtrack.run.executors.ray.executor import RayExecutor
 from llmtrack.run.executors.ray.kinds import kinds_of, read_resources, split_by_version
+from llmtrack.run.executors.timeouts import Patience
 from llmtrack.tracking.write.spool import Notify, to_stderr
 
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from llmtrack.host.signals import signal_handlers_restored
-from llmtrack.run.executors.patience import Patience
 from llmtrack.run.executors.ray.executor import RayExecutor
+from llmtrack.run.executors.timeouts import Patience
 from tests.conftest import HANG_S
 from tests.extensions import scripted_backend
 
@@ -135,7 +135,7 @@ class FakeCluster:
     def start(self, needs, nodes, patience, alone, facts, scenarios, parcels):
         import queue
 
-        from llmtrack.run.executors.ray.connect import RayTask
+        from llmtrack.run.executors.ray.cluster import RayTask
 
         self.asked.append((list(nodes), [each["name"] for each in scenarios]))
         letters: queue.SimpleQueue = queue.SimpleQueue()

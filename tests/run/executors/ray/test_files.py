@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from llmtrack.errors import LlmtrackError
-from llmtrack.run.executors.patience import Patience
 from llmtrack.run.executors.ray import files, node
-from llmtrack.run.executors.ray.connect import LostAnswerError
+from llmtrack.run.executors.ray.cluster import LostAnswerError
 from llmtrack.run.executors.ray.files import (
     arrive,
     brought,
@@ -23,6 +22,7 @@ from llmtrack.run.executors.ray.files import (
     renamed,
 )
 from llmtrack.run.executors.ray.kinds import Node
+from llmtrack.run.executors.timeouts import Patience
 from llmtrack.spec.events import event_to_json
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import QualityCheck, Scenario, Variant

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from llmtrack.errors import LlmtrackError
-from llmtrack.run.executors.patience import Patience
-from llmtrack.run.executors.ray.connect import LostAnswerError
+from llmtrack.run.executors.ray.cluster import LostAnswerError
 from llmtrack.run.executors.ray.executor import RayExecutor
 from llmtrack.run.executors.ray.files import home_of, note_home
 from llmtrack.run.executors.ray.kinds import Kind, Node
+from llmtrack.run.executors.timeouts import Patience
 from llmtrack.spec.events import Begun, Log, Progress, SoFar, event_to_json
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import Scenario, Variant

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llmtrack.errors import MissingDependencyError, UsageError
-from llmtrack.run.executors.patience import Patience
-from llmtrack.run.executors.ray import connect, node
+from llmtrack.run.executors.ray import cluster, node
+from llmtrack.run.executors.timeouts import Patience
 from tests.tracking.conftest import free_port
 
 
@@ -47,9 +47,9 @@ def test_an_idle_worker_serves_a_task_with_the_same_devices_and_no_other(monkeyp
 
 
 def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(connect, "installed_version", lambda package: "")
+    monkeypatch.setattr(cluster, "installed_version", lambda package: "")
     with pytest.raises(MissingDependencyError, match=r'executor=ray needs Ray.*: pip install "llmtrack\[ray\]"'):
-        connect.Cluster("auto")
+        cluster.Cluster("auto")
 
 
 MISMATCH = """Version mismatch: The cluster was started with:
@@ -77,10 +77,10 @@ This process on node 10.0.0.2 was started with:
     ],
 )
 def test_why_there_is_no_cluster_is_one_line_with_all_that_ray_says_and_a_remedy(error, said):
-    line = connect._why_unconnected(error)
+    line = cluster._why_unconnected(error)
     assert line.startswith(said)
     assert "\n" not in line
-    assert len(connect._why_unconnected(RuntimeError("long " * 1000))) < 1000
+    assert len(cluster._why_unconnected(RuntimeError("long " * 1000))) < 1000
 
 
 @pytest.mark.slow(1)
@@ -91,7 +91,7 @@ def test_where_nobody_answers_it_is_said_at_once(address, monkeypatch):
     port = free_port()
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
     with pytest.raises(UsageError) as refused:
-        connect.Cluster(address.format(port))
+        cluster.Cluster(address.format(port))
     line = str(refused.value)
     assert "nobody answers at" in line
     assert f":{port} (" in line

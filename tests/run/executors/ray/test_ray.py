@@ -19,9 +19,9 @@ from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.host.signals import STOPPING
 from llmtrack.run.executors.inline import InlineExecutor
-from llmtrack.run.executors.patience import Patience
-from llmtrack.run.executors.ray.connect import Cluster
+from llmtrack.run.executors.ray.cluster import Cluster
 from llmtrack.run.executors.ray.executor import Stopped
+from llmtrack.run.executors.timeouts import Patience
 from llmtrack.run.study.scoring import run_scenarios
 from llmtrack.run.study.shards import SHARDS_EACH
 from llmtrack.run.study.study import run_study

@@ -10,8 +10,8 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.measure.timing import Arm, requests_for, time_arms
 from llmtrack.spec.outcome import MOST_GENERATIONS, Measurement
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
-from llmtrack.worker import generations
-from llmtrack.worker.generations import generations_of
+from llmtrack.worker import generate
+from llmtrack.worker.generate import generations_of
 from tests.run.scenarios import generating
 from tests.worker.test_measuring import Loader, measure
 
@@ -63,7 +63,7 @@ def test_each_call_has_its_own_times():
 
 
 def test_their_number_and_their_texts_are_bounded(monkeypatch):
-    monkeypatch.setattr(generations, "_LONGEST", 8)
+    monkeypatch.setattr(generate, "_LONGEST", 8)
     made = timed(*(f"{number:09}" for number in range(MOST_GENERATIONS + 1)))
     assert len(made) == MOST_GENERATIONS
     assert made[0].prompt == "0000 ..."

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from llmtrack.decide.promise import Base, Predictor, Way, Work
-from llmtrack.run.tune.earlier_runs import earlier_ratios
+from llmtrack.run.tune.priors import earlier_ratios
 from llmtrack.run.tune.search_space import Candidate
 from llmtrack.spec.scenario import Variant
 from llmtrack.spec.task import GenerateTask

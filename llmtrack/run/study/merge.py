@@ -35,7 +35,7 @@ _OF_ALL_CALLS = ("joules_per_token", "power_w", "idle_energy_share")
 """Metrics over all calls of a measurement: merged by the mean, weighted by the number of calls."""
 
 
-def merged(measurements: Sequence[Measurement], policy: RepeatPolicy) -> Measurement:
+def merge_measurements(measurements: Sequence[Measurement], policy: RepeatPolicy) -> Measurement:
     """Merge measurements of one scenario: pool the samples; everything else comes from the last one.
 
     Args:

@@ -8,7 +8,7 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.measure import gauges
 from llmtrack.measure.gauges import GaugeReading
 from llmtrack.spec.outcome import Measurement
-from llmtrack.worker import power
+from llmtrack.worker import device_metrics
 from llmtrack.worker.measuring import EngineCache, measure_group
 from tests.run.scenarios import generating, scoring
 
@@ -36,8 +36,8 @@ def run(monkeypatch):
         clock = FakeClock()
         card = ScriptedGauge(clock, **settings)
         monkeypatch.setattr(gauges, "gauge_of", lambda device: card)
-        monkeypatch.setattr(power.time, "sleep", lambda seconds: setattr(card, "idle", card.idle + seconds))
-        power.idle_watts.cache_clear()
+        monkeypatch.setattr(device_metrics.time, "sleep", lambda seconds: setattr(card, "idle", card.idle + seconds))
+        device_metrics.idle_watts.cache_clear()
         events = []
         engine = ScriptedEngine(clock, Script(0.030, 0.005))
         measure_group([scenario], EngineCache(lambda variant: engine), events.append, clock)
@@ -45,7 +45,7 @@ def run(monkeypatch):
         return events[-1]
 
     yield run
-    power.idle_watts.cache_clear()
+    device_metrics.idle_watts.cache_clear()
 
 
 def test_joules_per_token_by_hand(run):

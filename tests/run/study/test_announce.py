@@ -6,7 +6,7 @@ import pytest
 
 from llmtrack.experiment import Experiment
 from llmtrack.models import durations
-from llmtrack.run.study.announcing import keep_time, last_time, plan_of
+from llmtrack.run.study.announce import keep_time, last_time, plan_of
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy
 

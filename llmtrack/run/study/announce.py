@@ -1,0 +1,92 @@
+"""Announce what is about to run: its estimated duration, and unsupported or unused parts of the machine."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console
+
+from llmtrack.devices import KINDS, kind_of
+from llmtrack.experiment import Experiment
+from llmtrack.host.formatting import clock_text, plural
+from llmtrack.models import durations
+from llmtrack.report.terminal import hanging, say, width_of
+from llmtrack.run.study.plan import device_of
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.serialization import digest
+from llmtrack.spec.task import GenerateTask
+
+
+def plan_of(experiments: Sequence[Experiment], scenarios: int, took: Mapping[str, float]) -> str:
+    """Describe what is about to run, with its duration as far as known.
+
+    Args:
+        experiments: in order.
+        scenarios: total number to measure.
+        took: last duration in seconds by experiment name, if known.
+    """
+    what = plural(scenarios, "scenario")
+    if len(experiments) > 1:
+        names = ", ".join(each.name for each in experiments)
+        what = f"{plural(len(experiments), 'experiment')} ({names}), {what}"
+    known = sum(took[each.name] for each in experiments if each.name in took)
+    new = [each for each in experiments if each.name not in took]
+    if not new:
+        return f"Plan: {what}, about {clock_text(known)}: as long as the same took here the last time."
+    asked = (each for experiment in new for each in experiment.scenarios)
+    cap = sum(each.repeat.max_seconds for each in asked if isinstance(each.task, GenerateTask))
+    told = [f"Plan: {what}."]
+    if known:
+        names = ", ".join(each.name for each in experiments if each.name in took)
+        told.append(f"{names} took {clock_text(known)} here the last time, the others are new.")
+    if cap:
+        told.append(
+            f"Counted calls take {clock_text(cap)} at most, and mostly less; loading, warming up and scoring come on top."
+        )
+    return " ".join([*told, "The time left is estimated as it goes on."])
+
+
+def last_time(experiment: Experiment, environment_id: str) -> float | None:
+    """Return the seconds that the same scenarios took last time in this environment, including the report, or None."""
+    return durations.seconds_of(_key(experiment, environment_id))
+
+
+def keep_time(experiment: Experiment, environment_id: str, seconds: float) -> None:
+    """Record the duration of an experiment whose scenarios were all measured."""
+    durations.note(_key(experiment, environment_id), seconds)
+
+
+def say_support(console: Console, machine: Mapping[str, str], scenarios: Iterable[Scenario]) -> None:
+    """Print `support_notes`."""
+    for note in support_notes(machine, scenarios):
+        say(console, hanging(f"  {note}", width_of(console)))
+
+
+def support_notes(machine: Mapping[str, str], scenarios: Iterable[Scenario], system: str | None = None) -> list[str]:
+    """Return a line for each unsupported or unused part of the measuring machine.
+
+    Args:
+        machine: facts from `llmtrack.worker.machine.describe`.
+        scenarios: what is to be measured.
+        system: operating system as in `platform.system`; None for this machine's.
+    """
+    used = {kind_of(device_of(each.variant.device, machine)) for each in scenarios}
+    notes = []
+    if (system or platform.system()) == "Windows":
+        notes.append("not supported: Windows, where llmtrack was never tried; use Linux, macOS or WSL 2")
+    if "cuda" in used and "rocm" in machine:
+        notes.append(f"not tried on hardware: AMD GPUs (ROCm {machine['rocm']}); check what surprises you")
+    notes += [
+        f"not tried on hardware: {KINDS[kind].title}; check what surprises you"
+        for kind in KINDS
+        if kind in used and not KINDS[kind].tried
+    ]
+    if used <= {"cpu"} and (unused := machine.get("unused_devices")):
+        notes.append(f"not used: {unused}")
+    return notes
+
+
+def _key(experiment: Experiment, environment_id: str) -> str:
+    asked = sorted(each.scenario_id for each in experiment.scenarios)
+    return f"study {digest([experiment.name, asked, environment_id])}"
