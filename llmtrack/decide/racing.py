@@ -16,7 +16,7 @@ Robbins, Annals of Mathematical Statistics 41 (1970): 1 / (n (n + 1)) at look n.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -386,68 +386,6 @@ def _parts(normal: np.ndarray) -> np.ndarray:
             break
         part = reached
     return part
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Result of measuring a candidate once.
-
-    Attributes:
-        value: the sample, or None if it failed.
-        seconds: duration.
-        why: reason of the failure, or of being ineligible.
-        disturbed: whether the machine was disturbed meanwhile.
-    """
-
-    value: float | None
-    seconds: float
-    why: str = ""
-    disturbed: bool = False
-
-
-def duel(
-    names: tuple[str, str],
-    measure: Callable[[str], Sample],
-    seconds: float,
-    least: int = 5,
-    most: int = 12,
-) -> dict[str, list[Sample]]:
-    """Measure two candidates afresh against each other; return the samples of each, those of a round at one position.
-
-    Claims use only these samples (see `counted`), because the race selects its winner partly by luck. The number of
-    rounds is fixed from the remaining time and the first sample of each, before any comparison. The order alternates (A
-    B B A), so that drift affects both. A disturbed round is repeated while the time allows.
-
-    Args:
-        measure: measures a candidate once; a failure ends the duel.
-        seconds: time limit.
-        least: minimum samples of each, regardless of time; 4 against 4 can be significant (see `differences.too_few`).
-        most: maximum samples of each.
-    """
-    found: dict[str, list[Sample]] = {name: [] for name in names}
-    wanted, spent, done = least, 0.0, 0
-    while done < wanted:
-        before = spent
-        for name in names if done % 2 == 0 else names[::-1]:
-            sample = measure(name)
-            if sample.value is None:
-                return found
-            found[name].append(sample)
-            spent += sample.seconds
-        done += 1
-        if done == 2:  # A first sample may include first-call overhead.
-            more = min((seconds - spent) / max(spent / 2, 1e-9), most)
-            wanted = min(most, max(least, 2 + int(more)))
-        if any(found[name][-1].disturbed for name in names) and wanted < 2 * most and 2 * spent - before <= seconds:
-            wanted += 1
-    return found
-
-
-def counted(samples: Mapping[str, Sequence[Sample]], least: int) -> list[int]:
-    """Return the rounds of a duel that count: those without a disturbance, or all where these are fewer than `least`."""
-    rounds = [*zip(*samples.values(), strict=False)]
-    calm = [number for number, both in enumerate(rounds) if not any(sample.disturbed for sample in both)]
-    return calm if len(calm) >= least else [*range(len(rounds))]
 
 
 def quantile(chance: float, freedom: float) -> float:

@@ -4,12 +4,12 @@ The search is independent of engines and MLflow: a `Measurer` acts, and everythi
 interrupted search can be replayed. The next action is the first of these that fits into the remaining time:
 
 1. measure the baseline, then the three most promising candidates (`promise`), each beside the leader (`racing`);
-2. score a candidate that is better than the leader until its quality is decided (`bounded`); one beyond the bound is
+2. score a candidate that is better than the leader until its quality is decided (`text_quality`); one beyond the bound is
 eliminated;
 3. try the next most promising candidate while its proof would still fit, or even if not when it promises far more than
 the leader;
 4. take further samples of the candidates among which the answer is open;
-5. prove the answer: measure it afresh against the baseline;
+5. prove the answer: measure it afresh against the baseline (`proof`);
 6. try further candidates although there is no time left to prove them.
 """
 
@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 
-from llmtrack.decide.costs import Costs
-from llmtrack.decide.differences import Difference, difference, enough_repeats, judge
+from llmtrack.decide.differences import Difference, difference, judge
+from llmtrack.decide.forecast import Forecast
 from llmtrack.decide.goal import Ending, Goal, Measurer, SearchState, Seen
-from llmtrack.decide.promise import Base, Prediction, Predictor, Way, keeps_quality
-from llmtrack.decide.racing import Race, Sample, counted, duel
+from llmtrack.decide.promise import keeps_quality
+from llmtrack.decide.proof import MOST, USUAL, Proofs, Sample, duel
+from llmtrack.decide.racing import Race
 from llmtrack.decide.text_quality import TextQuality
 from llmtrack.host.formatting import significant
 from llmtrack.metrics import metric
@@ -43,12 +44,8 @@ _FAR = 1.5
 # time. A candidate that timed out is tried once more with all of the remaining time, if that is enough.
 _PATIENCE, _LEAST_PATIENCE, _FIRST_SHARE = 3.0, 30.0, 0.2
 _ATTEMPTS = 2
-# Samples of each side in the final comparison: 4 against 4 can be significant, 5 against 5 have more power.
-_LEAST_FRESH, _USUAL_FRESH, _MOST_FRESH = 4, 5, 12
 # Safety factor on a suggested budget.
 _MORE = 1.3
-# Conversions longer than this many seconds are started only for a gain.
-_LONG = 20.0
 # Failed candidates of a runtime after which the others are dropped.
 _FAILURES = 2
 
@@ -65,10 +62,9 @@ class Tuning:
         measurer: measures and scores.
         race: samples and eliminations.
         quality: perplexity of each model relative to the baseline's.
+        proofs: fresh comparisons of candidates with the baseline.
+        forecast: predictions of candidates and times.
         proven_of: candidate whose fresh comparison with the baseline is the evidence of the result; empty without one.
-        fresh: samples of that comparison that count, by candidate.
-        proof_rounds: rounds of that comparison that count.
-        claim: result of that comparison.
         ending: `proven`: measured afresh and within the bound; `unproven`: the best so far; `none`: no answer.
         winner: the answer, proven or not.
         equal: candidates not significantly different from it, including it.
@@ -83,10 +79,9 @@ class Tuning:
     measurer: Measurer
     race: Race = field(init=False)
     quality: TextQuality = field(init=False)
+    proofs: Proofs = field(init=False)
+    forecast: Forecast = field(init=False)
     proven_of: str = field(init=False, default="")
-    fresh: dict[str, list[float]] = field(init=False, default_factory=dict)
-    proof_rounds: list[int] = field(init=False, default_factory=list)
-    claim: Difference | None = field(init=False, default=None)
     ending: Ending = field(init=False, default="none")
     winner: str | None = field(init=False, default=None)
     equal: list[str] = field(init=False, default_factory=list)
@@ -100,19 +95,14 @@ class Tuning:
         task = self.goal
         exact = metric(task.objective).sureness == "exact"
         self.race = Race(task.names, task.better, task.rules, exact)
-        self.costs = Costs(task.start, task.ready)
-        self._ways = dict(self.measurer.ways({}))
-        self._predictor: Predictor | None = None
-        self._predicted: tuple[int, dict[str, Prediction]] = (-1, {})
+        self.proofs = Proofs(task.objective, task.baseline)
+        ways = dict(self.measurer.ways({}))
+        models = frozenset(ways[name].model for name in task.names)
+        self.quality = TextQuality(ways[task.baseline].model, models, task.parts, task.most_perplexity)
+        self.forecast = Forecast(task, self.race, self.quality, self.proofs, ways)
         self._over: dict[str, dict[str, list[float]]] = {name: {} for name in task.names}
-        self._again: dict[str, float] = {}
-        self._reload: dict[str, float] = {}
         self._attempts: dict[str, int] = {}
         self._failed: dict[str, list[str]] = {}
-        models = frozenset(map(self.model_of, task.names))
-        self.quality = TextQuality(self.model_of(task.baseline), models, task.parts, task.most_perplexity)
-        # By candidate: the samples of it and of the baseline, measured afresh.
-        self._duels: dict[str, dict[str, list[Sample]]] = {}
         self._rounds = 0
         # Whether the machine was calm during the last sample.
         self._calm = True
@@ -158,30 +148,22 @@ class Tuning:
         seen = self._sample(name, self._left(), first=True)
         if seen is None:
             return
-        step = seen.values.get("inter_token_latency_ms", 0.0) / 1000
-        prefill = seen.values.get("time_to_first_token_ms", 0.0) / 1000
-        bandwidth = seen.values.get("copy_bandwidth_gb_per_s", 0.0) * 1e9
-        moved = seen.values.get("decode_mib", 0.0) * 2**20
-        if not step:
-            step = 1 / seen.values.get("decode_tokens_per_sec", seen.values.get("tokens_per_sec", 1.0))
-        read = moved / bandwidth if moved and bandwidth else None
-        weights = seen.values.get("model_size_mib", 0.0) * 2**20
-        good = self.race.goodness(name) if self.race.samples[name] else None
-        base = Base(self._way(name), step, prefill or step, read, weights, good)
-        self._ways = dict(self.measurer.ways(seen.values))
-        self._predictor = Predictor(self._ways, base, self.goal.work)
+        self.forecast.measured_baseline(seen.values, self.measurer.ways(seen.values))
 
     def _try_next(self, with_proof: bool) -> bool:
         """Try the most promising candidate that fits into the time; timed-out ones come last."""
         top = self._top()
-        kept = self._answer_s(top) if top is not None and with_proof else 0.0
+        kept = 0.0
+        if top is not None and with_proof:
+            # Any candidate that is better than the leader may be beyond the bound.
+            kept = self.forecast.answer_s({top, self.race.choice() or top}, self._challengers())
         names = self._to_try()
         given_up = [name for name in names if name in self._attempts]
         afresh = [name for name in names if name not in self._attempts]
         best = self._most_promising(afresh, with_proof, kept) or self._most_promising(given_up, with_proof, kept)
         if best is None:
             return False
-        expected = self.costs.first(self._way(best), self._call_s(best))
+        expected = self.forecast.first_s(best)
         room = max(self._left() - _KEPT * kept, min(_ROOM * expected, self._left()))
         if best in afresh:
             room = min(room, max(_PATIENCE * expected, _LEAST_PATIENCE, _FIRST_SHARE * self._left()))
@@ -195,20 +177,20 @@ class Tuning:
             with_proof: whether its proof must fit, too, unless it promises far more than the best so far.
             kept: seconds reserved for an answer among the tried candidates.
         """
-        predictions, decided, over = self._predictions(), self._decided(), self._bar()
+        predictions, decided, over = self.forecast.predictions(), self.forecast.decided(), self.forecast.bar()
         promises = {}
         undecided = {self.model_of(name) for name in self._challengers()}
         for name in names:
             if self.model_of(name) in undecided:
                 continue  # The same model: decide first whether it is within the bound.
-            cost = self.costs.first(self._way(name), self._call_s(name))
+            cost = self.forecast.first_s(name)
             far = name in predictions and predictions[name].mean > over + math.log(self.goal.rules.far)
-            after = max(kept, self._prove_s(name)) if with_proof and not far else 0.0
+            after = max(kept, self.forecast.prove_s(name)) if with_proof and not far else 0.0
             if not self._fits(cost, after):
                 continue
             gain = predictions[name].improvement(over) if name in predictions else 1.0
-            gain *= keeps_quality(self._way(name), decided)
-            if gain > 0 and not (self._is_long(name) and gain < math.log1p(self.goal.rules.margin)):
+            gain *= keeps_quality(self.forecast.ways[name], decided)
+            if gain > 0 and not (self.forecast.is_long(name) and gain < math.log1p(self.goal.rules.margin)):
                 promises[name] = gain / cost
         return max(promises, key=promises.__getitem__, default=None)
 
@@ -226,13 +208,13 @@ class Tuning:
         # One far behind needs no second sample.
         if name in self.race.alive and leader in self.race.alive:
             behind = self.race.goodness(leader) - self.race.goodness(name)
-            if behind < math.log(self.goal.rules.far) and self._again[name] < self._left():
+            if behind < math.log(self.goal.rules.far) and self.forecast.call_s(name) < self._left():
                 self._sample(name, self._left())
 
     def _score_challenger(self) -> bool:
         """Score one more part with the best undecided candidate that is better than the leader."""
         best = self.race.leader(self._challengers())
-        if best is None or self.quality.next_part_s(self.model_of(best), self._usual_part_s()) > self._left():
+        if best is None or self.forecast.part_s(best) > self._left():
             return False
         self._score(best)
         return True
@@ -253,8 +235,8 @@ class Tuning:
         if leader is None or not self._calm:
             return False
         doubtful = [name for name in self.race.tried if not self.race.comparable(leader, name) and self._may_win(name)]
-        cost = math.fsum(self._again[name] for name in (leader, *doubtful))
-        if not doubtful or not self._fits(cost, self._prove_s(leader)):
+        cost = math.fsum(self.forecast.call_s(name) for name in (leader, *doubtful))
+        if not doubtful or not self._fits(cost, self.forecast.prove_s(leader)):
             return False
         self._show(f"comparing {len(doubtful) + 1} candidates again")
         self.race.begin_block()
@@ -278,8 +260,8 @@ class Tuning:
         doubtful = [name for name in rivals if not self.race.comparable(leader, name)]
         for among in (dict.fromkeys([*close, *doubtful]), close):
             contenders = sorted([leader, *among], key=self.race.goodness, reverse=self._rounds % 2 == 0)
-            cost = math.fsum(self._again[name] for name in contenders)
-            if among and self._fits(cost, self._prove_s(leader)):
+            cost = math.fsum(self.forecast.call_s(name) for name in contenders)
+            if among and self._fits(cost, self.forecast.prove_s(leader)):
                 break
         else:
             return False
@@ -294,16 +276,15 @@ class Tuning:
     def _prove(self) -> bool:
         """Measure the answer afresh against the baseline; noise-free objectives need no second measurement."""
         name, base = self.race.choice(), self.goal.baseline
-        if name is None or name == base or name in self._duels or self.race.exact or self._predictor is None:
+        if name is None or name == base or name in self.proofs or self.race.exact or not self.forecast.ready:
             return False
-        least_fresh = self._least_fresh()
-        enough = (max(_USUAL_FRESH, least_fresh), least_fresh)
-        fits = [least for least in enough if _ROOM * self._duel_s(name, least) <= self._left()]
+        enough = (max(USUAL, self.proofs.least()), self.proofs.least())
+        fits = [least for least in enough if _ROOM * self.forecast.duel_s(name, least) <= self._left()]
         if not fits:
             return False
         self._show(f"proving {name} afresh against {base}")
-        most = fits[0] if self._to_try() else _MOST_FRESH
-        self._duels[name] = duel((base, name), partial(self._afresh, name), self._left() / _ROOM, fits[0], most)
+        most = fits[0] if self._to_try() else MOST
+        self.proofs.add(name, duel((base, name), partial(self._afresh, name), self._left() / _ROOM, fits[0], most))
         return True
 
     # --- measuring and scoring
@@ -313,20 +294,12 @@ class Tuning:
         left = self._left()
         seen = self.measurer.measure(name, max(min(seconds, left), 0.0))
         self.spent += seen.seconds
-        way = self._way(name)
         if seen.late and first:
-            self.costs.timed_out(way, seen.late, seen.seconds)
+            self.forecast.costs.timed_out(self.forecast.ways[name], seen.late, seen.seconds)
         if seen.why:
             self._lost(name, seen)
             return None
-        self._again[name] = seen.seconds if seen.again is None else seen.again
-        if first:
-            # Conversions are not repeated when it is reloaded.
-            made = self.costs.building(way) > 0 or way.compiles > 0
-            loading = max(seen.seconds - self._again[name], 0.0)
-            usual = self._reload.get(self.goal.baseline, loading) + self.costs.reload(way)
-            self._reload[name] = min(loading, usual) if made else loading
-            self.costs.succeeded(way, seen.seconds, self._again[name])
+        self.forecast.measured(name, seen.seconds, seen.again, first)
         value = seen.values.get(self.goal.objective)
         if value is None:
             why = f"no {self.goal.objective} can be measured here"
@@ -354,16 +327,16 @@ class Tuning:
             self.race.drop(name, late if seen.late else seen.why)
             return
         self.race.drop(name, seen.why)
-        kind = self._way(name).kind
+        kind = self.forecast.ways[name].kind
         failed = self._failed.setdefault(kind, [])
         failed.append(seen.why)
         if len(failed) >= _FAILURES and failed[-1] == failed[-2]:
             for other in self.race.alive:
-                if self._way(other).kind == kind and not self.race.samples[other]:
+                if self.forecast.ways[other].kind == kind and not self.race.samples[other]:
                     self.race.drop(other, f"as the others of its runtime: {seen.why}")
 
     def _afresh(self, proven: str, name: str) -> Sample:
-        seen = self.measurer.measure_afresh(name, proven, max(self._left(), self._again.get(name, 0.0)))
+        seen = self.measurer.measure_afresh(name, proven, max(self._left(), self.forecast.call_s(name)))
         self.spent += seen.seconds
         return Sample(seen.values.get(self.goal.objective), seen.seconds, seen.why, seen.disturbed)
 
@@ -420,24 +393,13 @@ class Tuning:
 
     # --- predictions
 
-    def _predictions(self) -> dict[str, Prediction]:
-        """Predict each candidate from the measurements so far; empty if the baseline failed."""
-        if self._predictor is None:
-            return {}
-        samples = sum(map(len, self.race.samples.values()))
-        if self._predicted[0] != samples:
-            known = self.race.settled(name for name in self.goal.names if self.race.samples[name])
-            seen = {name: self.race.goodness(name) for name in known}
-            self._predicted = samples, self._predictor.predict(seen)
-        return self._predicted[1]
-
     def _drop_hopeless(self) -> None:
         """Drop untried candidates that cannot be better than the leader by more than the margin."""
         leader = self.race.leader()
-        if leader is None or self._predictor is None:
+        if leader is None or not self.forecast.ready:
             return
         bar = self.race.goodness(leader) + math.log1p(self.goal.rules.margin)
-        for name, found in self._predictions().items():
+        for name, found in self.forecast.predictions().items():
             if name in self.race.dropped or self.race.samples[name] or found.optimistic >= bar:
                 continue
             by_weights = found.most is not None and found.most < bar
@@ -454,20 +416,6 @@ class Tuning:
         unit = metric(self.goal.objective).unit
         return f"{significant(value, 3)} {unit}" if unit != "-" else significant(value, 3)
 
-    def _bar(self) -> float:
-        """Return the goodness of the best candidate that is within the bound, or likely to be."""
-        decided = self._decided()
-        likely = [
-            self.race.goodness(name)
-            for name in self.race.settled(self.race.tried)
-            if name not in self.race.waiting or keeps_quality(self._way(name), decided) >= 0.5
-        ]
-        return max(likely, default=-math.inf) if likely else -50.0
-
-    def _is_long(self, name: str) -> bool:
-        """Return whether a candidate needs a long conversion, started only for a gain beyond the margin."""
-        return self.costs.building(self._way(name)) >= _LONG
-
     def _to_try(self) -> list[str]:
         return [
             name
@@ -479,20 +427,6 @@ class Tuning:
         """Return the best remaining candidate, whether its quality is decided or not."""
         return self.race.leader(self.race.tried)
 
-    def _decided(self) -> list[tuple[Way, bool]]:
-        found: dict[str, tuple[Way, bool]] = {}
-        for name in self.goal.names:
-            if (known := self.quality.kept.get(self.model_of(name))) is not None:
-                found.setdefault(self.model_of(name), (self._way(name), known))
-        return [*found.values()]
-
-    def promise_of(self, name: str) -> float:
-        """Return the expected goodness of a candidate, discounted by the probability of keeping the quality bound."""
-        found = self._predictions().get(name)
-        if found is None:
-            return 0.0
-        return found.mean + math.log(max(keeps_quality(self._way(name), self._decided()), 1e-9))
-
     # --- predicted time
 
     def _left(self) -> float:
@@ -502,84 +436,16 @@ class Tuning:
         """Return whether something fits into the time and leaves enough for the answer that follows."""
         return _ROOM * cost + _KEPT * after <= self._left()
 
-    def _call_s(self, name: str) -> float:
-        """Predict the seconds of a sample of a candidate."""
-        if name in self._again:
-            return self._again[name]
-        base = self._again.get(self.goal.baseline, 1.0)
-        found = self._predictions().get(name)
-        if found is None or self.goal.baseline not in self.race.tried:
-            return base
-        faster = math.exp(min(found.mean - self.race.goodness(self.goal.baseline), 3.0))
-        return min(base, max(base / faster, 0.3)) if self.goal.objective != "model_size_mib" else base
-
-    def _prove_s(self, name: str) -> float:
-        """Predict the seconds to decide a candidate's quality and to measure it afresh."""
-        return self._decide_s(name) + self._duel_s(name, self._least_fresh())
-
-    def _answer_s(self, top: str) -> float:
-        """Predict the seconds to an answer among the tried candidates: any that is better than the leader may be beyond
-        the bound.
-        """
-        models = {self.model_of(name): name for name in self._challengers()}
-        likely = {top, self.race.choice() or top}
-        duel_s = max(self._duel_s(name, self._least_fresh()) for name in likely)
-        return math.fsum(map(self._decide_s, models.values())) + duel_s
-
-    def _decide_s(self, name: str) -> float:
-        if name not in self.race.waiting or not self._scorable(name):
-            return 0.0
-        return self.quality.deciding_s(self.model_of(name), self._usual_part_s())
-
-    def _usual_part_s(self) -> float:
-        """Return the default seconds per part of the text."""
-        return min(2 * self._again.get(self.goal.baseline, 0.5), 2.0)
-
-    def _duel_s(self, name: str, samples: int) -> float:
-        base = self.goal.baseline
-        if name == base or self._predictor is None or self.race.exact or self._proven(name):
-            return 0.0
-        return math.fsum(
-            self._reload.get(each, self.costs.reload(self._way(each))) + samples * self._call_s(each)
-            for each in (base, name)
-        )
-
-    def scoring_s(self, name: str) -> float:
-        """Predict the seconds to score the whole text with a candidate."""
-        return self.quality.whole_s(self.model_of(name), self._again.get(name, 0.0))
-
     # --- conclusion
-
-    def _least_fresh(self) -> int:
-        """Return the least samples of each side that can be significant in one more fresh comparison."""
-        return max(_LEAST_FRESH, enough_repeats(self.proofs + 1))
-
-    @property
-    def proofs(self) -> int:
-        """Number of fresh comparisons with the baseline, for which each of them is corrected."""
-        return len(self._duels)
-
-    def _fresh_claim(self, name: str | None) -> Difference | None:
-        """Return a candidate's difference from the baseline measured afresh, or None."""
-        samples = self._counted(name) if name in self._duels else {}
-        before, after = samples.get(self.goal.baseline, ()), samples.get(name or "", ())
-        if not before or not after:
-            return None
-        found = difference(self.goal.objective, median(before), median(after), before, after)
-        return judge([found], among=self.proofs)[0]
-
-    def _proven(self, name: str | None) -> bool:
-        claim = self._fresh_claim(name)
-        return claim is not None and claim.verdict == "better"
 
     def _conclude(self) -> None:
         """Determine the answer, its certainty, and what a larger budget would give."""
         base = self.goal.baseline
         self.winner, self.ending, self.missing, self.needs = None, "none", "", 0.0
-        self.proven_of, self.claim, self.fresh, self.proof_rounds = "", None, {}, []
+        self.proven_of = ""
         self.equal = self.race.equal()
         answer, top = self.race.choice(), self._top()
-        proven = [name for name in self._duels if self._proven(name) and name in self.race.alive]
+        proven = [name for name in self.proofs if self.proofs.holds(name) and name in self.race.alive]
         self.fallback = self.race.leader(proven) if proven else None
         margin = math.log1p(self.goal.rules.margin)
         if self.fallback is not None and (
@@ -587,22 +453,22 @@ class Tuning:
         ):
             answer = self.fallback
         if self.fallback is not None:
-            self._claim_of(self.fallback)
+            self.proven_of = self.fallback
         if answer is None and top is None:
             return None
         # Prefer a better candidate that only lacks its proof over a proven one.
         if top is not None and (answer is None or self.race.goodness(top) > self.race.goodness(answer) + margin):
             return self._unproven(top, self._promising(top))
         assert answer is not None
-        if answer != base and not self.race.exact and not self._proven(answer):
+        if answer != base and not self.race.exact and not self.proofs.holds(answer):
             ratio = self.race.ratio(answer, base)
             if (
-                self._fresh_claim(answer) is not None
+                self.proofs.claim(answer) is not None
                 and not (ratio is not None and ratio.low > 1)
                 and base in self.race.alive
             ):
                 # Not significantly different from the baseline: recommend the simpler of both.
-                self._claim_of(answer)
+                self.proven_of = answer
                 answer = base
                 self.equal = list(dict.fromkeys([base, *self.equal]))
             else:
@@ -613,31 +479,28 @@ class Tuning:
         # One that measured worse is not equal merely for lack of samples.
         bar = self.race.goodness(answer) - margin if self.race.samples[answer] else -math.inf
         self.equal = [name for name in self.equal if name == answer or self.race.goodness(name) >= bar]
-        if answer in self._duels:
-            self._claim_of(answer)
-        if answer != base and self.race.exact:
-            self.claim = self._exact_claim(answer)
+        if answer in self.proofs:
+            self.proven_of = answer
         return None
 
-    def _claim_of(self, name: str) -> None:
-        """Use a candidate's own fresh comparison as the claim."""
-        self.proven_of, self.claim, self.fresh = name, self._fresh_claim(name), self._counted(name)
-        self.proof_rounds = self._counted_rounds(name)
+    @property
+    def fresh(self) -> dict[str, list[float]]:
+        """Samples of the fresh comparison behind the result that count, by candidate; empty without one."""
+        return self.proofs.samples(self.proven_of)
 
-    def _counted_rounds(self, name: str) -> list[int]:
-        return counted(self._duels[name], enough_repeats(self.proofs))
-
-    def _counted(self, name: str) -> dict[str, list[float]]:
-        """Return the samples that count of a candidate and the baseline measured afresh."""
-        rounds = self._counted_rounds(name)
-        return {of: [each[number].value or math.nan for number in rounds] for of, each in self._duels[name].items()}
-
-    def _exact_claim(self, answer: str) -> Difference | None:
-        samples = [self.race.samples[name] for name in (self.goal.baseline, answer)]
+    @property
+    def claim(self) -> Difference | None:
+        """The evidence of the result: the fresh comparison with the baseline, or the exact one; None without one."""
+        base, winner = self.goal.baseline, self.winner
+        if self.proven_of:
+            return self.proofs.claim(self.proven_of)
+        if not self.race.exact or self.ending != "proven" or winner in (None, base):
+            return None
+        samples = [self.race.samples[name] for name in (base, winner or base)]
         if not all(samples):
             return None
-        (found,) = judge([difference(self.goal.objective, samples[0][-1], samples[1][-1])])
-        return found
+        (exact,) = judge([difference(self.goal.objective, samples[0][-1], samples[1][-1])])
+        return exact
 
     def _unproven(self, name: str, promising: str | None = None) -> None:
         """Conclude with the best so far, the missing proof, and the budget that would allow it."""
@@ -648,47 +511,40 @@ class Tuning:
         model = self.model_of(name)
         if name in self.race.waiting:
             missing.append(self.quality.unscored.get(model) or "its quality is not proven to be within the bound")
-            more += self._decide_s(name)
-        if self._predictor is None:
+            more += self.forecast.decide_s(name)
+        if not self.forecast.ready:
             missing.append("the baseline could not be measured")
-        elif (claim := self._fresh_claim(name)) is not None and not self._proven(name):
+        elif (claim := self.proofs.claim(name)) is not None and not self.proofs.holds(name):
             if self.fallback is None:
-                self._claim_of(name)
+                self.proven_of = name
             missing.append(f"measured afresh against the baseline it is inconclusive ({claim.words})")
-            more += 2 * self._duel_s(name, _USUAL_FRESH)
-        elif name != self.goal.baseline and not self.race.exact and not self._proven(name):
+            more += 2 * self.forecast.duel_s(name, USUAL)
+        elif name != self.goal.baseline and not self.race.exact and not self.proofs.holds(name):
             missing.append("it was not measured afresh against the baseline")
-            more += self._duel_s(name, _USUAL_FRESH)
+            more += self.forecast.duel_s(name, USUAL)
         if promising is not None:
-            found = self._predictions()[promising]
+            found = self.forecast.predictions()[promising]
             why = self.untried[promising].partition(": raise")[0]
             missing.append(f"{promising} promises {self._value(found.mean)} and was not tried ({why})")
-            cost = self.costs.first(self._way(promising), self._call_s(promising))
-            more += cost + self._prove_s(promising)
+            more += self.forecast.first_s(promising) + self.forecast.prove_s(promising)
         self.missing = "; ".join(missing)
         # A new search repeats everything but the conversions.
         self.needs = _MORE * (max(self.spent, self.goal.seconds) + more)
 
     def _promising(self, answer: str) -> str | None:
         """Return an untried candidate expected to be far better than the answer and within the bound, or None."""
-        found = self._predictions()
+        found = self.forecast.predictions()
         bar = self.race.goodness(answer) + math.log(self.goal.rules.far)
-        decided = self._decided()
-        likely = [
-            name
-            for name in self.untried
-            if name in found
-            and name in self.race.alive
-            and found[name].mean > bar
-            and (self.goal.most_perplexity is None or keeps_quality(self._way(name), decided) >= 0.5)
-        ]
+        likely = [name for name in self.untried if name in found and name in self.race.alive and found[name].mean > bar]
+        if self.goal.most_perplexity is not None:
+            likely = self.forecast.likely_within(likely)
         return max(likely, key=lambda name: found[name].mean, default=None)
 
     def _why_not_tried(self, name: str) -> str:
         """Explain why a candidate was not tried, and the budget it needs."""
-        way = self._way(name)
-        built = self.costs.slower * self.costs.building(way)
-        first, proof = self.costs.first(way, self._call_s(name)), self._prove_s(name)
+        costs = self.forecast.costs
+        built = costs.slower * costs.building(self.forecast.ways[name])
+        first, proof = self.forecast.first_s(name), self.forecast.prove_s(name)
         cost = first + proof
         budget = budget_text(_MORE * (max(self.spent, self.goal.seconds) + cost))
         what = f"{_duration(built)} of conversion" if built >= 1 else f"{_duration(cost)} to try and prove it"
@@ -700,12 +556,9 @@ class Tuning:
     def _scorable(self, name: str) -> bool:
         return self.quality.is_open(self.model_of(name))
 
-    def _way(self, name: str) -> Way:
-        return self._ways[name]
-
     def model_of(self, name: str) -> str:
         """Return the model of a candidate; candidates that share it are scored once."""
-        return self._way(name).model
+        return self.forecast.ways[name].model
 
     def _show(self, doing: str) -> None:
         top = self._top()

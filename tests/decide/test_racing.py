@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtrack.decide.racing import Race, Rules, Sample, counted, duel, quantile
+from llmtrack.decide.racing import Race, Rules, quantile
 
 
 def told(blocks: list[list[tuple[str, float]]], names: str, **how) -> Race:
@@ -169,39 +169,6 @@ def false_drops(rules: Rules, races: int, rounds: int = 25) -> int:
 def test_of_races_of_equals_few_drop_any_whatever_the_number_of_looks():
     """Without the correction over looks every other race drops one, with it at most alpha of them may."""
     assert false_drops(Rules(), 16) <= 2
-
-
-def test_a_duel_measures_there_and_back_as_often_as_the_time_allows():
-    asked: list[str] = []
-
-    def measure(name):
-        asked.append(name)
-        return Sample(1.0, 1.0)
-
-    found = duel(("a", "b"), measure, seconds=14)
-    assert asked[:8] == ["a", "b", "b", "a", "a", "b", "b", "a"]
-    assert {name: len(values) for name, values in found.items()} == {"a": 7, "b": 7}
-    assert len(duel(("a", "b"), measure, seconds=0)["a"]) == 5
-    assert len(duel(("a", "b"), measure, seconds=1e9)["a"]) == 12
-    assert len(duel(("a", "b"), measure, seconds=0, least=4)["a"]) == 4
-
-
-def test_a_disturbed_round_of_a_duel_is_repeated_and_does_not_count():
-    asked: list[str] = []
-
-    def measure(name):
-        asked.append(name)
-        # The second round: one of its two samples, 4 times as slow.
-        return Sample(0.25, 4.0, disturbed=True) if len(asked) == 3 else Sample(1.0, 1.0)
-
-    found = duel(("a", "b"), measure, seconds=0)
-    assert [len(values) for values in found.values()] == [5, 5], "no time: as planned"
-    assert counted(found, least=4) == [0, 2, 3, 4]
-    assert counted(found, least=5) == [0, 1, 2, 3, 4], "too few are calm: all"
-    asked.clear()
-    found = duel(("a", "b"), measure, seconds=15, least=5, most=5)
-    assert [len(values) for values in found.values()] == [6, 6]
-    assert counted(found, least=5) == [0, 2, 3, 4, 5]
 
 
 def raced(*blocks, names=("base", "wide", "narrow")):

@@ -227,7 +227,7 @@ def test_what_is_claimed_is_of_the_answer_where_two_were_measured_afresh():
     assert tuning.claim is not None
     assert tuning.claim.candidate == pytest.approx(4.0)
     # Two comparisons with the baseline were made: each is corrected for both, for which 4 against 4 would be too few.
-    assert (tuning.proofs, tuning.proven_of) == (2, "best")
+    assert (len(tuning.proofs), tuning.proven_of) == (2, "best")
     assert tuning.claim.p_adjusted == pytest.approx(2 * tuning.claim.p_value)
     assert len(tuning.fresh["best"]) >= 5
 

@@ -224,7 +224,7 @@ class Trials:
     def _score_whole(self, name: str, tuning: Tuning) -> bool:
         """Score the whole text with a candidate if there is time; return whether its score is known."""
         room = tuning.goal.seconds - tuning.spent
-        if name not in self.answers and room >= tuning.scoring_s(name) and self.rounds[name]:
+        if name not in self.answers and room >= tuning.forecast.scoring_s(name) and self.rounds[name]:
             scenario = Scenario(name, uncompiled(self.of[name].variant), self.asked.scoring)
             outcome, took = self._act(["answer", name], scenario, room, quiet=True)
             tuning.spent += took

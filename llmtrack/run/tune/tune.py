@@ -185,10 +185,10 @@ def _outcome_of(name: str, trials: Trials, tuning: Tuning) -> Outcome:
     is_base = name == tuning.goal.baseline
     facts: dict[str, Scalar] = {"tuned_for": tuning.goal.objective, **_place(name, tuning)}
     afresh = trials.fresh.get((tuning.proven_of, name), [])
-    fresh = [afresh[number] for number in tuning.proof_rounds] if afresh else []
+    fresh = [afresh[number] for number in tuning.proofs.rounds(tuning.proven_of)] if afresh else []
     done = fresh or trials.rounds[name]
     if fresh:
-        facts["race_proofs"] = tuning.proofs
+        facts["race_proofs"] = len(tuning.proofs)
     if not done:
         why = str(facts["race_reason"])
         now = time.time()
@@ -275,7 +275,7 @@ def _left_out(tuning: Tuning) -> tuple[dict[str, Scalar], dict[str, str]]:
     told: dict[str, Scalar] = {}
     if hopeless:
         told["race_hopeless"] = ", ".join(hopeless)
-    names = sorted(tuning.untried, key=tuning.promise_of, reverse=True)
+    names = sorted(tuning.untried, key=tuning.forecast.promise_of, reverse=True)
     if names:
         first = [f"{name} ({tuning.untried[name]})" for name in names[:MOST_NAMED]]
         more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []

@@ -1,0 +1,247 @@
+"""Forecast a search: what each candidate would give, and the time to try, decide and prove it.
+
+Both are learned from what was measured so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from llmtrack.decide.goal import Goal
+from llmtrack.decide.promise import Base, Prediction, Predictor, Way, keeps_quality
+from llmtrack.decide.proof import Proofs
+from llmtrack.decide.racing import Race
+from llmtrack.decide.text_quality import TextQuality
+
+# Remaining share of a worker's start time if prestarted, and of compile time if cached.
+_READY_SHARE, _RECOMPILED_SHARE = 0.3, 0.5
+# Conversions longer than this many seconds are started only for a gain.
+_LONG = 20.0
+
+
+@dataclass
+class Costs:
+    """Predicts the time to try a candidate (start, conversion, loading, compiling, calls), and learns from actual times.
+
+    Args:
+        start: seconds to start a worker process.
+        ready: whether the next worker is started in advance.
+    """
+
+    start: float = 5.0
+    ready: bool = False
+    made: set[str] = field(default_factory=set)
+    broken: dict[str, float] = field(default_factory=dict)
+    slower: float = 1.0
+    """Observed over predicted seconds of first tries."""
+    _timeouts: dict[str, int] = field(default_factory=dict)
+
+    def first(self, way: Way, call_s: float) -> float:
+        """Predict the seconds of a first sample: start, conversion, loading, compiling, a warm-up and a few calls.
+
+        Args:
+            call_s: seconds per call.
+        """
+        start = _READY_SHARE * self.start if self.ready else self.start
+        return self.slower * (start + self.building(way) + way.loads) + way.compiles + 3 * call_s + 0.5
+
+    def reload(self, way: Way) -> float:
+        """Predict the seconds to reload a measured candidate."""
+        return self.slower * way.loads + _RECOMPILED_SHARE * way.compiles + 1.0
+
+    def building(self, way: Way) -> float:
+        """Predict the seconds of the conversions that are still missing."""
+        return math.fsum(
+            max(seconds, 2 * self.broken.get(what, 0.0))
+            for what, seconds in way.builds.items()
+            if what not in self.made
+        )
+
+    def succeeded(self, way: Way, took: float, call_s: float) -> None:
+        """Learn from a successful first sample."""
+        predicted = self.first(way, call_s) / self.slower
+        if predicted > 1.0 and not way.compiles:
+            self.slower = min(max(self.slower * (took / (predicted * self.slower)) ** 0.5, 0.8), 5.0)
+        self.made |= set(way.builds)
+
+    def timed_out(self, way: Way, at: str, after: float) -> None:
+        """Learn from a first sample that timed out; two timeouts in one phase raise all predictions of it."""
+        self._timeouts[at] = self._timeouts.get(at, 0) + 1
+        for what in way.builds:
+            if what not in self.made:
+                self.broken[what] = max(self.broken.get(what, 0.0), after)
+                break
+        if self._timeouts[at] >= 2:
+            self.slower = min(2 * self.slower, 5.0)
+            self._timeouts[at] = 0
+
+
+class Forecast:
+    """Predictions from the state of a search.
+
+    Attributes:
+        ways: prior knowledge of each candidate.
+        costs: times to try a candidate.
+        ready: whether the baseline was measured, on which all predictions rest.
+    """
+
+    def __init__(self, goal: Goal, race: Race, quality: TextQuality, proofs: Proofs, ways: Mapping[str, Way]) -> None:
+        self.ways = dict(ways)
+        self.costs = Costs(goal.start, goal.ready)
+        self._goal, self._race, self._quality, self._proofs = goal, race, quality, proofs
+        self._predictor: Predictor | None = None
+        self._predicted: tuple[int, dict[str, Prediction]] = (-1, {})
+        self._call: dict[str, float] = {}
+        self._reload: dict[str, float] = {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether the baseline was measured."""
+        return self._predictor is not None
+
+    # --- learning
+
+    def measured_baseline(self, values: Mapping[str, float], ways: Mapping[str, Way]) -> None:
+        """Base all predictions on the baseline's metrics.
+
+        Args:
+            ways: prior knowledge of each candidate, given these metrics.
+        """
+        name = self._goal.baseline
+        step = values.get("inter_token_latency_ms", 0.0) / 1000
+        prefill = values.get("time_to_first_token_ms", 0.0) / 1000
+        bandwidth = values.get("copy_bandwidth_gb_per_s", 0.0) * 1e9
+        moved = values.get("decode_mib", 0.0) * 2**20
+        if not step:
+            step = 1 / values.get("decode_tokens_per_sec", values.get("tokens_per_sec", 1.0))
+        read = moved / bandwidth if moved and bandwidth else None
+        weights = values.get("model_size_mib", 0.0) * 2**20
+        good = self._race.goodness(name) if self._race.samples[name] else None
+        base = Base(self.ways[name], step, prefill or step, read, weights, good)
+        self.ways = dict(ways)
+        self._predictor = Predictor(self.ways, base, self._goal.work)
+
+    def measured(self, name: str, seconds: float, again: float | None, first: bool) -> None:
+        """Learn from the duration of a sample.
+
+        Args:
+            again: expected seconds of a further sample; None for the same duration.
+            first: whether the candidate was loaded for it.
+        """
+        self._call[name] = seconds if again is None else again
+        if not first:
+            return
+        way = self.ways[name]
+        # Conversions are not repeated when it is reloaded.
+        converted = self.costs.building(way) > 0 or way.compiles > 0
+        loading = max(seconds - self._call[name], 0.0)
+        usual = self._reload.get(self._goal.baseline, loading) + self.costs.reload(way)
+        self._reload[name] = min(loading, usual) if converted else loading
+        self.costs.succeeded(way, seconds, self._call[name])
+
+    # --- what candidates would give
+
+    def predictions(self) -> dict[str, Prediction]:
+        """Predict each candidate from the measurements so far; empty if the baseline failed."""
+        if self._predictor is None:
+            return {}
+        samples = sum(map(len, self._race.samples.values()))
+        if self._predicted[0] != samples:
+            known = self._race.settled(name for name in self._goal.names if self._race.samples[name])
+            self._predicted = samples, self._predictor.predict({name: self._race.goodness(name) for name in known})
+        return self._predicted[1]
+
+    def decided(self) -> list[tuple[Way, bool]]:
+        """Return one candidate of each model whose quality is decided, and whether it keeps the bound."""
+        decided: dict[str, tuple[Way, bool]] = {}
+        for way in map(self.ways.__getitem__, self._goal.names):
+            if (kept := self._quality.kept.get(way.model)) is not None:
+                decided.setdefault(way.model, (way, kept))
+        return [*decided.values()]
+
+    def likely_within(self, names: Iterable[str]) -> list[str]:
+        """Return the candidates that probably keep the quality bound."""
+        decided = self.decided()
+        return [name for name in names if keeps_quality(self.ways[name], decided) >= 0.5]
+
+    def bar(self) -> float:
+        """Return the goodness of the best candidate that is within the bound, or likely to be."""
+        settled = self._race.settled(self._race.tried)
+        waiting = self._race.waiting
+        likely = [name for name in settled if name not in waiting]
+        likely += self.likely_within(name for name in settled if name in waiting)
+        return max(map(self._race.goodness, likely), default=-50.0)
+
+    def promise_of(self, name: str) -> float:
+        """Return the expected goodness of a candidate, discounted by the probability of keeping the quality bound."""
+        prediction = self.predictions().get(name)
+        if prediction is None:
+            return 0.0
+        return prediction.mean + math.log(max(keeps_quality(self.ways[name], self.decided()), 1e-9))
+
+    # --- time
+
+    def is_long(self, name: str) -> bool:
+        """Return whether a candidate needs a long conversion, started only for a gain beyond the margin."""
+        return self.costs.building(self.ways[name]) >= _LONG
+
+    def call_s(self, name: str) -> float:
+        """Predict the seconds of a further sample of a candidate."""
+        if name in self._call:
+            return self._call[name]
+        base = self._call.get(self._goal.baseline, 1.0)
+        prediction = self.predictions().get(name)
+        if prediction is None or self._goal.baseline not in self._race.tried:
+            return base
+        faster = math.exp(min(prediction.mean - self._race.goodness(self._goal.baseline), 3.0))
+        return min(base, max(base / faster, 0.3)) if self._goal.objective != "model_size_mib" else base
+
+    def first_s(self, name: str) -> float:
+        """Predict the seconds of a candidate's first sample."""
+        return self.costs.first(self.ways[name], self.call_s(name))
+
+    def prove_s(self, name: str) -> float:
+        """Predict the seconds to decide a candidate's quality and to measure it afresh."""
+        return self.decide_s(name) + self.duel_s(name, self._proofs.least())
+
+    def answer_s(self, likely: Iterable[str], undecided: Iterable[str]) -> float:
+        """Predict the seconds to an answer among the tried candidates.
+
+        Args:
+            likely: the candidates one of which will be measured afresh.
+            undecided: the candidates whose quality is decided before.
+        """
+        models = {self.ways[name].model: name for name in undecided}
+        duel_s = max(self.duel_s(name, self._proofs.least()) for name in likely)
+        return math.fsum(map(self.decide_s, models.values())) + duel_s
+
+    def decide_s(self, name: str) -> float:
+        """Predict the seconds to decide a candidate's quality."""
+        model = self.ways[name].model
+        if name not in self._race.waiting or not self._quality.is_open(model):
+            return 0.0
+        return self._quality.deciding_s(model, self._usual_part_s())
+
+    def part_s(self, name: str) -> float:
+        """Predict the seconds to score the next part of the text with a candidate."""
+        return self._quality.next_part_s(self.ways[name].model, self._usual_part_s())
+
+    def scoring_s(self, name: str) -> float:
+        """Predict the seconds to score the whole text with a candidate."""
+        return self._quality.whole_s(self.ways[name].model, self._call.get(name, 0.0))
+
+    def duel_s(self, name: str, samples: int) -> float:
+        """Predict the seconds of some fresh samples of a candidate and of the baseline; 0 if none are needed."""
+        base = self._goal.baseline
+        if name == base or not self.ready or self._race.exact or self._proofs.holds(name):
+            return 0.0
+        return math.fsum(
+            self._reload.get(side, self.costs.reload(self.ways[side])) + samples * self.call_s(side)
+            for side in (base, name)
+        )
+
+    def _usual_part_s(self) -> float:
+        """Return the default seconds per part of the text."""
+        return min(2 * self._call.get(self._goal.baseline, 0.5), 2.0)
