@@ -21,15 +21,13 @@ SHARE = 2
 """Divisor of the free memory: the part that a batch may take."""
 
 Row = TypeVar("Row")
-Given = TypeVar("Given")
+Result = TypeVar("Result")
 
 
 def token_budget(info: EngineInfo, free: int | None = None) -> int:
     """Return the maximum number of tokens per batch, pads included.
 
-    Args:
-        info: the engine.
-        free: free bytes on its device; None: as reported by the device.
+    `free` is the free memory in bytes; None: as reported by the device.
     """
     most = MOST_TOKENS_ON_GPU if on_gpu(info.device) else MOST_TOKENS
     if not info.score_bytes_per_token:
@@ -41,10 +39,10 @@ def token_budget(info: EngineInfo, free: int | None = None) -> int:
 def in_batches(
     rows: Iterable[Row],
     length_of: Callable[[Row], int],
-    score: Callable[[Sequence[Row]], Given],
+    score: Callable[[Sequence[Row]], Result],
     batch_size: int | None,
     budget: int,
-) -> Iterator[tuple[Sequence[Row], Given]]:
+) -> Iterator[tuple[Sequence[Row], Result]]:
     """Score rows batch by batch; yield the rows of each batch with their result.
 
     Without a batch size, each batch has as many rows as the budget allows; when memory runs out, the budget is halved
@@ -53,16 +51,13 @@ def in_batches(
     Args:
         rows: in the order of scoring; consumed lazily.
         length_of: tokens of a row.
-        score: scores a batch.
+        score: scores a batch; its out-of-memory errors are raised only for a single row or a fixed batch size.
         batch_size: rows per batch; None: by the budget.
         budget: maximum tokens per batch.
-
-    Raises:
-        Exception: any error of `score`; an out-of-memory error only for a single row or a fixed batch size.
     """
     source, waiting = iter(rows), list[Row]()
     while batch := _next_batch(waiting, source, length_of, batch_size, budget):
-        scored: Given | None = None
+        scored: Result | None = None
         try:
             scored = score(batch)
         except Exception as error:

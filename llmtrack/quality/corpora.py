@@ -46,9 +46,9 @@ class Corpus:
 
     Attributes:
         name: `builtin`, `pydoc` or the file's name; without folders, since it is tracked.
-        texts: the documents in order, none empty, with `\n` as line end.
-        digest: 16 hex digits over the texts and their order only.
-        blank: number of rows omitted because they are blank.
+        texts: the documents, none empty, with `\n` as line end.
+        digest: over the texts and their order only.
+        blank: number of omitted blank rows.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Corpus:
 
     @classmethod
     def from_texts(cls, name: str, texts: Iterable[str]) -> Corpus:
-        r"""Normalize texts to the form that is scored and digested, and drop blank ones.
+        r"""Normalize texts for scoring and digesting, and drop blank ones.
 
         Line ends become `\n`; leading blank lines and trailing white space are removed, because a text file cannot
         distinguish them from its separators.
@@ -67,12 +67,12 @@ class Corpus:
             UsageError: no text is left.
         """
         rows = [_canonical(text) for text in texts]
-        kept = tuple(text for text in rows if text)
-        if not kept:
+        filled = tuple(text for text in rows if text)
+        if not filled:
             raise UsageError(
                 f"corpus {name!r} holds no text: a perplexity needs at least one document that is not blank"
             )
-        return cls(name, kept, digest_of(list(kept)), len(rows) - len(kept))
+        return cls(name, filled, digest_of(list(filled)), len(rows) - len(filled))
 
     @property
     def bytes(self) -> int:
@@ -81,7 +81,7 @@ class Corpus:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about the corpus."""
+        """Warnings about omitted rows."""
         if not self.blank:
             return ()
         return (f"{self.blank} blank row(s) of the corpus {self.name!r} were omitted: they hold no text",)
@@ -145,11 +145,7 @@ def _check_size(name: str, size: int) -> None:
 
 
 def _reader(spec: str, path: Path) -> Callable[[str, str], list[str]]:
-    """Return the function that splits a file into documents.
-
-    Raises:
-        UsageError: no file of a supported kind.
-    """
+    """Return the function that splits a file into documents; refuse what is no file of a supported kind."""
     # os.path returns False for names that the system rejects (too long, a NUL); Path raises for some.
     if not spec.strip():
         raise UsageError(f"no corpus given: {_ACCEPTED}")
@@ -171,11 +167,11 @@ def _reader(spec: str, path: Path) -> Callable[[str, str], list[str]]:
 def _near(path: Path) -> str:
     """Suggest similar file names as the start of a remedy; empty if there are none."""
     try:
-        found = [name for name in os.listdir(path.parent) if Path(name).suffix.lower() in _READERS]
+        files = sorted(name for name in os.listdir(path.parent) if Path(name).suffix.lower() in _READERS)
     except (OSError, ValueError):
-        found = []
-    same_stem = sorted(name for name in found if Path(name).stem == path.stem)
-    close = difflib.get_close_matches(path.name, [*sorted(found), *_NAMED], n=3)
+        files = []
+    same_stem = [name for name in files if Path(name).stem == path.stem]
+    close = difflib.get_close_matches(path.name, [*files, *_NAMED], n=3)
     near = list(dict.fromkeys([*same_stem, *close]))[:3]
     return f"did you mean {' or '.join(map(repr, near))}? Otherwise " if near else ""
 
@@ -187,13 +183,13 @@ def _decode(data: bytes, name: str) -> str:
     try:
         text = data[start:].decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _another_encoding(data, name, start + error.start, "is not UTF-8") from error
+        raise _encoding_error(data, name, start + error.start, "is not UTF-8") from error
     if nul >= 0:
-        raise _another_encoding(data, name, nul, "contains NUL bytes")
+        raise _encoding_error(data, name, nul, "contains NUL bytes")
     return _line_feeds(text)
 
 
-def _another_encoding(data: bytes, name: str, offset: int, what: str) -> UsageError:
+def _encoding_error(data: bytes, name: str, offset: int, what: str) -> UsageError:
     return UsageError(
         f"corpus {name!r} {what} (byte 0x{data[offset]:02x} at offset {offset}): convert it, "
         f"for example with `iconv -f {_probable_encoding(data)} -t UTF-8 OLD > NEW`"
@@ -259,8 +255,8 @@ def _json_text(line: str, where: str) -> str:
 def _keys(record: dict[str, object]) -> str:
     if not record:
         return "the object is empty"
-    seen = ", ".join(repr(key[:40]) for key in list(record)[:8])
-    return f"keys seen: {seen}{', ...' if len(record) > 8 else ''}"
+    keys = ", ".join(repr(key[:40]) for key in list(record)[:8])
+    return f"keys seen: {keys}{', ...' if len(record) > 8 else ''}"
 
 
 def _canonical(text: str) -> str:

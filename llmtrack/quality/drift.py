@@ -32,7 +32,7 @@ def compare_distributions(
     Args:
         engine: the engine under test.
         reference: the engine to compare with.
-        texts: read by both, from the first on.
+        texts: read from the first on.
         max_length: maximum tokens read per text.
         bos_rule: start token rule, as in scoring.
         max_tokens: maximum predicted tokens over all texts.
@@ -45,7 +45,7 @@ def compare_distributions(
     rows = []
     for row in rows_to_compare(engine, reference, texts, max_length, bos_rule, max_tokens):
         rows.append(compare_row(engine, reference, row))
-        on_row(sum(each.tokens for each in rows))
+        on_row(sum(row.tokens for row in rows))
     return drift_of(rows)
 
 
@@ -96,8 +96,8 @@ def compare_row(engine: Engine, reference: Engine, row: Encoded) -> RowSums:
         ScenarioError: logits are not finite.
     """
     first = row.given - 1
-    own, theirs = (_logits(each, row.ids)[first:] for each in (engine, reference))
-    kl, agreeing, nats, reference_nats = _sums(own, theirs, row.ids[first:]).tolist()
+    logits, expected = (_logits(model, row.ids)[first:] for model in (engine, reference))
+    kl, agreeing, nats, reference_nats = _sums(logits, expected, row.ids[first:]).tolist()
     return RowSums(kl, agreeing, nats, reference_nats, row.predicted)
 
 
@@ -109,18 +109,18 @@ def _logits(engine: Engine, ids: Sequence[int]) -> torch.Tensor:
 
 
 def _sums(logits: torch.Tensor, expected: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
-    """Return sums over the predicted tokens of a row: KL, agreement, and both negative log-likelihoods."""
+    """Sum over the predicted tokens of a row: KL, agreement, and both negative log-likelihoods."""
     targets = torch.tensor(ids[1:])
     sums = torch.zeros(4, dtype=torch.float64)
     chunk = max(1, CHUNK_BYTES // (8 * logits.shape[1]))
     for first in range(0, len(targets), chunk):
         part = slice(first, first + chunk)
-        own = torch.log_softmax(logits[part].double(), dim=-1)
-        theirs = torch.log_softmax(expected[part].double(), dim=-1)
+        log_q = torch.log_softmax(logits[part].double(), dim=-1)
+        log_p = torch.log_softmax(expected[part].double(), dim=-1)
         # A token of probability zero in the reference (-inf) contributes nothing.
-        sums[0] += torch.where(theirs.isneginf(), 0.0, theirs.exp() * (theirs - own)).sum()
+        sums[0] += torch.where(log_p.isneginf(), 0.0, log_p.exp() * (log_p - log_q)).sum()
         sums[1] += (logits[part].argmax(-1) == expected[part].argmax(-1)).sum()
-        at = targets[part, None]
-        sums[2] -= own.gather(1, at).sum()
-        sums[3] -= theirs.gather(1, at).sum()
+        target = targets[part, None]
+        sums[2] -= log_q.gather(1, target).sum()
+        sums[3] -= log_p.gather(1, target).sum()
     return sums

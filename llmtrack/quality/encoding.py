@@ -56,40 +56,28 @@ class Encoded:
 
 
 def tokens_digest(rows: Iterable[Encoded]) -> str:
-    """Return a digest of the tokens of rows, 16 hex digits."""
-    return digest_of(np.asarray(each.ids, dtype="<i8").tobytes() for each in rows)
+    """Digest the tokens of rows to 16 hex digits."""
+    return digest_of(np.asarray(row.ids, dtype="<i8").tobytes() for row in rows)
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
-    """Return a digest of parts, their order and boundaries, 16 hex digits."""
-    whole = hashlib.sha256()
+    """Digest parts, their order and boundaries to 16 hex digits."""
+    digest = hashlib.sha256()
     for part in parts:
-        whole.update(hashlib.sha256(part).digest())
-    return whole.hexdigest()[:16]
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()[:16]
 
 
-def unknown_warning(unknown: int, of: int, what: str, so: str) -> tuple[str, ...]:
-    """Warn of tokens for text outside of the vocabulary; empty if there are none.
-
-    Args:
-        unknown: number of such tokens.
-        of: number of all tokens.
-        what: what the tokens are, for the message.
-        so: the consequence, for the message.
-    """
+def unknown_warning(unknown: int, of: int, tokens: str, consequence: str) -> tuple[str, ...]:
+    """Warn if some `of` these tokens stand for text outside of the vocabulary."""
     if not unknown:
         return ()
-    return (f"{unknown} of {of} {what} represent text outside of the vocabulary: {so}",)
+    return (f"{unknown} of {of} {tokens} represent text outside of the vocabulary: {consequence}",)
 
 
-def lost_warning(lost: int, so: str) -> tuple[str, ...]:
-    """Warn of bytes that no token represents; empty if there are none.
-
-    Args:
-        lost: number of bytes.
-        so: the consequence, for the message.
-    """
-    return (f"the tokenizer has no token for {lost} bytes of the text: {so}",) if lost else ()
+def lost_warning(lost: int, consequence: str) -> tuple[str, ...]:
+    """Warn if no token represents some bytes of a text."""
+    return (f"the tokenizer has no token for {lost} bytes of the text: {consequence}",) if lost else ()
 
 
 def encode_text(engine: Engine, text: str, bos_rule: str, keep: int | None = None) -> Encoded:
@@ -102,11 +90,7 @@ def encode_text(engine: Engine, text: str, bos_rule: str, keep: int | None = Non
 
     A text that itself begins with such a token gets no second one. Suffixes of the tokenizer are dropped.
 
-    Args:
-        engine: a loaded engine.
-        text: the text.
-        bos_rule: one of the above.
-        keep: maximum number of tokens, the prefix included; None: all.
+    At most `keep` tokens are kept, the prefix included; None: all.
 
     Raises:
         UsageError: the `bos_rule` is unknown, or `model` and the tokenizer has neither token.
@@ -141,7 +125,7 @@ def _check_memory(characters: int) -> None:
 
 
 def _covered(data: bytes, spans: NDArray[np.int64]) -> bytes:
-    """Return the bytes in spans (spans, 2): one slice if they are contiguous, as they mostly are."""
+    """Return the bytes in (n, 2) spans: one slice if they are contiguous, as they mostly are."""
     if len(spans) and (spans[1:, 0] == spans[:-1, 1]).all():
         return data[spans[0, 0] : spans[-1, 1]]
     return b"".join(data[begin:end] for begin, end in spans)
@@ -152,12 +136,12 @@ def _unknown(engine: Engine, text: str, tokens: Tokenized, predicted: range) -> 
     special = engine.info.special_tokens
     if special.unk_id is None:
         return 0
-    found = [number for number in predicted if tokens.ids[number] == special.unk_id]
+    unknown = [index for index in predicted if tokens.ids[index] == special.unk_id]
     name = special.names[special.unk_id]
     if tokens.spans is None:
-        return max(len(found) - text.count(name), 0)
+        return max(len(unknown) - text.count(name), 0)
     data = text.encode()
-    return sum(data[slice(*tokens.spans[number])].strip() != name.encode() for number in found)
+    return sum(data[slice(*tokens.spans[index])].strip() != name.encode() for index in unknown)
 
 
 def _with_start(engine: Engine, text: str) -> Tokenized:

@@ -26,21 +26,22 @@ RESAMPLES = 1000
 class Quality:
     """Quality of a model's predictions on a corpus.
 
+    What depends on the original text is None if the tokenizer does not report offsets.
+
     Attributes:
         loss: token-weighted mean negative log-likelihood in nats, over all documents or windows.
         loss_stderr: its standard error, by bootstrap over documents or blocks of the stream; None if there is only one.
         perplexity: exp(loss).
-        word_perplexity: exp of the nats per white-space separated word of the predicted text; infinity without words,
-            None if the tokenizer does not report offsets.
-        bits_per_byte: bits per UTF-8 byte of the predicted text; None if it is unknown or empty.
+        word_perplexity: exp of the nats per white-space separated word of the predicted text; infinity without words.
+        bits_per_byte: bits per UTF-8 byte of the predicted text; None if it is empty, too.
         tokens_scored: predicted tokens.
-        bytes_scored: UTF-8 bytes of the original text that they cover; None if the tokenizer does not report offsets.
-        words_scored: words of that text; None likewise.
+        bytes_scored: UTF-8 bytes of the original text that they cover.
+        words_scored: words of that text.
         unknown_tokens_scored: predicted tokens for text outside of the vocabulary.
         bytes_without_token: bytes of the kept text that no token represents.
         tokens_truncated: tokens omitted: of documents longer than `max_length`, or of the stream after `max_tokens`.
         tokens_digest: digest of the token ids read and predicted.
-        text_digest: digest of the text that the predicted tokens cover; None if the tokenizer does not report offsets.
+        text_digest: digest of the text that the predicted tokens cover.
         batch_losses: mean loss of each batch, in the order of scoring.
         tokens_read: tokens read of each row of each batch; the last token of a row is only predicted.
         documents_scored: documents with at least one predicted token; None in `rolling`.
@@ -73,14 +74,14 @@ class Quality:
     def figures(self) -> dict[str, float]:
         """The known metrics, by their tracked names."""
         excluded = {"batch_losses", "tokens_read", "tokens_digest", "text_digest", "items"}
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in excluded}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in excluded}
         return {name: float(value) for name, value in values.items() if value is not None}
 
     @property
     def facts(self) -> dict[str, str]:
         """Digests of the scored tokens and text, by their tracked names."""
-        found = {"scored_tokens_digest": self.tokens_digest, "scored_text_digest": self.text_digest}
-        return {name: value for name, value in found.items() if value is not None}
+        digests = {"scored_tokens_digest": self.tokens_digest, "scored_text_digest": self.text_digest}
+        return {name: value for name, value in digests.items() if value is not None}
 
     @property
     def batch_size(self) -> int:
@@ -89,7 +90,7 @@ class Quality:
 
 
 def compute_perplexity(loss: float) -> float:
-    """Return exp of a mean negative log-likelihood in nats; infinity where that overflows."""
+    """Exponentiate a mean negative log-likelihood in nats; infinity where that overflows."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -97,15 +98,10 @@ def compute_perplexity(loss: float) -> float:
 
 
 def quality_of(text: Text, scored: Scored) -> Quality:
-    """Compute the metrics of a text.
-
-    Args:
-        text: the scored text.
-        scored: the scores of its rows, in any order.
-    """
+    """Compute the metrics of a text from the scores of its rows, in any order."""
     # In the order of the text, which the bootstrap depends on.
     order = sorted(range(len(scored.rows)), key=scored.rows.__getitem__)
-    sums, counts = [scored.nats[at] for at in order], [scored.tokens[at] for at in order]
+    sums, counts = [scored.nats[index] for index in order], [scored.tokens[index] for index in order]
     nats, tokens = math.fsum(sums), sum(counts)
     blocks = gather_blocks(sums, counts, text.block) if text.block else (sums, counts)
     per_word = compute_perplexity(nats / text.words) if text.words else math.inf
@@ -139,8 +135,8 @@ def _item(name: str, nats: float, tokens: int) -> Item:
 
 
 def quality_warnings(quality: Quality) -> tuple[str, ...]:
-    """Return warnings about the scored text."""
-    found: list[str] = [
+    """Warn of what distorts the metrics of the scored text."""
+    warnings: list[str] = [
         *unknown_warning(
             quality.unknown_tokens_scored,
             quality.tokens_scored,
@@ -150,24 +146,26 @@ def quality_warnings(quality: Quality) -> tuple[str, ...]:
         *lost_warning(quality.bytes_without_token, "they are neither predicted nor counted"),
     ]
     if quality.bytes_scored is None:
-        found.append(
+        warnings.append(
             "this tokenizer does not report which text its tokens cover, so there are no bits_per_byte and no "
             "word_perplexity: use bos_rule=model and a max_length that cuts nothing, or a fast tokenizer"
         )
-    return tuple(found)
+    return tuple(warnings)
 
 
 def cut_warnings(quality: Quality, task: PerplexityTask) -> tuple[str, ...]:
-    """Return warnings about the text that was omitted."""
-    found = []
+    """Warn of text that was omitted."""
+    warnings = []
     # Truncation by max_tokens was requested.
     if quality.tokens_truncated and task.protocol == "documents":
-        found.append(
+        warnings.append(
             f"{quality.tokens_truncated} tokens were cut from documents longer than {task.max_length}: raise max_length"
         )
     if quality.documents_skipped:
-        found.append(f"{quality.documents_skipped} document(s) of one token were omitted: one token predicts nothing")
-    return tuple(found)
+        warnings.append(
+            f"{quality.documents_skipped} document(s) of one token were omitted: one token predicts nothing"
+        )
+    return tuple(warnings)
 
 
 def join_scores(scored: Sequence[Scored]) -> Scored:
@@ -183,7 +181,7 @@ def join_scores(scored: Sequence[Scored]) -> Scored:
 
 @dataclass(frozen=True)
 class Drift:
-    """The result of comparing next-token distributions.
+    """The difference of a model's next-token distributions from a reference's.
 
     Attributes:
         kl_divergence: mean over tokens of KL(reference || model) in nats.
@@ -192,7 +190,7 @@ class Drift:
         tokens: tokens that were compared.
         loss_stderr: standard error of the difference of mean losses in nats, by bootstrap over the texts; None for one
             text.
-        kl_stderr: that of the mean KL divergence, likewise.
+        kl_stderr: standard error of `kl_divergence`, likewise.
         rows: sums of each text; the last one may be cut.
     """
 
@@ -234,24 +232,24 @@ def drift_of(rows: Sequence[RowSums]) -> Drift:
     """Compute the drift from the sums of the compared rows, in the order of the text."""
     counts = [row.tokens for row in rows]
     tokens = sum(counts)
-    further = [row.nats - row.reference_nats for row in rows]
+    loss_changes = [row.nats - row.reference_nats for row in rows]
     kl = [row.kl for row in rows]
     return Drift(
-        math.fsum(kl) / tokens,
-        math.fsum(row.agreeing for row in rows) / tokens,
-        math.exp(min(math.fsum(further) / tokens, 700.0)),
-        tokens,
-        stderr_of_ratio(further, counts),
-        stderr_of_ratio(kl, counts),
-        tuple(rows),
+        kl_divergence=math.fsum(kl) / tokens,
+        top1_agreement=math.fsum(row.agreeing for row in rows) / tokens,
+        perplexity_ratio=math.exp(min(math.fsum(loss_changes) / tokens, 700.0)),
+        tokens=tokens,
+        loss_stderr=stderr_of_ratio(loss_changes, counts),
+        kl_stderr=stderr_of_ratio(kl, counts),
+        rows=tuple(rows),
     )
 
 
 def stderr_of_ratio(sums: Sequence[float], counts: Sequence[int]) -> float | None:
-    """Return the bootstrap standard error of `sum(sums) / sum(counts)`, or None for fewer than two blocks.
+    """Estimate the standard error of `sum(sums) / sum(counts)` by bootstrap; None for fewer than two blocks.
 
-    Blocks are drawn with replacement, and the ratio is computed over each draw as a whole: tokens within a block are
-    correlated and are not resampled individually. The result is deterministic.
+    Blocks (documents, or stretches of a stream) are drawn with replacement, and the ratio is computed over each draw as
+    a whole: tokens within a block are correlated and are not resampled individually. The result is deterministic.
 
     Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), chapters 6 and 8.
     """

@@ -1,4 +1,4 @@
-"""Perplexity by two protocols: `documents`, each text on its own, and `rolling`, windows over one stream.
+"""Score perplexity by two protocols: `documents`, each text on its own, and `rolling`, windows over one stream.
 
 Both weigh by tokens and exponentiate the global mean; their values are not comparable with each other.
 """
@@ -24,7 +24,7 @@ from llmtrack.quality.batching import in_batches, token_budget
 from llmtrack.quality.encoding import Encoded, digest_of, encode_text, tokens_digest
 from llmtrack.quality.metrics import Quality, quality_of
 from llmtrack.quality.shards import plan_batches, share_out
-from llmtrack.quality.windows import Stream, Window, WrongGuessError, plan_windows, stream_windows
+from llmtrack.quality.windows import Row, Stream, Window, WrongGuessError, plan_windows, stream_windows
 from llmtrack.spec import parameter
 from llmtrack.spec.scores import Scored, Text
 from llmtrack.spec.task import PerplexityTask, ShardTask
@@ -38,12 +38,8 @@ MOST_ITEMS = 200
 _BEGINNING = 60
 """Characters of a document in its name."""
 
-PLENTY = 2**62
+_PLENTY = 2**62
 """Bytes assumed free: the plan of the batches must not depend on the memory of one worker."""
-
-
-# Tokens and a window over them; they are copied only when a batch is collated.
-Row = tuple[Sequence[int], Window]
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Batch:
         number: 1 for the first batch.
         of: number of batches; an estimate while the text is still being tokenized.
         loss: mean negative log-likelihood of its predicted tokens in nats.
-        tokens: number of predicted tokens.
+        tokens: predicted tokens.
     """
 
     number: int
@@ -71,14 +67,72 @@ class Prepared:
     """A text ready to be scored.
 
     Attributes:
-        text: totals and digests of the text.
+        text: totals and digests.
         rows: in the order of scoring.
-        places: the index of each row in the text.
+        numbers: of each row in the text, from 0.
     """
 
     text: Text
     rows: Sequence[Row]
-    places: Sequence[int]
+    numbers: Sequence[int]
+
+
+def score_texts(
+    engine: Engine,
+    texts: Sequence[str],
+    task: PerplexityTask,
+    on_batch: Callable[[Batch], None] = lambda batch: None,
+) -> Quality:
+    """Score texts by a task's protocol; its corpus is not read. See `score_documents` and `score_rolling`."""
+    score: Callable[..., Quality] = score_documents
+    if task.protocol == "rolling":
+        score = partial(score_rolling, stride=task.stride, max_tokens=task.max_tokens)
+    return score(
+        engine,
+        texts,
+        max_length=task.max_length,
+        bos_rule=task.bos_rule,
+        batch_size=task.batch_size,
+        padding_side=task.padding_side,
+        on_batch=on_batch,
+    )
+
+
+def prepare(engine: Engine, texts: Sequence[str], task: PerplexityTask) -> Prepared:
+    """Turn texts into the rows that `score_texts` scores; raises the same errors."""
+    _check(engine, task.max_length, task.batch_size)
+    if task.protocol == "rolling":
+        return _prepare_rolling(engine, texts, task.max_length, task.stride, task.bos_rule, task.max_tokens)
+    return _prepare_documents(engine, texts, task.max_length, task.bos_rule)
+
+
+def score_shard(
+    engine: Engine,
+    prepared: Prepared,
+    task: ShardTask,
+    on_batch: Callable[[Batch], None] = lambda batch: None,
+) -> tuple[dict[int, Scored], int]:
+    """Score the batches of one shard of a text.
+
+    Returns:
+        The scores of each batch by its number in the text, from 0, and the number of batches of the text.
+
+    Raises:
+        ScenarioError: a batch does not fit into memory, or a loss is not finite.
+    """
+    lengths = [_length(row) for row in prepared.rows]
+    batches = plan_batches(lengths, task.batch_size, token_budget(engine.info, _PLENTY))
+    # Rows of unequal lengths are padded to the longest.
+    costs = [len(batch) * max(lengths[row] for row in batch) for batch in batches]
+    shard = share_out(costs, task.of)[task.number]
+    scores = {}
+    for done, number in enumerate(shard, start=1):
+        rows = [prepared.rows[row] for row in batches[number]]
+        reports: list[Batch] = []
+        scored = _score_rows(engine, rows, partial(len, rows), task.batch_size, task.padding_side, reports.append)
+        scores[number] = replace(scored, rows=tuple(prepared.numbers[row] for row in batches[number]))
+        on_batch(replace(reports[-1], number=done, of=len(shard)))
+    return scores, len(batches)
 
 
 def score_documents(
@@ -111,45 +165,10 @@ def score_documents(
             unknown or not possible.
         ScenarioError: no document has two tokens, or a loss is not finite.
     """
-    check(engine, max_length, batch_size)
-    ready = prepare_documents(engine, parameter.require_texts("text", texts), max_length, bos_rule)
-    scored = score_rows(engine, ready.rows, lambda: len(ready.rows), batch_size, padding_side, on_batch)
-    return quality_of(ready.text, replace(scored, rows=tuple(ready.places)))
-
-
-def prepare_documents(engine: Engine, texts: Sequence[str], max_length: int, bos_rule: str) -> Prepared:
-    """Turn documents into rows, longest first.
-
-    Raises:
-        UsageError: the `bos_rule` is unknown or not possible.
-        ScenarioError: no document has two tokens.
-    """
-    encoded = [encode_text(engine, text, bos_rule, keep=max_length) for text in texts]
-    scorable = [each for each in encoded if each.predicted]
-    if not scorable:
-        raise ScenarioError(
-            "no document has two tokens, so there is nothing to predict: use longer texts", kind="unsupported"
-        )
-    order = sorted(range(len(scorable)), key=lambda index: -len(scorable[index].ids))
-    rows: list[Row] = [
-        (each.ids, Window(0, len(each.ids), each.given)) for each in (scorable[index] for index in order)
-    ]
-    text = _text(
-        "documents",
-        scorable,
-        len(rows),
-        lost=sum(each.lost for each in encoded),
-        cut=sum(each.cut for each in encoded),
-        skipped=len(encoded) - len(scorable),
-        names=_names(texts, [each.predicted > 0 for each in encoded]),
-    )
-    return Prepared(text, rows, order)
-
-
-def _names(texts: Sequence[str], scorable: Sequence[bool]) -> tuple[str, ...]:
-    """Name the first scorable documents by their number in the corpus, from 1, and their beginning."""
-    numbers = [number for number, is_scorable in enumerate(scorable, start=1) if is_scorable][:MOST_ITEMS]
-    return tuple(f"{number}: {cut(' '.join(texts[number - 1].split()), _BEGINNING, ' ...')}" for number in numbers)
+    _check(engine, max_length, batch_size)
+    prepared = _prepare_documents(engine, parameter.require_texts("text", texts), max_length, bos_rule)
+    scored = _score_rows(engine, prepared.rows, lambda: len(prepared.rows), batch_size, padding_side, on_batch)
+    return quality_of(prepared.text, replace(scored, rows=tuple(prepared.numbers)))
 
 
 def score_rolling(
@@ -168,8 +187,7 @@ def score_rolling(
 
     The texts are joined by two line feeds. Each token of the stream is scored exactly once (see
     `llmtrack.quality.windows`), except a first token without a prefix, which is given. A GPU starts before the stream
-    is fully tokenized (`llmtrack.quality.windows`); if the guessed tokens were wrong, `on_batch` is called with batch 1
-    again.
+    is fully tokenized; if the guessed tokens were wrong, `on_batch` is called with batch 1 again.
 
     Args:
         engine: a loaded engine.
@@ -187,11 +205,11 @@ def score_rolling(
             under 1, or the `bos_rule` is unknown or not possible.
         ScenarioError: the stream has no token to predict, or a loss is not finite.
     """
-    check(engine, max_length, batch_size)
+    _check(engine, max_length, batch_size)
 
     def score(stream: Stream) -> Scored:
         rows = stream.rows()
-        return score_rows(engine, rows, lambda: stream.expected, batch_size, padding_side, on_batch)
+        return _score_rows(engine, rows, lambda: stream.expected, batch_size, padding_side, on_batch)
 
     with _stream(engine, parameter.require_texts("text", texts), max_length, stride, bos_rule, max_tokens) as stream:
         try:
@@ -202,15 +220,39 @@ def score_rolling(
     return quality_of(_stream_text(tokens, len(windows), max_length), scored)
 
 
-def prepare_rolling(
+def _prepare_documents(engine: Engine, texts: Sequence[str], max_length: int, bos_rule: str) -> Prepared:
+    """Turn documents into rows, longest first."""
+    encoded = [encode_text(engine, text, bos_rule, keep=max_length) for text in texts]
+    scorable = [each for each in encoded if each.predicted]
+    if not scorable:
+        raise ScenarioError(
+            "no document has two tokens, so there is nothing to predict: use longer texts", kind="unsupported"
+        )
+    order = sorted(range(len(scorable)), key=lambda index: -len(scorable[index].ids))
+    longest_first = (scorable[index] for index in order)
+    rows: list[Row] = [(document.ids, Window(0, len(document.ids), document.given)) for document in longest_first]
+    text = _text(
+        "documents",
+        scorable,
+        len(rows),
+        lost=sum(each.lost for each in encoded),
+        cut=sum(each.cut for each in encoded),
+        skipped=len(encoded) - len(scorable),
+        names=_names(texts, [each.predicted > 0 for each in encoded]),
+    )
+    return Prepared(text, rows, order)
+
+
+def _names(texts: Sequence[str], scorable: Sequence[bool]) -> tuple[str, ...]:
+    """Name the first scorable documents by their number in the corpus, from 1, and their beginning."""
+    numbers = [number for number, is_scorable in enumerate(scorable, start=1) if is_scorable][:MOST_ITEMS]
+    return tuple(f"{number}: {cut(' '.join(texts[number - 1].split()), _BEGINNING, ' ...')}" for number in numbers)
+
+
+def _prepare_rolling(
     engine: Engine, texts: Sequence[str], max_length: int, stride: int, bos_rule: str, max_tokens: int
 ) -> Prepared:
-    """Turn texts into the windows of one stream, like `score_rolling`, but fully tokenized first.
-
-    Raises:
-        UsageError: `stride` is over `max_length`, or the `bos_rule` is unknown or not possible.
-        ScenarioError: the stream has no token to predict.
-    """
+    """Turn texts into the windows of one stream, like `score_rolling`, but fully tokenized first."""
     with _stream(engine, texts, max_length, stride, bos_rule, max_tokens, early=False) as stream:
         rows = list(stream.rows())
         if not rows:
@@ -232,90 +274,15 @@ def _stream(
     def plan(tokens: int, given: int) -> tuple[Window, ...]:
         return plan_windows(tokens, max_length, stride or max_length, given)
 
-    return stream_windows(SEPARATOR.join(texts), encode, plan, ahead=early and on_gpu(engine.info.device))
+    return stream_windows(SEPARATOR.join(texts), encode, plan, early=early and on_gpu(engine.info.device))
 
 
 def _stream_text(tokens: Encoded, windows: int, max_length: int) -> Text:
     return _text("rolling", [tokens], windows, lost=tokens.lost, cut=tokens.cut, block=max_length)
 
 
-def score_texts(
-    engine: Engine,
-    texts: Sequence[str],
-    task: PerplexityTask,
-    on_batch: Callable[[Batch], None] = lambda batch: None,
-) -> Quality:
-    """Score texts as documents or as one stream; see `score_documents` and `score_rolling`.
-
-    Args:
-        engine: a loaded engine.
-        texts: the texts to score; the task's own corpus is not read.
-        task: the convention.
-        on_batch: called after each batch.
-    """
-    score: Callable[..., Quality] = score_documents
-    if task.protocol == "rolling":
-        score = partial(score_rolling, stride=task.stride, max_tokens=task.max_tokens)
-    return score(
-        engine,
-        texts,
-        max_length=task.max_length,
-        bos_rule=task.bos_rule,
-        batch_size=task.batch_size,
-        padding_side=task.padding_side,
-        on_batch=on_batch,
-    )
-
-
-def prepare(engine: Engine, texts: Sequence[str], task: PerplexityTask) -> Prepared:
-    """Turn texts into the rows that `score_texts` scores; raises the same errors."""
-    check(engine, task.max_length, task.batch_size)
-    if task.protocol == "rolling":
-        return prepare_rolling(engine, texts, task.max_length, task.stride, task.bos_rule, task.max_tokens)
-    return prepare_documents(engine, texts, task.max_length, task.bos_rule)
-
-
-def score_shard(
-    engine: Engine,
-    ready: Prepared,
-    task: ShardTask,
-    on_batch: Callable[[Batch], None] = lambda batch: None,
-) -> tuple[dict[int, Scored], int]:
-    """Score the batches of one shard of a text.
-
-    Args:
-        engine: a loaded engine.
-        ready: the whole text.
-        task: the convention and the shard.
-        on_batch: called after each batch.
-
-    Returns:
-        The scores of each batch by its number from 0, and the number of batches of the whole text.
-
-    Raises:
-        ScenarioError: a batch does not fit into memory, or a loss is not finite.
-    """
-    lengths = [tokens_of(row) for row in ready.rows]
-    planned = plan_batches(lengths, task.batch_size, token_budget(engine.info, PLENTY))
-    # Rows of unequal lengths are padded to the longest.
-    costs = [len(batch) * max(lengths[row] for row in batch) for batch in planned]
-    mine = share_out(costs, task.of)[task.number]
-    found = {}
-    for done, number in enumerate(mine, start=1):
-        rows = [ready.rows[row] for row in planned[number]]
-        reported: list[Batch] = []
-        scored = score_rows(engine, rows, partial(len, rows), task.batch_size, task.padding_side, reported.append)
-        found[number] = replace(scored, rows=tuple(ready.places[row] for row in planned[number]))
-        on_batch(replace(reported[-1], number=done, of=len(mine)))
-    return found, len(planned)
-
-
-def check(engine: Engine, max_length: int, batch_size: int | None) -> None:
-    """Validate the scoring settings for an engine.
-
-    Raises:
-        UsageError: `max_length` is under 2 or over the model's context, or `batch_size` is under 1.
-    """
+def _check(engine: Engine, max_length: int, batch_size: int | None) -> None:
+    """Validate the scoring settings for an engine."""
     context = engine.info.context_length
     if max_length < 2 or (context is not None and max_length > context):
         raise UsageError(f"max_length {max_length} is not possible: use 2 to {context or 'the context length'}")
@@ -323,7 +290,7 @@ def check(engine: Engine, max_length: int, batch_size: int | None) -> None:
         raise UsageError(f"batch_size {batch_size} is not possible: use 1 or more")
 
 
-def score_rows(
+def _score_rows(
     engine: Engine,
     rows: Iterable[Row],
     number_of_rows: Callable[[], int],
@@ -331,15 +298,9 @@ def score_rows(
     padding_side: str,
     on_batch: Callable[[Batch], None],
 ) -> Scored:
-    """Score rows batch by batch; they are numbered from 0 in iteration order.
+    """Score rows, longest first, batch by batch; number them from 0 in this order.
 
-    Args:
-        engine: a loaded engine.
-        rows: longest first.
-        number_of_rows: returns their number, possibly an estimate.
-        batch_size: rows per batch; None: as many as fit into memory.
-        padding_side: `right` or `left`.
-        on_batch: called after each batch.
+    `number_of_rows` may be an estimate while they are being read.
 
     Raises:
         ScenarioError: there is no row, a batch does not fit into memory, or a loss is not finite.
@@ -349,26 +310,26 @@ def score_rows(
     if first is None:
         raise _nothing_to_predict()
     rows_per_batch = min(batch_size or 1, number_of_rows())
-    check_memory(engine.info, rows_per_batch, tokens_of(first), cached=False, scored=True)
+    check_memory(engine.info, rows_per_batch, _length(first), cached=False, scored=True)
     nats: list[float] = []
     counts: list[int] = []
     losses: list[float] = []
     read: list[tuple[int, ...]] = []
     batches = in_batches(
         chain([first], source),
-        tokens_of,
+        _length,
         lambda batch: engine.score(*_collate(batch, padding_side)),
         batch_size,
         token_budget(engine.info),
     )
     for number, (batch, (row_sums, row_counts)) in enumerate(batches, start=1):
         total, tokens = float(row_sums.sum()), int(row_counts.sum())
-        left = number_of_rows() - len(nats) - len(batch)
-        of = number + max(0, -(-left // len(batch)))
+        remaining = number_of_rows() - len(nats) - len(batch)
+        of = number + max(0, -(-remaining // len(batch)))
         if not math.isfinite(total):
             raise not_finite(f"the loss of batch {number}/{of} is", engine)
         # The last token of a row is only predicted.
-        read.append(tuple(tokens_of(row) - 1 for row in batch))
+        read.append(tuple(_length(row) - 1 for row in batch))
         nats += row_sums.tolist()
         counts += [window.scored for _, window in batch]
         losses.append(total / tokens)
@@ -376,8 +337,7 @@ def score_rows(
     return Scored(tuple(range(len(nats))), tuple(nats), tuple(counts), tuple(losses), tuple(read))
 
 
-def tokens_of(row: Row) -> int:
-    """Return the number of tokens of a row."""
+def _length(row: Row) -> int:
     _, window = row
     return window.end - window.begin
 
@@ -387,12 +347,11 @@ def _nothing_to_predict() -> ScenarioError:
 
 
 def _collate(rows: Sequence[Row], side: str) -> tuple[torch.Tensor, ...]:
-    """Return the arguments of `Engine.score` for a batch of rows."""
+    """Convert a batch of rows to the arguments of `Engine.score`."""
     ids, mask = pad_rows([ids[window.begin : window.end] for ids, window in rows], 0, side)
-    context = [window.first_scored - window.begin for _, window in rows]
-    if all(tokens == 1 for tokens in context):
+    if all(window.first_scored - window.begin == 1 for _, window in rows):
         return ids, mask
-    flags = [[0] * tokens + [1] * window.scored for tokens, (_, window) in zip(context, rows, strict=True)]
+    flags = [[0] * (window.first_scored - window.begin) + [1] * window.scored for _, window in rows]
     return ids, mask, pad_rows(flags, 0, side)[0].bool()
 
 
@@ -425,6 +384,6 @@ def _text(
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """Return the sum, or None if any value is unknown."""
+    """Sum values; None if any is unknown."""
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)

@@ -19,12 +19,9 @@ T = TypeVar("T")
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int | None, budget: int) -> list[range]:
-    """Return the rows of each batch that a single worker would form.
+    """Return the rows of each batch that a single worker would form; see `in_batches`.
 
-    Args:
-        lengths: tokens of each row, in the order of scoring.
-        batch_size: rows per batch; None: by the budget.
-        budget: maximum tokens per batch; the same for each worker, whatever memory it has free.
+    `lengths` are in tokens; the budget must be equal for all workers, whatever memory each has free.
     """
     rows = range(len(lengths))
     batches = in_batches(rows, lambda row: lengths[row], len, batch_size, budget)
@@ -32,21 +29,14 @@ def plan_batches(lengths: Sequence[int], batch_size: int | None, budget: int) ->
 
 
 def share_out(costs: Sequence[int], of: int) -> list[list[int]]:
-    """Distribute batches over shards of about equal cost, deterministically.
+    """Distribute batches over shards of about equal cost; return the sorted batch numbers of each.
 
-    Greedy: the most expensive batch first, each to the cheapest shard so far, so that shards differ by at most one
-    batch. There may be more shards than batches.
-
-    Args:
-        costs: tokens of each batch, pads included.
-        of: number of shards.
-
-    Returns:
-        The batch numbers of each shard, in order.
+    Greedy and deterministic: the most expensive batch first, each to the cheapest shard so far, so that shards differ
+    by at most one batch. There may be more shards than batches.
     """
     shards: list[list[int]] = [[] for _ in range(of)]
     loads = [(0, number) for number in range(of)]
-    for batch in sorted(range(len(costs)), key=lambda each: -costs[each]):
+    for batch in sorted(range(len(costs)), key=lambda batch: -costs[batch]):
         load, number = loads[0]
         shards[number].append(batch)
         heapq.heapreplace(loads, (load + costs[batch], number))
@@ -63,14 +53,14 @@ def merge(parts: Sequence[Part]) -> Quality:
         ScenarioError: workers read other tokens of the text, or a batch is missing or was scored twice.
     """
     first = parts[0]
-    if any((each.text, each.of) != (first.text, first.of) for each in parts):
+    if any((part.text, part.of) != (first.text, first.of) for part in parts):
         raise ScenarioError(
             "workers tokenized or batched the text differently: give all of them the same model, tokenizer and text"
         )
-    whole = join_scores(_each_once([part.batches for part in parts], first.of, "batches, workers scored"))
-    if sorted(whole.rows) != list(range(first.text.rows)):
-        raise ScenarioError(f"workers scored {len(whole.rows)} of {first.text.rows} rows: measure again")
-    return quality_of(first.text, whole)
+    scored = join_scores(_each_once([part.batches for part in parts], first.of, "batches, workers scored"))
+    if sorted(scored.rows) != list(range(first.text.rows)):
+        raise ScenarioError(f"workers scored {len(scored.rows)} of {first.text.rows} rows: measure again")
+    return quality_of(first.text, scored)
 
 
 def merge_drift(parts: Sequence[Compared]) -> Drift:
@@ -80,18 +70,14 @@ def merge_drift(parts: Sequence[Compared]) -> Drift:
         ScenarioError: workers read other tokens of the text, or a row is missing or was compared twice.
     """
     first = parts[0]
-    if any((each.all_rows, each.ids_digest) != (first.all_rows, first.ids_digest) for each in parts):
+    if any((part.all_rows, part.ids_digest) != (first.all_rows, first.ids_digest) for part in parts):
         raise ScenarioError("workers tokenized the text differently: give all of them the same tokenizer and text")
     return drift_of(_each_once([part.sums for part in parts], first.all_rows, "rows, workers compared"))
 
 
 def _each_once(parts: Sequence[Mapping[int, T]], of: int, what: str) -> list[T]:
-    """Return the pieces of several workers, ordered by their numbers from 0.
-
-    Raises:
-        ScenarioError: a piece is missing or occurs twice.
-    """
-    found = {number: piece for part in parts for number, piece in part.items()}
-    if len(found) != sum(map(len, parts)) or set(found) != set(range(of)):
-        raise ScenarioError(f"of {of} {what} {sorted(found)}: measure again")
-    return [found[number] for number in range(of)]
+    """Order the pieces of several workers by their numbers from 0; refuse missing ones and duplicates."""
+    pieces = {number: piece for part in parts for number, piece in part.items()}
+    if len(pieces) != sum(map(len, parts)) or set(pieces) != set(range(of)):
+        raise ScenarioError(f"of {of} {what} {sorted(pieces)}: measure again")
+    return [pieces[number] for number in range(of)]

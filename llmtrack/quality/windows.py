@@ -10,7 +10,7 @@ same either way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from llmtrack.errors import UsageError
 from llmtrack.quality.encoding import Encoded
 
 SHORTEST = 50_000
-"""Minimum length of a text, in characters, for which the overlap pays off."""
+"""Minimum length of a text, in characters, for which an early start pays off."""
 
 _PART = 4
 """Divisor of the text's length: scoring this part takes about as long as tokenizing the rest."""
@@ -31,15 +31,10 @@ _UNSURE = 64
 
 @dataclass(frozen=True)
 class Window:
-    """One window over a stream.
+    """A window over a stream.
 
     The model reads tokens `begin` to `end - 2` and predicts the token after each; the last one is only a target. The
-    predictions of tokens `first_scored` to `end - 1` count.
-
-    Attributes:
-        begin: first token that is read.
-        end: one past the last predicted token.
-        first_scored: first token whose prediction counts, after `begin`.
+    predictions of tokens `first_scored` to `end - 1` count; `first_scored` is after `begin`.
     """
 
     begin: int
@@ -69,7 +64,7 @@ def plan_windows(tokens: int, max_length: int, stride: int, given: int = 1) -> t
         given: tokens at the beginning that are not scored.
 
     Returns:
-        The windows in the order of the stream; empty if there is nothing to predict.
+        The windows in order; none if there is nothing to predict.
 
     Raises:
         UsageError: `max_length` or `stride` is under 1, `stride` is over `max_length`, which would leave tokens
@@ -90,7 +85,11 @@ def plan_windows(tokens: int, max_length: int, stride: int, given: int = 1) -> t
     return tuple(windows)
 
 
-Row = tuple["list[int]", Window]
+Row = tuple[Sequence[int], Window]
+"""All tokens of a text, and a window over them; tokens are copied only when a batch is collated."""
+
+Plan = Callable[[int, int], tuple[Window, ...]]
+"""Covers a number of tokens, some of them given, with windows."""
 
 
 class WrongGuessError(Exception):
@@ -98,28 +97,22 @@ class WrongGuessError(Exception):
 
 
 class Stream:
-    """The windows over a text.
+    """The windows over a text that may still be being tokenized.
 
     Args:
-        whole: returns all tokens; blocks until they are available.
-        plan: covers a number of tokens, some of them given, with windows.
-        guess: the tokens of the beginning; None: there is no guess.
+        tokenized: returns all tokens; blocks until they are available.
+        plan: covers them with windows.
+        guess: the tokens of the beginning, if scoring starts with them.
         expected: the number of windows implied by the guess.
     """
 
-    def __init__(
-        self,
-        whole: Callable[[], Encoded],
-        plan: Callable[[int, int], tuple[Window, ...]],
-        guess: Encoded | None,
-        expected: int,
-    ) -> None:
-        self._whole, self._plan, self._guess, self._expected = whole, plan, guess, expected
+    def __init__(self, tokenized: Callable[[], Encoded], plan: Plan, guess: Encoded | None, expected: int) -> None:
+        self._tokenized, self._plan, self._guess, self._expected = tokenized, plan, guess, expected
 
     @property
     def tokens(self) -> Encoded:
         """All tokens; blocks until they are available."""
-        return self._whole()
+        return self._tokenized()
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:
@@ -132,47 +125,33 @@ class Stream:
         return len(self.windows) if self._guess is None else self._expected
 
     def rows(self) -> Iterator[Row]:
-        """Yield each window with its tokens, the guessed ones first.
+        """Yield each window with the tokens, the guessed ones first.
 
         Raises:
             WrongGuessError: the guess was wrong; it is discarded.
         """
-        done: tuple[Window, ...] = ()
+        early: tuple[Window, ...] = ()
         if (guess := self._guess) is not None:
             # The last window may end where the text continues.
-            done = self._plan(len(guess.ids) - _UNSURE, guess.given)[:-1]
-            yield from ((guess.ids, window) for window in done)
+            early = self._plan(len(guess.ids) - _UNSURE, guess.given)[:-1]
+            yield from ((guess.ids, window) for window in early)
             self._guess = None
-            used = done[-1].end if done else 0
-            if self.windows[: len(done)] != done or self.tokens.ids[:used] != guess.ids[:used]:
+            used = early[-1].end if early else 0
+            if self.windows[: len(early)] != early or self.tokens.ids[:used] != guess.ids[:used]:
                 raise WrongGuessError
-        yield from ((self.tokens.ids, window) for window in self.windows[len(done) :])
+        yield from ((self.tokens.ids, window) for window in self.windows[len(early) :])
 
 
 @contextmanager
-def stream_windows(
-    text: str,
-    encode: Callable[[str], Encoded],
-    plan: Callable[[int, int], tuple[Window, ...]],
-    *,
-    ahead: bool,
-) -> Iterator[Stream]:
-    """Tokenize a text and yield its windows; on a GPU, the beginning can be scored meanwhile.
-
-    Args:
-        text: the text.
-        encode: tokenizes a text.
-        plan: covers a number of tokens, some of them given, with windows.
-        ahead: whether to start before all tokens are available.
-    """
-    beginning = text[: len(text) // _PART] if ahead and len(text) >= SHORTEST else ""
+def stream_windows(text: str, encode: Callable[[str], Encoded], plan: Plan, *, early: bool) -> Iterator[Stream]:
+    """Tokenize a text and yield its windows; with `early`, those of a long text's beginning before all is tokenized."""
+    beginning = text[: len(text) // _PART] if early and len(text) >= SHORTEST else ""
     guess = encode(beginning) if beginning else None
-    # Without a guess there is nothing to overlap with.
     if guess is None:
         tokens = encode(text)
         yield Stream(lambda: tokens, plan, None, 0)
         return
     with ThreadPoolExecutor(1) as thread:
-        whole = thread.submit(encode, text)
+        tokenized = thread.submit(encode, text)
         expected = len(plan(len(guess.ids) * len(text) // len(beginning), guess.given))
-        yield Stream(whole.result, plan, guess, expected)
+        yield Stream(tokenized.result, plan, guess, expected)

@@ -10,5 +10,5 @@ from tests.engines.models import small
 
 @pytest.fixture(scope="session")
 def tiny() -> TorchEngine:
-    """A small model to score with: what is tried is how a text is cut, for which one layer is enough."""
+    """A model of one layer, which is enough to test how a text is cut."""
     return small("llama", num_hidden_layers=1, max_position_embeddings=1024)

@@ -1,4 +1,4 @@
-"""Engines whose figures can be worked out by hand."""
+"""Engines whose metrics can be computed by hand."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BOS = 256  # of small models, whose other tokens are bytes
 
 
 def scripted(**changes: Any) -> ScriptedEngine:
-    """One token a character, one nat a predicted token."""
+    """One token per character, one nat per predicted token."""
     engine = ScriptedEngine(FakeClock(), Script(1.0, 1.0))
     engine._info = replace(engine.info, **changes)
     return engine
 
 
 def two_letters() -> TorchEngine:
-    """After a the next is a or b at 1/2 each; after b, a at 1/8 and b at 7/8."""
+    """After `a`, `a` and `b` have probability 1/2 each; after `b`, `a` has 1/8 and `b` 7/8."""
     table = torch.full((300, 300), -torch.inf)
     table[A, A] = table[A, B] = math.log(1 / 2)
     table[B, A], table[B, B] = math.log(1 / 8), math.log(7 / 8)

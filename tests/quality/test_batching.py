@@ -1,4 +1,4 @@
-"""A batch has as many rows as memory has room for, and what is scored does not depend on it."""
+"""Batch sizes by free memory, on which the result does not depend."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def batches(rows, score=len, batch_size=None, budget=100):
 
 def test_a_batch_fills_the_budget_with_its_longest_row():
     assert batches([50, 50, 40, 30, 30, 20]) == [(2, 2), (2, 2), (2, 2)]
-    assert batches([30, 40, 30]) == [(2, 2), (1, 1)], "the longest need not be the first"
-    assert batches([500, 10, 10]) == [(1, 1), (2, 2)], "a row that is longer than the budget is tried alone"
+    assert batches([30, 40, 30]) == [(2, 2), (1, 1)], "the longest may come later"
+    assert batches([500, 10, 10]) == [(1, 1), (2, 2)], "a row over the budget is tried alone"
 
 
-def test_a_size_that_is_given_is_kept():
+def test_a_fixed_batch_size_ignores_the_budget():
     assert batches([500, 500, 10], batch_size=2) == [(2, 2), (1, 1)]
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate")])
-def test_the_budget_is_halved_where_memory_does_not_suffice(error):
+def test_the_budget_is_halved_when_out_of_memory(error):
     tried = []
 
     def score(rows):
@@ -49,7 +49,7 @@ def test_the_budget_is_halved_where_memory_does_not_suffice(error):
         batches([40], score)
 
 
-def test_any_other_error_is_told():
+def test_other_errors_are_raised():
     def score(rows):
         raise ValueError("another")
 
@@ -68,18 +68,18 @@ def test_the_budget_follows_from_free_memory():
 
 
 @pytest.mark.parametrize("score", [score_documents, score_rolling])
-def test_the_result_is_that_of_any_batch_size(score, monkeypatch):
+def test_the_result_does_not_depend_on_the_batch_size(score, monkeypatch):
     engine = small("llama")
     fixed = score(engine, TEXTS, max_length=16, batch_size=2)
     for most in (1, 40, 10_000):
         monkeypatch.setattr(batching, "MOST_TOKENS", most)
-        found = score(engine, TEXTS, max_length=16, batch_size=None)
-        assert found.loss == pytest.approx(fixed.loss, abs=1e-6)
-        assert (found.tokens_scored, found.tokens_digest) == (fixed.tokens_scored, fixed.tokens_digest)
-    assert len(found.batch_losses) == 1
+        auto = score(engine, TEXTS, max_length=16, batch_size=None)
+        assert auto.loss == pytest.approx(fixed.loss, abs=1e-6)
+        assert (auto.tokens_scored, auto.tokens_digest) == (fixed.tokens_scored, fixed.tokens_digest)
+    assert len(auto.batch_losses) == 1
 
 
-def test_auto_is_a_word_of_the_option():
+def test_the_option_accepts_auto():
     (option,) = (each for each in parameters(PerplexityTask) if each.name == "batch_size")
     assert option.parse("auto") is None
     assert option.parse("8") == 8

@@ -1,4 +1,4 @@
-"""Corpora: what is read, what is refused and how, and that the digest stands for the texts alone."""
+"""Corpora: accepted files, errors for others, and digests of the texts alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def jsonl(*records: Any) -> str:
 
 
 def refusal(spec: str) -> str:
-    """The message with which a spec is refused, which is always one line."""
+    """Return the one-line message with which a spec is refused."""
     with pytest.raises(UsageError) as caught:
         load_corpus(spec)
     message = str(caught.value)
@@ -50,7 +50,7 @@ def refusal(spec: str) -> str:
 # --- the packaged corpus
 
 
-def test_builtin_is_the_text_that_tracked_perplexities_refer_to() -> None:
+def test_builtin_has_not_changed() -> None:
     # Every perplexity tracked on `builtin` is comparable only with others of the same digest. If this turns
     # red by accident, undo the edit; if the corpus is changed on purpose, all earlier results become
     # incomparable: say so in the changelog, and only then update the digest.
@@ -77,11 +77,11 @@ def test_builtin_lines_have_unique_ids_and_registers() -> None:
     assert all(list(record) == ["id", "register", "text"] for record in records)
     assert len({record["id"] for record in records}) == len(records)
     assert len({record["register"] for record in records}) >= 20
-    # What is packaged is already in canonical form, so that reading the file by hand gives the same texts.
+    # The packaged file is already in canonical form, so reading it by hand gives the same texts.
     assert load_corpus("builtin").texts == tuple(record["text"] for record in records)
 
 
-def test_builtin_survives_the_plain_text_form(tmp_path: Path) -> None:
+def test_builtin_is_equal_as_plain_text(tmp_path: Path) -> None:
     builtin = load_corpus("builtin")
     copy = load_corpus(write(tmp_path, "copy.txt", "\n\f\n".join(builtin.texts)))
     assert copy.texts == builtin.texts
@@ -122,7 +122,7 @@ def test_the_module_imports_neither_torch_nor_mlflow() -> None:
         "indent",
     ],
 )
-def test_txt_is_divided_into_documents(tmp_path: Path, content: str, texts: list[str]) -> None:
+def test_txt_is_split_into_documents(tmp_path: Path, content: str, texts: list[str]) -> None:
     assert list(load_corpus(write(tmp_path, "a.txt", content)).texts) == texts
 
 
@@ -174,17 +174,17 @@ def test_a_bad_jsonl_line_is_named(tmp_path: Path, line: str, parts: list[str]) 
         ('\n\n"One."\n\n  \n"Two."\n\n\n', 2),
     ],
 )
-def test_blank_rows_are_counted_and_said(tmp_path: Path, content: str, blank: int) -> None:
+def test_blank_rows_are_counted_and_warned_of(tmp_path: Path, content: str, blank: int) -> None:
     corpus = load_corpus(write(tmp_path, "a.jsonl", content))
     assert corpus.blank == blank
-    said = [f"{blank} blank row(s) of the corpus 'a.jsonl' were omitted: they hold no text"]
-    assert list(corpus.warnings) == (said if blank else [])
+    warning = f"{blank} blank row(s) of the corpus 'a.jsonl' were omitted: they hold no text"
+    assert corpus.warnings == ((warning,) if blank else ())
 
 
 @pytest.mark.parametrize(
     ("content", "blank"),
     [
-        ("One.\n\n\n\n\nTwo.\n\n\n", 0),  # blank lines are what divides
+        ("One.\n\n\n\n\nTwo.\n\n\n", 0),  # blank lines separate documents
         ("\f\nOne.\n\f\n \n\f\n\f\nTwo.\n\f\n", 2),
     ],
 )
@@ -298,7 +298,7 @@ def test_a_missing_file_is_refused_with_near_names(tmp_path: Path) -> None:
         "two\nlines.txt",
     ],
 )
-def test_an_odd_spec_is_refused_and_not_a_crash(spec: str) -> None:
+def test_an_odd_spec_is_refused(spec: str) -> None:
     assert "no corpus" in refusal(spec)
 
 
@@ -343,7 +343,7 @@ def test_txt_and_jsonl_of_equal_documents_are_one_corpus(tmp_path: Path) -> None
     assert len({corpus.digest for corpus in corpora}) == 1
 
 
-def test_the_digest_tells_where_documents_end() -> None:
+def test_the_digest_depends_on_document_boundaries() -> None:
     splits = [["ab", "c"], ["a", "bc"], ["abc"], ["a", "b", "c"], ["ab\nc"], ['ab","c']]
     assert len({Corpus.from_texts("x", texts).digest for texts in splits}) == len(splits)
 
@@ -399,7 +399,7 @@ def test_canonical_form_is_stable(texts: list[str]) -> None:
 # --- the corpus of the standard library
 
 
-def test_pydoc_is_python_s_own_reference_in_alphabetical_order() -> None:
+def test_pydoc_is_pythons_reference_in_alphabetical_order() -> None:
     from pydoc_data.topics import topics
 
     corpus = load_corpus("pydoc")
@@ -410,14 +410,14 @@ def test_pydoc_is_python_s_own_reference_in_alphabetical_order() -> None:
     assert load_corpus("pydoc").digest == corpus.digest
 
 
-def test_a_python_without_its_reference_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_pydoc_topics_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     assert "not part of this Python: use corpus=builtin" in refusal("pydoc")
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device"])
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes of a name")
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+def test_pipes_and_devices_are_refused_without_reading(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x.txt"
     if kind == "fifo":
         os.mkfifo(path)
@@ -426,9 +426,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -
     assert "is a pipe or a device, not a regular file: copy its text to a file" in refusal(str(path))
 
 
-def test_a_file_that_memory_does_not_hold_is_refused_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_too_large_for_memory_is_refused_before_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.jsonl"
     with path.open("wb") as file:
         file.truncate(10 * 2**30)  # sparse
@@ -439,7 +437,7 @@ def test_a_file_that_memory_does_not_hold_is_refused_before_it_is_read(
     )
 
 
-def test_a_text_that_a_tokenizer_would_abort_over_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_too_large_to_tokenize_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "available_bytes", lambda: 2**30)
     with pytest.raises(
         ScenarioError, match=r"10,000,000 characters takes about 1\.4 GiB .* and 1\.0 GiB are free"

@@ -1,4 +1,4 @@
-"""A text is scored from its beginning on while the rest is still read; what comes of it does not depend on that."""
+"""Scoring starts with the beginning of a text while the rest is being tokenized; the result is the same."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def plan(tokens, given):
 
 
 @pytest.fixture
-def begun(monkeypatch):
-    """Begin early on any device and with any text, and tell how often a text was read."""
+def tokenized_early(monkeypatch):
+    """Start early on any device with any text; return the tokenized texts."""
     stream, encode = perplexity.stream_windows, perplexity.encode_text
     texts = []
 
@@ -34,72 +34,72 @@ def begun(monkeypatch):
 
     monkeypatch.setattr(windows, "SHORTEST", 1)
     monkeypatch.setattr(perplexity, "encode_text", encoded)
-    monkeypatch.setattr(perplexity, "stream_windows", lambda *args, **unused: stream(*args, ahead=True))
+    monkeypatch.setattr(perplexity, "stream_windows", lambda *args, **unused: stream(*args, early=True))
     return texts
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize("asked", [
+@pytest.mark.parametrize("options", [
     {}, {"max_length": 17, "stride": 5}, {"batch_size": None}, {"max_tokens": 100}, {"max_tokens": 11},
     {"bos_rule": "none", "batch_size": 1}, {"max_length": 64}, {"padding_side": "left"},
 ])  # fmt: skip
-def test_the_result_is_equal_to_the_last_digit(request, asked):
+def test_the_result_is_equal_to_the_last_digit(request, options):
     engine = small("llama")
-    asked = {"max_length": 16, "batch_size": 3, **asked}
-    expected = score_rolling(engine, TEXTS, **asked)
-    texts = request.getfixturevalue("begun")
-    told = []
-    assert score_rolling(engine, TEXTS, **asked, on_batch=told.append) == expected
+    options = {"max_length": 16, "batch_size": 3, **options}
+    expected = score_rolling(engine, TEXTS, **options)
+    texts = request.getfixturevalue("tokenized_early")
+    batches = []
+    assert score_rolling(engine, TEXTS, **options, on_batch=batches.append) == expected
     assert [len(text) for text in texts] == [len("\n\n".join(TEXTS)) // 4, len("\n\n".join(TEXTS))]
-    assert tuple(each.loss for each in told) == expected.batch_losses
-    assert told[-1].number == told[-1].of == len(told)
+    assert tuple(batch.loss for batch in batches) == expected.batch_losses
+    assert batches[-1].number == batches[-1].of == len(batches)
 
 
 @pytest.mark.slow(1)
-def test_what_a_wrong_beginning_said_is_forgotten(begun, monkeypatch):
+def test_scores_of_a_wrong_guess_are_discarded(tokenized_early, monkeypatch):
     engine = small("llama")
-    told = []
-    once = perplexity.encode_text
+    batches = []
+    encode_text = perplexity.encode_text
 
-    def other(engine, text, *args, **named):
-        found = once(engine, text, *args, **named)
-        return found if len(begun) > 1 else Encoded(found.ids[::-1], found.given, None, 0)
+    def wrong_at_first(engine, text, *args, **named):
+        encoded = encode_text(engine, text, *args, **named)
+        return encoded if len(tokenized_early) > 1 else Encoded(encoded.ids[::-1], encoded.given, None, 0)
 
     expected = score_rolling(engine, TEXTS, max_length=16)
-    begun.clear()
-    monkeypatch.setattr(perplexity, "encode_text", other)
-    assert score_rolling(engine, TEXTS, max_length=16, on_batch=told.append) == expected
-    assert [each.number for each in told].count(1) == 2, "all of it was scored anew"
+    tokenized_early.clear()
+    monkeypatch.setattr(perplexity, "encode_text", wrong_at_first)
+    assert score_rolling(engine, TEXTS, max_length=16, on_batch=batches.append) == expected
+    assert [batch.number for batch in batches].count(1) == 2, "the text was scored again from its beginning"
 
 
-def test_the_first_windows_are_there_while_the_rest_is_read(monkeypatch):
+def test_the_first_windows_are_available_while_the_rest_is_tokenized(monkeypatch):
     monkeypatch.setattr(windows, "SHORTEST", 8_000)
-    reading = threading.Event()
+    release = threading.Event()
 
     def encode(text):
         if len(text) == windows.SHORTEST:
-            assert reading.wait(HANG_S)
+            assert release.wait(HANG_S)
         return Encoded(list(text.encode()), 1, text.encode(), 0)
 
     text = "ab" * (windows.SHORTEST // 2)
-    with stream_windows(text, encode, plan, ahead=True) as stream:
+    with stream_windows(text, encode, plan, early=True) as stream:
         rows = stream.rows()
         first = [next(rows) for _ in range(100)]
         assert stream.expected == windows.SHORTEST // 10
-        reading.set()
+        release.set()
         assert [window for _, window in [*first, *rows]] == list(stream.windows)
 
 
-@pytest.mark.parametrize(("text", "asked"), [("ab" * 100, True), ("ab" * windows.SHORTEST, False)])
-def test_a_short_text_is_read_once_and_on_a_cpu_any(text, asked):
-    read = []
-    with stream_windows(text, lambda each: read.append(each) or Encoded([1, 2], 1, None, 0), plan, ahead=asked):
-        assert read == [text]
+@pytest.mark.parametrize(("text", "early"), [("ab" * 100, True), ("ab" * windows.SHORTEST, False)])
+def test_a_short_text_and_any_on_a_cpu_is_tokenized_once(text, early):
+    texts = []
+    with stream_windows(text, lambda each: texts.append(each) or Encoded([1, 2], 1, None, 0), plan, early=early):
+        assert texts == [text]
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_a_text_without_a_token_to_predict_says_so(request, early):
+def test_a_text_without_a_token_to_predict_is_refused(request, early):
     if early:
-        request.getfixturevalue("begun")
+        request.getfixturevalue("tokenized_early")
     with pytest.raises(ScenarioError, match="no token to predict"):
         score_rolling(scripted(), ["x"], bos_rule="none")

@@ -1,4 +1,4 @@
-"""Standard errors: known answers, and blocks that keep neighbours together."""
+"""Standard errors by bootstrap: known answers, and blocks that keep neighbours together."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ def test_blocks_of_equal_size_give_the_standard_error_of_a_mean() -> None:
     assert stderr_of_ratio(losses * 10, [10] * 400) == pytest.approx(expected, rel=0.1)
 
 
-def test_equal_losses_have_no_error_whatever_their_sizes() -> None:
+def test_equal_losses_have_no_error() -> None:
     assert stderr_of_ratio([2.0, 6.0, 20.0], [1, 3, 10]) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_more_blocks_are_surer() -> None:
+def test_more_blocks_have_a_smaller_error() -> None:
     few, many = (stderr_of_ratio([1.0, 3.0] * n, [1, 1] * n) for n in (5, 50))
     assert few is not None
     assert many is not None
     assert many < few / 2
 
 
-def test_the_same_blocks_give_the_same_error() -> None:
+def test_the_error_is_deterministic() -> None:
     assert stderr_of_ratio([1.0, 3.0, 2.0], [1, 2, 3]) == stderr_of_ratio([1.0, 3.0, 2.0], [1, 2, 3])
 
 
 @pytest.mark.parametrize("blocks", [0, 1])
-def test_one_block_says_nothing_of_its_error(blocks: int) -> None:
+def test_one_block_has_no_error_estimate(blocks: int) -> None:
     assert stderr_of_ratio([1.0] * blocks, [1] * blocks) is None
 
 
-def test_neighbours_are_gathered_by_hand() -> None:
+def test_gathered_blocks_by_hand() -> None:
     # 4 | 2 + 2 | 2 + 1, which is too few: it joins the block before it.
     assert gather_blocks([4.0, 1.0, 2.0, 3.0, 5.0], [4, 2, 2, 2, 1], 4) == ([4.0, 11.0], [4, 7])
 
 
 @given(st.lists(st.integers(1, 9), max_size=30), st.integers(1, 20))
-def test_blocks_are_large_enough_and_lose_nothing(counts: list[int], tokens: int) -> None:
+def test_gathered_blocks_are_large_enough_and_complete(counts: list[int], tokens: int) -> None:
     sums = [float(count) for count in counts]
     block_sums, block_counts = gather_blocks(sums, counts, tokens)
     assert sum(block_counts) == sum(counts)
@@ -50,8 +50,8 @@ def test_blocks_are_large_enough_and_lose_nothing(counts: list[int], tokens: int
     assert len(block_counts) <= 1 or min(block_counts) >= tokens
 
 
-def test_alike_neighbours_are_not_taken_for_independent_ones() -> None:
-    """A hundred stretches of ten equal windows: drawn one by one, the error would look three times smaller."""
+def test_correlated_neighbours_are_not_treated_as_independent() -> None:
+    """A hundred blocks of ten equal windows: resampled individually, the error would look three times smaller."""
     losses = np.repeat(np.random.default_rng(2).normal(3.0, 0.5, size=100), 10)
     alone = stderr_of_ratio(losses, [1] * 1000)
     gathered = stderr_of_ratio(*gather_blocks(list(losses), [1] * 1000, 10))

@@ -1,4 +1,4 @@
-"""Perplexity of documents: hand-worked numbers, and independence of how the documents are batched."""
+"""Perplexity of documents: by hand, and independence of batching."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
-def test_each_document_has_its_own_figures_in_the_order_of_the_corpus(batch_size):
-    """aab: 2 x 1 bit; ba: 3 bits; aaaaaa: 5 x 1 bit; what has one token predicts nothing, but keeps its number."""
+def test_each_document_has_its_own_metrics_in_the_order_of_the_corpus(batch_size):
+    """aab: 2 x 1 bit; ba: 3 bits; aaaaaa: 5 x 1 bit; a document of one token predicts nothing, but keeps its number."""
     quality = score_documents(two_letters(), ["aab", "b", "ba", "aaaaaa"], batch_size=batch_size)
     assert [item.name for item in quality.items] == ["1: aab", "3: ba", "4: aaaaaa"]
     assert [item.values["perplexity"] for item in quality.items] == pytest.approx([2.0, 8.0, 2.0])
     assert [item.values["tokens_scored"] for item in quality.items] == [2, 1, 5]
-    weighed = sum(item.values["loss"] * item.values["tokens_scored"] for item in quality.items)
-    assert weighed / quality.tokens_scored == pytest.approx(quality.loss)
+    total = sum(item.values["loss"] * item.values["tokens_scored"] for item in quality.items)
+    assert total / quality.tokens_scored == pytest.approx(quality.loss)
 
 
-def test_the_number_of_documents_with_figures_of_their_own_and_their_names_are_bounded(monkeypatch):
+def test_the_number_and_the_names_of_items_are_bounded(monkeypatch):
     monkeypatch.setattr(perplexity, "MOST_ITEMS", 2)
     quality = score_documents(two_letters(), ["a" * 1000, "ab", "ba"])
     (first, second) = quality.items
     assert (len(first.name), first.name[:7], second.name) == (len("1: ") + 60, "1: aaaa", "2: ab")
     assert first.values["tokens_scored"] == 511
-    assert score_rolling(scripted(), ["ab", "ba"]).items == (), "windows are no documents"
+    assert score_rolling(scripted(), ["ab", "ba"]).items == (), "windows are not documents"
 
 
 def test_bits_are_per_byte_and_not_per_token():
@@ -59,7 +59,7 @@ def test_bits_are_per_byte_and_not_per_token():
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_batches_weigh_their_tokens(batch_size, side):
+def test_batches_are_weighted_by_their_tokens(batch_size, side):
     """aab: 2 x 1 bit; ba: 3 bits; aaaaaa: 5 x 1 bit. 10 bits over 8 tokens, not the mean of 1, 3 and 1."""
     quality = score_documents(two_letters(), ["aab", "ba", "aaaaaa"], batch_size=batch_size, padding_side=side)
     assert quality.loss == pytest.approx(10 / 8 * LN2)
@@ -72,7 +72,7 @@ def test_batches_weigh_their_tokens(batch_size, side):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_model_that_knows_nothing_has_its_vocabulary_s_size(batch_size, side):
+def test_a_uniform_model_has_the_perplexity_of_its_vocabulary_size(batch_size, side):
     engine = bigram_engine(torch.zeros(300, 300))
     texts = ["ab", "The harbour wakes", "x", "before the town does", "and more"]
     quality = score_documents(engine, texts, batch_size=batch_size, padding_side=side)
@@ -116,10 +116,10 @@ def test_every_token_is_scored_cut_or_first(lengths, max_length, batch_size):
     assert quality.loss == pytest.approx(1.0)
 
 
-def test_each_batch_is_told_as_it_is_scored():
-    told: list[Batch] = []
-    score_documents(scripted(), ["abcd", "ab", "abc"], batch_size=2, on_batch=told.append)
-    assert [str(batch) for batch in told] == [
+def test_each_batch_is_reported():
+    batches: list[Batch] = []
+    score_documents(scripted(), ["abcd", "ab", "abc"], batch_size=2, on_batch=batches.append)
+    assert [str(batch) for batch in batches] == [
         "batch 1/2 - loss 1.0000, tokens 5",
         "batch 2/2 - loss 1.0000, tokens 1",
     ]
@@ -132,13 +132,13 @@ def test_nothing_to_predict(texts):
     assert caught.value.kind == "unsupported"
 
 
-def test_an_empty_document_is_neither_scored_nor_harmful():
+def test_an_empty_document_is_skipped():
     quality = score_documents(scripted(), ["", "ab"])
     assert (quality.tokens_scored, quality.documents_scored, quality.documents_skipped) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_loss_that_is_not_finite_is_refused_with_a_remedy(value):
+def test_a_non_finite_loss_is_refused_with_a_remedy(value):
     table = torch.zeros(128, 128)
     table[B] = value
     with pytest.raises(ScenarioError, match=r"batch 2/2 is not finite in float32: look for damaged weights") as caught:
@@ -178,20 +178,20 @@ def test_words_are_those_of_the_predicted_text():
     assert quality.word_perplexity == pytest.approx(math.exp(2))
 
 
-def test_without_a_word_there_is_no_finite_word_perplexity():
+def test_without_words_the_word_perplexity_is_infinite():
     quality = score_documents(scripted(), ["a "])
     assert (quality.words_scored, quality.word_perplexity) == (0, math.inf)
 
 
 @pytest.mark.parametrize(("rule", "tokens", "skipped"), [("tokenizer", 3, 1), ("none", 3, 1), ("model", 6, 0)])
-def test_a_bos_before_each_document_lets_its_first_token_count(rule, tokens, skipped):
+def test_with_a_bos_the_first_token_of_each_document_counts(rule, tokens, skipped):
     quality = score_documents(scripted(), ["abc", "de", "f"], bos_rule=rule)
     assert (quality.tokens_scored, quality.bytes_scored) == (tokens, tokens)
     assert quality.documents_skipped == skipped
 
 
 class Recording(ScriptedEngine):
-    """Remembers the shape of each batch."""
+    """Records the shape of each batch."""
 
     shapes: tuple[tuple[int, ...], ...] = ()
 
@@ -200,14 +200,14 @@ class Recording(ScriptedEngine):
         return super().score(input_ids, attention_mask, scored)
 
 
-def test_documents_of_like_length_share_a_batch_the_longest_first():
+def test_documents_of_similar_length_share_a_batch_longest_first():
     engine = Recording(FakeClock(), Script(1.0, 1.0))
     score_documents(engine, ["x" * length for length in (2, 9, 3, 8)], batch_size=2)
     assert engine.shapes == ((2, 9), (2, 3))
 
 
-def test_the_standard_error_is_that_of_whole_documents():
-    """Two documents of 1 and 3 bits a token: each draw of two gives 1, 2 or 3 bits, at 1/4, 1/2, 1/4."""
+def test_the_standard_error_resamples_documents():
+    """Documents of 1 and 3 bits per token: a draw of two has 1, 2 or 3 bits with probability 1/4, 1/2 and 1/4."""
     quality = score_documents(two_letters(), ["aa", "ba"])
     assert quality.loss == pytest.approx(2 * LN2)
     assert quality.loss_stderr == pytest.approx(math.sqrt(0.5) * LN2, rel=0.05)

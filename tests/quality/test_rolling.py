@@ -1,4 +1,4 @@
-"""Perplexity of a stream: against a plain reference, by hand, and independence of how windows are batched."""
+"""Perplexity of a stream: against a plain reference, by hand, and independence of batching."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ STREAM = "\n\n".join(TEXTS)
 
 
 def reference(engine, ids: list[int], max_length: int, stride: int) -> float:
-    """The mean loss, token by token: which window a token belongs to follows from its number alone."""
+    """Compute the mean loss token by token; the window of a token follows from its number alone."""
     nats = []
-    # What stands behind a token changes nothing of what is said of it, so a window is read once.
+    # Later tokens do not change a prediction, so a window is read once.
     read: dict[tuple[int, int], torch.Tensor] = {}
     for token in range(1, len(ids)):
         if token <= max_length:
@@ -73,9 +73,9 @@ def test_equals_a_plain_reference(tiny, max_length, stride, rule):
 def test_batching_and_padding_change_nothing(tiny, text, max_length, data, rule):
     stride = data.draw(st.integers(1, max_length))
     batch_size, side = data.draw(st.integers(1, 9)), data.draw(st.sampled_from(["left", "right"]))
-    how = {"max_length": max_length, "stride": stride, "bos_rule": rule}
-    plain = score_rolling(tiny, [text], batch_size=1, **how)
-    other = score_rolling(tiny, [text], batch_size=batch_size, padding_side=side, **how)
+    options = {"max_length": max_length, "stride": stride, "bos_rule": rule}
+    plain = score_rolling(tiny, [text], batch_size=1, **options)
+    other = score_rolling(tiny, [text], batch_size=batch_size, padding_side=side, **options)
     for name in ("loss", "bits_per_byte"):
         assert getattr(other, name) == pytest.approx(getattr(plain, name), rel=1e-6)
     for name in ("tokens_scored", "bytes_scored", "words_scored", "windows_scored"):
@@ -95,7 +95,7 @@ def test_every_token_is_scored_once(length, max_length, batch_size, data):
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_by_hand(stride, side):
-    """Ababa: a (given) 1 3 1 3 bits whatever the windows, since one token of context is all that counts."""
+    """a (given) b a b a: 1, 3, 1 and 3 bits with any windows, since only one token of context matters."""
     quality = score_rolling(two_letters(), ["ababa"], max_length=3, stride=stride, padding_side=side)
     assert quality.loss == pytest.approx(2 * LN2)
     assert (quality.tokens_scored, quality.bytes_scored, quality.words_scored) == (4, 4, 1)
@@ -113,31 +113,31 @@ def test_texts_are_joined_by_two_line_feeds(tiny):
 @pytest.mark.parametrize(
     ("rule", "tokens", "text"), [("model", 5, "ab cd"), ("none", 4, "b cd"), ("tokenizer", 4, "b cd")]
 )
-def test_the_bos_rule_says_whether_the_first_token_counts(rule, tokens, text):
+def test_the_bos_rule_decides_whether_the_first_token_counts(rule, tokens, text):
     quality = score_rolling(scripted(), ["ab cd"], bos_rule=rule)
     assert (quality.tokens_scored, quality.bytes_scored) == (tokens, len(text))
     assert quality.words_scored == 2
 
 
-def test_all_bytes_of_the_stream_count_behind_a_bos(tiny):
+def test_with_a_bos_all_bytes_of_the_stream_count(tiny):
     quality = score_rolling(tiny, TEXTS, bos_rule="model", max_length=32)
     assert quality.bytes_scored == len(STREAM.encode())
     assert quality.words_scored == len(STREAM.split())
 
 
-def test_a_bos_that_the_tokenizer_adds_is_not_put_twice():
+def test_a_bos_added_by_the_tokenizer_is_not_repeated():
     class AddsBos(ScriptedEngine):
         def encode(self, text, special_tokens=True):
             return [0] * special_tokens + super().encode(text)
 
     engine = AddsBos(FakeClock(), Script(1.0, 1.0))
-    found = {
+    scored = {
         rule: score_rolling(engine, ["abc"], bos_rule=rule).tokens_scored for rule in ("tokenizer", "model", "none")
     }
-    assert found == {"tokenizer": 3, "model": 3, "none": 2}
+    assert scored == {"tokenizer": 3, "model": 3, "none": 2}
 
 
-def test_a_model_without_bos_and_eos_says_so():
+def test_bos_rule_model_without_a_start_token_is_refused():
     with pytest.raises(UsageError, match="no start token; use bos_rule=none"):
         score_rolling(scripted(special_tokens=SpecialTokens({})), ["abc"], bos_rule="model")
 
@@ -148,7 +148,7 @@ def test_an_unknown_bos_rule_is_refused():
 
 
 @pytest.mark.parametrize("rule", ["model", "none"])
-def test_one_token_is_scored_only_behind_a_bos(rule):
+def test_a_single_token_is_scored_only_with_a_bos(rule):
     if rule == "model":
         assert score_rolling(scripted(), ["a"], bos_rule=rule).tokens_scored == 1
         return
@@ -168,8 +168,8 @@ def test_max_tokens_limits_the_stream_and_is_counted():
     quality = score_rolling(scripted(), ["ab cd ef"], max_tokens=5, max_length=4)
     assert (quality.tokens_scored, quality.tokens_truncated) == (4, 3)
     assert (quality.bytes_scored, quality.words_scored) == (4, 2)
-    behind_bos = score_rolling(scripted(), ["ab cd ef"], max_tokens=5, bos_rule="model")
-    assert (behind_bos.tokens_scored, behind_bos.tokens_truncated, behind_bos.bytes_scored) == (4, 4, 4)
+    with_bos = score_rolling(scripted(), ["ab cd ef"], max_tokens=5, bos_rule="model")
+    assert (with_bos.tokens_scored, with_bos.tokens_truncated, with_bos.bytes_scored) == (4, 4, 4)
 
 
 @pytest.mark.parametrize("stride", [5, -1])
@@ -192,24 +192,24 @@ def test_the_whole_context_can_be_read():
     assert quality.tokens_scored == context + 19
 
 
-def test_each_batch_is_told_as_it_is_scored():
-    told: list[Batch] = []
-    score_rolling(scripted(), ["x" * 12], max_length=4, stride=2, batch_size=2, on_batch=told.append)
+def test_each_batch_is_reported():
+    batches: list[Batch] = []
+    score_rolling(scripted(), ["x" * 12], max_length=4, stride=2, batch_size=2, on_batch=batches.append)
     # 4 and 2; 2 and 2; 1.
-    assert [batch.tokens for batch in told] == [6, 4, 1]
-    assert [batch.of for batch in told] == [3, 3, 3]
+    assert [batch.tokens for batch in batches] == [6, 4, 1]
+    assert [batch.of for batch in batches] == [3, 3, 3]
 
 
 @pytest.mark.slow(1)
-def test_the_standard_error_is_that_of_stretches_and_not_of_batches(tiny):
-    how = {"max_length": 16, "stride": 4}
-    errors = [score_rolling(tiny, TEXTS, batch_size=size, **how).loss_stderr for size in (1, 3, 8)]
+def test_the_standard_error_does_not_depend_on_batches(tiny):
+    options = {"max_length": 16, "stride": 4}
+    errors = [score_rolling(tiny, TEXTS, batch_size=size, **options).loss_stderr for size in (1, 3, 8)]
     assert errors[0] > 0
     assert errors == pytest.approx([errors[0]] * 3, rel=1e-4)
     assert score_rolling(tiny, ["short"], max_length=16).loss_stderr is None
 
 
-def test_each_window_reads_its_length_and_counts_its_stride():
+def test_each_window_reads_max_length_and_scores_the_stride():
     windows = []
 
     class Recording(ScriptedEngine):
@@ -223,28 +223,28 @@ def test_each_window_reads_its_length_and_counts_its_stride():
     assert windows == [(21, None)] + [(21, 5)] * 7 + [(21, 4)]
 
 
-def test_documents_and_rolling_are_different_figures(tiny):
+def test_documents_and_rolling_differ(tiny):
     assert score_documents(tiny, TEXTS, max_length=32).loss != score_rolling(tiny, TEXTS, max_length=32).loss
 
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("stride", [64, 8])
-def test_no_more_logits_are_made_at_once_than_a_chunk_holds(stride, monkeypatch):
+def test_logits_are_computed_in_chunks(stride, monkeypatch):
     """Eight windows of 64 tokens over a vocabulary of 50,000 would be 102 MB of logits at once."""
     engine = small("llama", vocab_size=50_000)
     monkeypatch.setattr(scoring, "CHUNK_BYTES", 2**20)
-    score_rolling(engine, ["ab"], max_length=2)  # the short pass that looks at the head
-    made, counted = [], []
+    score_rolling(engine, ["ab"], max_length=2)  # the short pass that inspects the head
+    sizes, tokens = [], []
 
-    def look(module, inputs, output):
-        made.append(output.numel() * output.element_size())
-        counted.append(output.shape[0])
+    def record(module, inputs, output):
+        sizes.append(output.numel() * output.element_size())
+        tokens.append(output.shape[0])
 
-    hook = engine.model.lm_head.register_forward_hook(look)
+    hook = engine.model.lm_head.register_forward_hook(record)
     try:
         quality = score_rolling(engine, [STREAM * 3], max_length=64, stride=stride, batch_size=8)
     finally:
         hook.remove()
-    assert max(made) <= 2**20
+    assert max(sizes) <= 2**20
     # The head is not applied to tokens that are only context.
-    assert sum(counted) == quality.tokens_scored
+    assert sum(tokens) == quality.tokens_scored

@@ -1,4 +1,4 @@
-"""A text in shards: how it is cut, and that what is put together is what a single worker gives, to the last digit."""
+"""Sharded scoring: how a text is split, and that merged results equal those of a single worker exactly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmtrack.spec.task import PerplexityTask, ShardTask
 from tests.engines.models import small
 
 TEXTS = [f"The {'harbour ' * (number % 5)}wakes before the town {'é' * number}." for number in range(9)]
-ASKED = {
+TASKS = {
     "documents": PerplexityTask(max_length=32, batch_size=2),
     "rolling": PerplexityTask(
         protocol="rolling", max_length=24, stride=7, bos_rule="model", batch_size=3, padding_side="left"
@@ -32,17 +32,17 @@ def test_batches_are_those_of_a_single_worker():
     assert plan_batches([5, 4, 3], 2, 100) == [range(2), range(2, 3)]
     # At most 8 tokens a batch, pads included: two rows of 4, then three of 2.
     assert plan_batches([4, 4, 2, 2, 2], None, 8) == [range(2), range(2, 5)]
-    assert plan_batches([9, 1], None, 8) == [range(1), range(1, 2)], "a row alone is one, however long"
+    assert plan_batches([9, 1], None, 8) == [range(1), range(1, 2)], "a row over the budget is a batch of its own"
 
 
-def test_the_dearest_batch_goes_first_to_the_shard_with_the_least():
+def test_the_most_expensive_batch_goes_to_the_cheapest_shard():
     # 8 | 4 + 4, then 3 to the first of equals, and 1 to the other.
     assert share_out([8, 4, 4, 3, 1], 2) == [[0, 3], [1, 2, 4]]
     assert share_out([5], 3) == [[0], [], []]
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 9))
-def test_every_batch_is_in_one_shard_and_none_costs_more_than_another_by_more_than_a_batch(costs, of):
+def test_every_batch_is_in_one_shard_and_shards_differ_by_at_most_a_batch(costs, of):
     shards = share_out(costs, of)
     assert sorted(batch for shard in shards for batch in shard) == list(range(len(costs)))
     loads = [sum(costs[batch] for batch in shard) for shard in shards]
@@ -56,7 +56,7 @@ FIRST = Scored(rows=(2, 0), nats=(3.0, 0.5), tokens=(2, 1), losses=(3.5 / 3,), r
 SECOND = Scored(rows=(1,), nats=(4.5,), tokens=(1,), losses=(4.5,), read=((1,),))
 
 
-def test_sums_and_counts_are_put_together_by_hand():
+def test_merged_scores_by_hand():
     quality = merge([Part(WHOLE, 2, {1: SECOND}, 1.0), Part(WHOLE, 2, {0: FIRST}, 1.0)])
     assert quality.loss == 8.0 / 4
     assert quality.perplexity == math.exp(2.0)
@@ -80,7 +80,7 @@ def test_sums_and_counts_are_put_together_by_hand():
         ),
     ],
 )
-def test_what_does_not_make_the_text_is_refused(parts, message):
+def test_missing_repeated_or_foreign_batches_are_refused(parts, message):
     with pytest.raises(ScenarioError, match=message):
         merge(parts)
 
@@ -93,32 +93,27 @@ def tiny():
 @cache
 def scored_alone(name):
     """Return the result of a single worker, and each batch as a separate part."""
-    task, engine = ASKED[name], tiny()
-    ready = prepare(engine, TEXTS, task)
+    task, engine = TASKS[name], tiny()
+    prepared = prepare(engine, TEXTS, task)
     parts = []
     for number in range(5):
-        batches, of = score_shard(engine, ready, ShardTask(**vars(task), number=number, of=5))
-        parts += [Part(ready.text, of, {key: scored}, 0.0) for key, scored in batches.items()]
+        batches, of = score_shard(engine, prepared, ShardTask(**vars(task), number=number, of=5))
+        parts += [Part(prepared.text, of, {key: scored}, 0.0) for key, scored in batches.items()]
     return score_texts(engine, TEXTS, task), parts
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", TASKS)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_any_cut_in_any_order_gives_what_a_single_worker_does(name, data):
-    whole, parts = scored_alone(name)
+def test_any_sharding_in_any_order_equals_a_single_worker(name, data):
+    expected, parts = scored_alone(name)
     shards: dict[int, list[Part]] = {}
     for part in data.draw(st.permutations(parts)):
         shards.setdefault(data.draw(st.integers(0, 3)), []).append(part)
     merged = [
-        Part(
-            several[0].text,
-            several[0].of,
-            {key: v for each in several for key, v in each.batches.items()},
-            0.0,
-        )
-        for several in shards.values()
+        Part(shard[0].text, shard[0].of, {key: v for part in shard for key, v in part.batches.items()}, 0.0)
+        for shard in shards.values()
     ]
-    # As it comes over the border of a process.
-    assert merge([from_json(to_json(each), Part) for each in merged]) == whole
+    # Serialized, as parts are between processes.
+    assert merge([from_json(to_json(part), Part) for part in merged]) == expected

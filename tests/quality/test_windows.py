@@ -1,4 +1,4 @@
-"""The window planner, exhaustively over small numbers, and the mistakes of well-known code that it does not make."""
+"""The window planner, exhaustively over small numbers, and the mistakes of a well-known tutorial that it avoids."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_token_has_the_promised_context() -> None:
                 assert token - window.begin >= min(token, max_length - stride + 1)
 
 
-def test_windows_after_the_first_are_full_and_move_on() -> None:
+def test_windows_after_the_first_are_full_and_advance() -> None:
     for tokens, max_length, stride in SMALL:
         windows = plan_windows(tokens, max_length, stride)
         assert all(window.end - 1 - window.begin == max_length for window in windows[1:])
@@ -59,7 +59,7 @@ def test_windows_after_the_first_are_full_and_move_on() -> None:
 
 
 def test_by_hand() -> None:
-    # Ten tokens, four read at a time: 0-3 predict 1-4; then two new ones each, and the last is left alone.
+    # Ten tokens, four read at a time: 0-3 predict 1-4; then two new ones each, and one in the last.
     assert plan_windows(10, 4, 2) == (Window(0, 5, 1), Window(2, 7, 5), Window(4, 9, 7), Window(5, 10, 9))
     assert plan_windows(10, 4, 4) == (Window(0, 5, 1), Window(4, 9, 5), Window(5, 10, 9))
 
@@ -76,29 +76,29 @@ def test_a_short_stream_is_one_window(tokens: int) -> None:
 
 
 @pytest.mark.parametrize(("max_length", "stride"), [(4, 5), (4, 0), (4, -1), (1, 2)])
-def test_a_stride_that_would_leave_tokens_out_is_refused(max_length: int, stride: int) -> None:
+def test_a_stride_that_would_skip_tokens_is_refused(max_length: int, stride: int) -> None:
     with pytest.raises(UsageError, match=f"stride {stride} is not possible: use 1 to max_length"):
         plan_windows(10, max_length, stride)
 
 
-def test_a_window_of_nothing_is_refused() -> None:
+def test_an_empty_window_is_refused() -> None:
     with pytest.raises(UsageError, match="max_length 0"):
         plan_windows(10, 0, 1)
 
 
-# --- the sliding-window code that is copied from tutorials
+# --- the sliding-window code of a well-known tutorial
 
 
 def tutorial(tokens: int, max_length: int, stride: int) -> list[tuple[int, int, int]]:
-    """The loop of the well-known tutorial: begin, end, and how many last tokens are targets."""
-    found, done = [], 0
+    """The tutorial's loop: begin, end, and how many last tokens are targets."""
+    windows, done = [], 0
     for begin in range(0, tokens, stride):
         end = min(begin + max_length, tokens)
-        found.append((begin, end, end - done))
+        windows.append((begin, end, end - done))
         done = end
         if end == tokens:
             break
-    return found
+    return windows
 
 
 def tutorial_scored(begin: int, end: int, targets: int) -> list[int]:
@@ -106,14 +106,14 @@ def tutorial_scored(begin: int, end: int, targets: int) -> list[int]:
     return list(range(max(begin + 1, end - targets), end))
 
 
-def test_the_tutorial_leaves_out_the_first_token_of_each_window_and_ours_does_not() -> None:
+def test_the_tutorial_skips_the_first_token_of_each_window_and_ours_does_not() -> None:
     theirs = [token for each in tutorial(12, 4, 4) for token in tutorial_scored(*each)]
     assert theirs == [1, 2, 3, 5, 6, 7, 9, 10, 11]
     assert scored(plan_windows(12, 4, 4)) == list(range(1, 12))
 
 
-def test_the_tutorial_gives_windows_the_weight_of_targets_less_one_and_ours_what_they_score() -> None:
-    """At stride 1 each window has one target, so `targets - 1` weighs it 0; ours weighs one token."""
+def test_the_tutorial_underweights_windows_and_ours_weighs_scored_tokens() -> None:
+    """At stride 1 each window has one target, so a weight of `targets - 1` is 0; ours is 1."""
     weights = [targets - 1 for _, _, targets in tutorial(12, 4, 1)]
     assert weights == [3] + [0] * 8
     assert [window.scored for window in plan_windows(12, 4, 1)] == [4] + [1] * 7

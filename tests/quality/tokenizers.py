@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind, made on the spot, and an engine that scores 1 nat a predicted token with them."""
+"""Small tokenizers of every kind, and an engine that scores 1 nat per predicted token with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class TokenizingEngine(WithTokenizer, ScriptedEngine):
-    """A scripted engine that reads texts by a transformers tokenizer."""
+    """A scripted engine with a transformers tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(FakeClock(), Script(1.0, 1.0))
@@ -30,7 +30,7 @@ def wrap(tokenizer: Tokenizer, **roles: str) -> TokenizingEngine:
 
 
 def byte_level(*merges: tuple[str, str], trim_offsets: bool = False) -> Tokenizer:
-    """One token a byte, and those of the merges; `<s>` is 0 and `</s>` is 1."""
+    """One token per byte, and merges; `<s>` is 0 and `</s>` is 1."""
     vocab = {symbol: number for number, symbol in enumerate(["<s>", "</s>", *byte_symbols()])}
     for pair in merges:
         vocab["".join(pair)] = len(vocab)
@@ -43,7 +43,7 @@ def byte_level(*merges: tuple[str, str], trim_offsets: bool = False) -> Tokenize
 
 
 def byte_fallback() -> Tokenizer:
-    """Letters, a space as `▁`, put before each text too, and bytes for all else; `<s>` is 1 and `</s>` is 2."""
+    """Letters, a space as `▁`, also before each text, and bytes for all else; `<s>` is 1 and `</s>` is 2."""
     symbols = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS]
     vocab = {symbol: number for number, symbol in enumerate(symbols)}
     made = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
@@ -56,7 +56,7 @@ def byte_fallback() -> Tokenizer:
 
 
 def unigram() -> Tokenizer:
-    """Some words as one token each, neighbouring unknown characters as one `<unk>`."""
+    """Some words as one token each; neighbouring unknown characters are one `<unk>`."""
     words = [("<unk>", 0.0), ("▁", -5.0), *((f"▁{word}", -1.0) for word in ("one", "two", "three"))]
     made = Tokenizer(models.Unigram(words, unk_id=0))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -76,14 +76,14 @@ def word_piece() -> Tokenizer:
 
 
 def without_unknown() -> Tokenizer:
-    """Letters only; whatever else there is vanishes."""
+    """Letters only; all else vanishes."""
     made = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(LETTERS)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return made
 
 
 def around(tokenizer: Tokenizer, template: str) -> Tokenizer:
-    """Put `<s>` and `</s>` around every text as a template such as `<s> $A </s>` says."""
+    """Add `<s>` and `</s>` to every text by a template such as `<s> $A </s>`."""
     names = [name for name in ("<s>", "</s>") if name in template.split()]
     added = processors.TemplateProcessing(
         single=template, special_tokens=[(name, tokenizer.token_to_id(name)) for name in names]
@@ -94,7 +94,7 @@ def around(tokenizer: Tokenizer, template: str) -> Tokenizer:
 
 
 class SlowTokenizer(PreTrainedTokenizer):
-    """A tokenizer in Python, which tells no offsets: one token a character, `?` for what it does not have."""
+    """A tokenizer in Python, without offsets: one token per character, `?` for unknown ones."""
 
     model_input_names = ("input_ids", "attention_mask")  # type: ignore[assignment]
 
