@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llmtrack.report.page.suite import FOUND
+from llmtrack.report.page.reports import FOUND
 
 README = Path(__file__).parents[1] / "README.md"
 BEFORE, AFTER = "It ends with what it found, such as\n\n```text\n", "```\n"

@@ -114,12 +114,12 @@ def report(study: str, output: Path | None, tracking_uri: str | None) -> None:
     STUDY is its id, the id of its run, latest, latest:EXPERIMENT or alias:NAME. Use it if the report failed, or if the
     server was unreachable until `llmtrack sync`. Exit code 1 if a part of it fails.
     """
-    from llmtrack.report.remake import remake_report
+    from llmtrack.report.page.reports import rebuild_report
     from llmtrack.report.terminal import make_console
 
     if not study.strip():
         raise UsageError("STUDY is empty: give its id, the id of its run, latest or latest:EXPERIMENT")
-    problems = remake_report(study, make_console(), tracking_uri, output)
+    problems = rebuild_report(study, make_console(), tracking_uri, output)
     for problem in problems:
         print_text(f"warning: {problem}", err=True)
     if problems:

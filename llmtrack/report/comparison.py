@@ -19,8 +19,8 @@ from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.host.console import emit
 from llmtrack.host.entry_points import named_experiment
 from llmtrack.host.formatting import plural
-from llmtrack.report.page.study import page_note
-from llmtrack.report.page.write import write_report
+from llmtrack.report.page.output import write_report
+from llmtrack.report.page.reports import page_note
 from llmtrack.report.sentences.takeaways import headline
 from llmtrack.report.show import AS_TABLE, Layout, print_lines, show
 from llmtrack.report.tables.summary import split_by_task, summary_table, with_noise_floor

@@ -14,8 +14,7 @@ from llmtrack.decide.pareto import Position, Standing, pareto_front
 from llmtrack.decide.verdicts import each_once, grouped
 from llmtrack.errors import UsageError
 from llmtrack.report.plots.charts import add_note, axis_label, canvas, separate_thousands, widen
-from llmtrack.report.plots.drawing import BEATEN, COLOR, LINE_COLORS, drawing, save
-from llmtrack.report.plots.labels import label_points
+from llmtrack.report.plots.drawing import BEATEN, COLOR, LINE_COLORS, drawing, label_points, save
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.tables.table import Table, column_of_runs, shared_conditions, values_of_runs
 from llmtrack.report.terminal import make_console, say

@@ -147,13 +147,13 @@ def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str
         UsageError: there is no such study, or its page could not be made.
         TrackingError: the store cannot be used.
     """
-    from llmtrack.report.remake import remake_report
+    from llmtrack.report.page.reports import rebuild_report
 
     own = isinstance(study, Finished)
     name, uri = (study.study_id, study.tracking_uri) if isinstance(study, Finished) else (study, tracking_uri)
     into = Path(os.path.expanduser(require_text("folder", folder)))
     try:
-        problems = remake_report(
+        problems = rebuild_report(
             require_text("study", name), console_of(file=io.StringIO()), uri if own else tracking_uri, into
         )
     except OSError as error:

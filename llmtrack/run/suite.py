@@ -14,10 +14,9 @@ from llmtrack.decide.verdicts import with_samples
 from llmtrack.errors import LlmtrackError, in_words
 from llmtrack.experiment import Experiment
 from llmtrack.host.secrets import redact, secrets_of
-from llmtrack.report.page.gather import Member
-from llmtrack.report.page.place import Place
-from llmtrack.report.page.study import Written
-from llmtrack.report.page.suite import write_suite
+from llmtrack.report.page.content import Member
+from llmtrack.report.page.output import ReportContext
+from llmtrack.report.page.reports import WrittenReport, write_suite
 from llmtrack.report.terminal import hanging, say, width_of
 from llmtrack.run.executors.executor import Executor
 from llmtrack.run.study.announce import last_time, plan_of, say_support
@@ -194,9 +193,9 @@ def _report(
 
     members: list[Member] = []
 
-    def write(place: Place) -> Written:
+    def write(context: ReportContext) -> WrittenReport:
         members.extend(_members(result, experiments, tracker))
-        return write_suite(members, question, place, remarks, reasons)
+        return write_suite(members, question, context, remarks, reasons)
 
     reading, problems = end_study(result.study, tracker, console, result.incomplete, write)
     tracked = Runs(run for member in members for run in member.runs)

@@ -38,7 +38,7 @@ def measure(tracker: Tracker, seed: int, slower: float = 1.0, lengths=(4, 8), re
     experiment = prompt_length.build(config_from(prompt_length.Config, settings, lengths=tuple(lengths)))
     console = Console(file=io.StringIO())
     # What is decided needs no pictures, which take most of the time.
-    with patch("llmtrack.report.page.study.write_report", return_value={}):
+    with patch("llmtrack.report.page.reports.write_report", return_value={}):
         return run_study(
             replace(experiment, plots=lambda runs, series: {}),
             tracker=tracker,

@@ -20,7 +20,7 @@ from llmtrack.decide.verdicts import each_once
 from llmtrack.errors import UsageError
 from llmtrack.report.pareto import pareto_plot, pareto_table
 from llmtrack.report.plots.charts import canvas
-from llmtrack.report.plots.labels import label_points
+from llmtrack.report.plots.drawing import label_points
 from llmtrack.tracking.read.query import newest_study
 from tests.report.frames import changed, column, interval, made, run
 from tests.tracking.samples import ENVIRONMENT, measurement

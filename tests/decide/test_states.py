@@ -22,7 +22,7 @@ from experiments import (
 )
 from llmtrack.cli import main
 from llmtrack.decide.candidates import gather_points
-from llmtrack.report.page.gather import conditions, rows_of
+from llmtrack.report.page.content import conditions, rows_of
 from llmtrack.report.sentences.takeaways import takeaways
 from tests.report.frames import changed, column, made, run
 

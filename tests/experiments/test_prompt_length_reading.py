@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments import prompt_length
-from llmtrack.report.page.gather import conditions
+from llmtrack.report.page.content import conditions
 from tests.report.frames import made, run
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 import llmtrack.worker.generate  # noqa: F401 - executors import it late, and `quiet_machine` must find it
 from llmtrack.host import signals
 from llmtrack.measure import ceilings
-from llmtrack.report.page.study import Written
+from llmtrack.report.page.reports import WrittenReport
 from tests.extensions import scripted_backend
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
@@ -35,7 +35,7 @@ def _undrawn(undrawn: None) -> None:
 def _unreported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tests that look at what is measured and tracked: to report it takes longer."""
     for where in ("study.study.write_study", "suite.write_suite"):
-        monkeypatch.setattr(f"llmtrack.run.{where}", lambda *of: Written())
+        monkeypatch.setattr(f"llmtrack.run.{where}", lambda *of: WrittenReport())
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 import llmtrack
 import llmtrack.host.console
-import llmtrack.report.page.write
+import llmtrack.report.page.output
 import llmtrack.report.tables.rendering
 import llmtrack.report.tables.table
 import llmtrack.run.study.study

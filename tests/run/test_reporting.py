@@ -19,7 +19,7 @@ from experiments.suite import quick_remark
 from llmtrack.cli import main
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.report.escape import in_markdown
-from llmtrack.report.page.place import Parts
+from llmtrack.report.page.output import Parts
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.tracking import store_errors
 from llmtrack.tracking.read.query import runs, studies
@@ -54,12 +54,12 @@ def full_disk(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("target", "lost"),
     [
-        ("llmtrack.report.page.study.summary_table", {"table.csv", "table.md", "table.png", "reading.md"}),
-        ("llmtrack.report.page.study.print_table", {"table.csv", "table.md", "table.png", "reading.md"}),
-        ("llmtrack.report.page.write.to_figure", {"table.png"}),
-        ("llmtrack.report.page.write.to_csv", {"table.csv"}),
-        ("llmtrack.report.page.study.plot_of", {"plots/latency.png", "plots/tokens_per_sec.png"}),
-        ("llmtrack.report.page.study.study_report", {"report.html"}),
+        ("llmtrack.report.page.reports.summary_table", {"table.csv", "table.md", "table.png", "reading.md"}),
+        ("llmtrack.report.page.reports.print_table", {"table.csv", "table.md", "table.png", "reading.md"}),
+        ("llmtrack.report.page.output.to_figure", {"table.png"}),
+        ("llmtrack.report.page.output.to_csv", {"table.csv"}),
+        ("llmtrack.report.page.reports.plot_of", {"plots/latency.png", "plots/tokens_per_sec.png"}),
+        ("llmtrack.report.page.reports.study_report", {"report.html"}),
         ("llmtrack.run.study.study.tracked_runs", REPORT),
         ("tempfile.TemporaryDirectory", REPORT),
     ],

@@ -93,7 +93,7 @@ def test_a_run_of_batches_is_run_in_batches():
 @pytest.mark.slow(4)
 @pytest.mark.usefixtures("_known_bandwidth", "steady_repeats")
 def test_the_lines_that_recommend_prints_of_a_tracked_run_run_the_model(tracker, uri, console, capsys, monkeypatch):
-    monkeypatch.setattr("llmtrack.report.page.study.write_report", lambda *of, **how: {})
+    monkeypatch.setattr("llmtrack.report.page.reports.write_report", lambda *of, **how: {})
     asked = baseline.Config(
         model="synthetic:tiny",
         device="cpu",

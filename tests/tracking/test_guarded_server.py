@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from llmtrack.cli import main
 from llmtrack.errors import TrackingError
-from llmtrack.report.page.study import prepare_views
+from llmtrack.report.page.reports import prepare_views
 from llmtrack.report.tables.summary import summary_table
 from llmtrack.tracking import store
 from llmtrack.tracking.read.query import runs, studies, tracked_runs

@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from experiments import backends, quantization, tune
-from llmtrack.report.page.study import prepare_views
+from llmtrack.report.page.reports import prepare_views
 from llmtrack.report.page.views import MOST_OF_EACH, as_text, chart_view, table_view
 from llmtrack.report.tables.summary import summary_table
 from llmtrack.tracking import views

@@ -13,11 +13,41 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from llmtrack.host.console import shown
-from llmtrack.report.page.phases import Call, Timeline, timeline
 from llmtrack.report.tables.table import Table, metric_columns
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+WIDTH = 960.0
+"""Width of the diagram of prefill and decoding."""
+MOST_STEPS = 120
+"""More steps are drawn as one block, because separate lines would merge."""
+GLOSSARY = (
+    ("token", "the piece of text that a model reads and writes: a short word or a part of one"),
+    ("prefill", "the pass over the whole prompt, at whose end the first new token is chosen"),
+    ("decode", "the steps after it, each of which makes one further token of every row"),
+    ("TTFT", "time to first token: from the call to the first new token"),
+    ("ITL", "inter-token latency: the mean gap between consecutive new tokens"),
+    ("latency s", "seconds of the whole call"),
+    ("tokens/s", "new tokens of all rows per second of the whole call"),
+    ("ms/token", "milliseconds of the whole call per new token of a row"),
+    ("batch", "prompts that are generated from together; each is a row"),
+    ("KV cache", "keys and values of the tokens so far, kept so that no step computes them again"),
+    ("MBU", "memory bandwidth utilization: the share of the device's copy bandwidth that decoding reaches"),
+    (
+        "roofline, floor",
+        "the least time that the device could take: for the bytes that must be moved at its copy bandwidth, or for the "
+        "operations at its rate of matrix products, whichever takes longer",
+    ),
+    ("MFU", "model FLOPs utilization: the share of the device's rate of matrix products that is reached"),
+    ("loss, perplexity", "how badly the model predicts a text, lower is better; perplexity is exp(loss)"),
+    ("peak MiB", "most memory in use while it was measured"),
+    ("baseline", "the scenario that the others of its experiment are compared with"),
+    (
+        "no significant difference",
+        "no difference was shown: the repeats of both could be of one speed, or equal settings differed by as much",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -103,32 +133,67 @@ class Report:
     start: str = ""
 
 
-GLOSSARY = (
-    ("token", "the piece of text that a model reads and writes: a short word or a part of one"),
-    ("prefill", "the pass over the whole prompt, at whose end the first new token is chosen"),
-    ("decode", "the steps after it, each of which makes one further token of every row"),
-    ("TTFT", "time to first token: from the call to the first new token"),
-    ("ITL", "inter-token latency: the mean gap between consecutive new tokens"),
-    ("latency s", "seconds of the whole call"),
-    ("tokens/s", "new tokens of all rows per second of the whole call"),
-    ("ms/token", "milliseconds of the whole call per new token of a row"),
-    ("batch", "prompts that are generated from together; each is a row"),
-    ("KV cache", "keys and values of the tokens so far, kept so that no step computes them again"),
-    ("MBU", "memory bandwidth utilization: the share of the device's copy bandwidth that decoding reaches"),
-    (
-        "roofline, floor",
-        "the least time that the device could take: for the bytes that must be moved at its copy bandwidth, or for the "
-        "operations at its rate of matrix products, whichever takes longer",
-    ),
-    ("MFU", "model FLOPs utilization: the share of the device's rate of matrix products that is reached"),
-    ("loss, perplexity", "how badly the model predicts a text, lower is better; perplexity is exp(loss)"),
-    ("peak MiB", "most memory in use while it was measured"),
-    ("baseline", "the scenario that the others of its experiment are compared with"),
-    (
-        "no significant difference",
-        "no difference was shown: the repeats of both could be of one speed, or equal settings differed by as much",
-    ),
-)
+@dataclass(frozen=True)
+class Call:
+    """A timed call, by its medians.
+
+    Attributes:
+        prompt_tokens: prompt tokens without pads.
+        new_tokens: new tokens per row.
+        first_token_ms: time to first token.
+        inter_token_ms: gap between consecutive tokens.
+        weights_mib: size of the weights, if known.
+    """
+
+    scenario: str
+    prompt_tokens: int
+    new_tokens: int
+    first_token_ms: float
+    inter_token_ms: float
+    weights_mib: float | None = None
+
+    @property
+    def steps(self) -> int:
+        """Decoding steps: the prefill produces the first token."""
+        return self.new_tokens - 1
+
+    @property
+    def decode_ms(self) -> float:
+        """Duration of all decoding steps."""
+        return self.steps * self.inter_token_ms
+
+    @property
+    def total_ms(self) -> float:
+        """Duration of prefill and decoding."""
+        return self.first_token_ms + self.decode_ms
+
+    @property
+    def prefill_tokens_per_sec(self) -> float:
+        """Prompt tokens per second of the prefill."""
+        return 1000 * self.prompt_tokens / self.first_token_ms
+
+    @property
+    def decode_tokens_per_sec(self) -> float:
+        """New tokens of a row per second of decoding."""
+        return 1000 / self.inter_token_ms
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A call on an axis of `WIDTH` units, to scale.
+
+    Attributes:
+        prefill: width of the prefill.
+        step: width of one decoding step.
+        steps: left end and width of each decoding step, or of one block for all.
+        cells: upper left corners of at most 32 squares for the prompt's tokens.
+    """
+
+    call: Call
+    prefill: float
+    step: float
+    steps: tuple[tuple[float, float], ...]
+    cells: tuple[tuple[int, int], ...]
 
 
 def render_report(report: Report) -> str:
@@ -153,3 +218,15 @@ def page_template() -> Template:
     )
     templates.filters["base64"] = lambda data: base64.b64encode(data).decode("ascii")
     return templates.get_template("report.html.j2")
+
+
+def timeline(call: Call) -> Timeline:
+    """Lay out a call to scale."""
+    unit = WIDTH / call.total_ms
+    prefill, step = call.first_token_ms * unit, call.inter_token_ms * unit
+    if call.steps > MOST_STEPS:
+        steps: tuple[tuple[float, float], ...] = ((prefill, call.decode_ms * unit),)
+    else:
+        steps = tuple((prefill + number * step, step) for number in range(call.steps))
+    shown = min(call.prompt_tokens, 32)
+    return Timeline(call, prefill, step, steps, tuple((14 * (i % 8), 14 * (i // 8)) for i in range(shown)))

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from llmtrack import metrics as schema
 from llmtrack.host.formatting import significant
 from llmtrack.report.escape import as_label, in_plot
-from llmtrack.report.plots.drawing import BASELINE, COLOR, LINE_COLORS, drawing, new_figure
-from llmtrack.report.plots.labels import label_points
+from llmtrack.report.plots.drawing import BASELINE, COLOR, LINE_COLORS, drawing, label_points, new_figure
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 

@@ -1,18 +1,26 @@
-"""Draw with Matplotlib in one style, regardless of notebook, style file or MPLBACKEND."""
+"""Draw with Matplotlib in one style, regardless of notebook, style file or MPLBACKEND, and label points."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from llmtrack.report.escape import as_label
+
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
+
 
 _BACKEND = "MPLBACKEND"
 
@@ -44,6 +52,13 @@ STYLE: dict[str, Any] = {
     "legend.fontsize": 8.5,
 }
 """Style sheet of all plots."""
+
+# Labels: distances from the point in 1/72 inch, and directions to try, right first.
+_DISTANCES = (8, 16, 28, 44, 64, 90, 120, 160)
+_ANGLES = (15, -15, 165, -165, 60, -60, 120, -120, 90, -90)
+_POINT_SIZE = 8.0
+_LEADER_FROM = 15
+_LINE_STEP = 5.0
 
 
 @contextmanager
@@ -79,6 +94,106 @@ def save(figure: Figure, target: Path | IO[bytes]) -> None:
     with drawing():
         FigureCanvasAgg(figure)
         figure.savefig(target, format="png")
+
+
+def label_points(
+    figure: Figure, axes: Axes, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str]
+) -> list[Annotation]:
+    """Label each point, with a thin leader line if the label is far from it.
+
+    Call this last: the limits and the size of the figure must be final.
+    """
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()
+    scale = figure.dpi / 72
+    centres = axes.transData.transform(list(zip(xs, ys, strict=True)))
+    half = _POINT_SIZE / 2 * scale
+    taken = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in centres]
+    taken += [Bbox.from_extents(x - 1, y - 1, x + 1, y + 1) for x, y in _along_lines(axes)]
+    room = axes.get_window_extent()
+    labels = []
+    for own, (x, y, text) in enumerate(zip(xs, ys, texts, strict=True)):
+        label = axes.annotate(as_label(text), (x, y), xytext=(0, 0), textcoords="offset points", fontsize=8)
+        others = [centre for number, centre in enumerate(centres) if number != own]
+        taken.append(_place(axes, label, taken, room, centres[own], others))
+        labels.append(label)
+    return labels
+
+
+def _place(
+    axes: Axes,
+    label: Annotation,
+    taken: Sequence[Bbox],
+    room: Bbox,
+    own: Sequence[float],
+    others: Sequence[Sequence[float]],
+) -> Bbox:
+    """Move a label to the nearest free place, or to the one with the least overlap.
+
+    Without a leader line, a label must be nearer to its own point than to any other.
+    """
+    best: tuple[float, tuple[float, float], str, Bbox] | None = None
+    for distance in _DISTANCES:
+        for angle in _ANGLES:
+            offset = distance * math.cos(math.radians(angle)), distance * math.sin(math.radians(angle))
+            side = "left" if offset[0] > 1 else "right" if offset[0] < -1 else "center"
+            _move(label, offset, side)
+            box = label.get_window_extent().padded(1.0)
+            inside = room.x0 <= box.x0 and box.x1 <= room.x1 and room.y0 <= box.y0 and box.y1 <= room.y1
+            covered = sum(_overlap(box, other) for other in taken) + (0 if inside else 1e6)
+            if distance < _LEADER_FROM and _distance(box, own) >= min(
+                (_distance(box, other) for other in others), default=math.inf
+            ):
+                covered += 1
+            if best is None or covered < best[0]:
+                best = (covered, offset, side, box)
+            if covered == 0:
+                break
+        if best is not None and best[0] == 0:
+            break
+    assert best is not None
+    _, offset, side, box = best
+    _move(label, offset, side)
+    if math.hypot(*offset) > _LEADER_FROM:
+        axes.annotate(
+            "",
+            label.xy,
+            xytext=offset,
+            textcoords="offset points",
+            arrowprops={"arrowstyle": "-", "color": BEATEN, "linewidth": 0.6, "shrinkB": 4},
+        )
+    return box
+
+
+def _along_lines(axes: Axes) -> list[tuple[float, float]]:
+    """Return points along the lines of a plot, spaced so that no label fits between them."""
+    import numpy as np
+
+    places: list[tuple[float, float]] = []
+    for line in axes.lines:
+        corners = axes.transData.transform(np.column_stack([line.get_xdata(), line.get_ydata()]))
+        for one, other in itertools.pairwise(corners):
+            steps = max(2, int(np.hypot(*(other - one)) / _LINE_STEP))
+            places += [tuple(one + (other - one) * part) for part in np.linspace(0, 1, steps)]
+    return places
+
+
+def _move(label: Annotation, offset: tuple[float, float], side: str) -> None:
+    label.set_position(offset)
+    label.set(ha=side, va="center")
+
+
+def _distance(box: Bbox, point: Sequence[float]) -> float:
+    across = max(box.x0 - point[0], 0.0, point[0] - box.x1)
+    along = max(box.y0 - point[1], 0.0, point[1] - box.y1)
+    return math.hypot(across, along)
+
+
+def _overlap(one: Bbox, other: Bbox) -> float:
+    width = min(one.x1, other.x1) - max(one.x0, other.x0)
+    height = min(one.y1, other.y1) - max(one.y0, other.y0)
+    return width * height if width > 0 and height > 0 else 0.0
 
 
 def _matplotlib() -> Any:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from llmtrack.host.formatting import MIB
 from llmtrack.report.escape import as_label
 from llmtrack.report.plots.charts import canvas
-from llmtrack.report.plots.drawing import LINE_COLORS
-from llmtrack.report.plots.labels import label_points
+from llmtrack.report.plots.drawing import LINE_COLORS, label_points
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 

@@ -1,4 +1,4 @@
-"""Sentences that interpret tracked numbers: the building blocks of readings."""
+"""Sentences that interpret tracked numbers (the building blocks of readings), and how one scenario ended."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from llmtrack.decide.differences import Difference, in_figures
 from llmtrack.decide.verdicts import disturbance, grouped, is_disturbed, measure_more, tell
 from llmtrack.decide.verdicts import doubt as doubt
 from llmtrack.host.formatting import plural, significant
+from llmtrack.metrics import format_metric
+from llmtrack.report.escape import in_markdown
+from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -18,6 +21,16 @@ FAR_FROM_BOUND = 0.3
 _MOST_WARNINGS = 4
 # Maximum ratio, including its interval, up to which insignificant differences count as practically equal.
 ALIKE = 1.5
+_OUTCOME_METRICS = {
+    "total_latency_s": "{} s",
+    "tokens_per_sec": "{} tokens/s",
+    "avg_latency_per_token_ms": "{} ms/token",
+    "time_to_first_token_ms": "TTFT {} ms",
+    "loss": "loss {}",
+    "perplexity_before": "perplexity {} before",
+    "perplexity": "perplexity {}",
+}
+"""Metrics of the line about a measured scenario, if present."""
 
 
 def difference_between(before: Run, after: Run, key: str, across_work: bool = False) -> Difference:
@@ -197,3 +210,29 @@ def doubts(runs: Runs) -> list[str]:
             f"Warnings{f' ({left} of them not shown)' if left else ''} run by run: llmtrack compare{which} --warnings"
         )
     return lines
+
+
+def outcome_line(outcome: Measurement | Failure) -> str:
+    """Return a line about how a scenario ended."""
+    return f"  {outcome.scenario.name}: {_told(outcome)}"
+
+
+def outcome_note(outcome: Measurement | Failure) -> str:
+    """Return the description of a scenario's run, as Markdown."""
+    warnings = () if isinstance(outcome, Failure) else outcome.warnings
+    return "\n".join(
+        [f"**{in_markdown(_told(outcome))}**\n", *(f"- Warning: {in_markdown(each)}" for each in warnings)]
+    )
+
+
+def _told(outcome: Measurement | Failure) -> str:
+    if isinstance(outcome, Failure):
+        word = "KILLED" if outcome.kind == "interrupted" else "FAILED"
+        return f"{word} ({outcome.kind}): {outcome.reason}"
+    told = (
+        words.format(format_metric(key, outcome.metrics[key]))
+        for key, words in _OUTCOME_METRICS.items()
+        if key in outcome.metrics
+    )
+    repeats = outcome.summaries.get("total_latency_s")
+    return ", ".join(told) + (f" (median of {repeats.n})" if repeats else "")

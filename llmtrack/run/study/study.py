@@ -19,9 +19,9 @@ from llmtrack.experiment import Experiment
 from llmtrack.host.console import console_of, on_one_line
 from llmtrack.host.formatting import cut, plural
 from llmtrack.host.signals import stop_in_order
-from llmtrack.report.page.place import Parts, Place
-from llmtrack.report.page.study import Written, say_incomplete, write_study
-from llmtrack.report.sentences.outcomes import outcome_line, outcome_note
+from llmtrack.report.page.output import Parts, ReportContext
+from llmtrack.report.page.reports import WrittenReport, print_incomplete, write_study
+from llmtrack.report.sentences.reading import outcome_line, outcome_note
 from llmtrack.report.terminal import hanging, say, width_of
 from llmtrack.run.executors.executor import Executor
 from llmtrack.run.study.announce import keep_time, last_time, plan_of, say_support
@@ -284,17 +284,17 @@ def report_study(
     """
     tracked = None
 
-    def write(place: Place) -> Written:
+    def write(context: ReportContext) -> WrittenReport:
         nonlocal tracked
         tracked = _read_back(study, tracker, earlier)
-        return write_study(experiment, tracked, place)
+        return write_study(experiment, tracked, context)
 
     reading, problems = end_study(study, tracker, console, failed, write)
     return Reported(reading, tracked, problems)
 
 
 def end_study(
-    study: Study, tracker: Tracker, console: Console, failed: bool, write: Callable[[Place], Written]
+    study: Study, tracker: Tracker, console: Console, failed: bool, write: Callable[[ReportContext], WrittenReport]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Build, print and track the report of a study or suite, and finish its run.
 
@@ -316,14 +316,14 @@ def end_study(
             return (), ()
         # The store is reachable again.
         study = replace(study, run_id=run_id or study.run_id, experiment_id=tracker.delivery.experiment_id)
-    parts, written = Parts(), Written()
+    parts, written = Parts(), WrittenReport()
     with ExitStack() as stack:
         with parts.part("report"):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             # A console on stderr only shows progress; its caller displays the report itself.
             shown = console_of(file=io.StringIO(), width=200) if console.stderr else console
-            place = Place(study.run_id, study.experiment_id, tracker.tracking_uri, folder, shown, parts)
-            written = write(place)
+            context = ReportContext(study.run_id, study.experiment_id, tracker.tracking_uri, folder, shown, parts)
+            written = write(context)
         tracker.finish_study(
             study,
             outcome,
@@ -337,7 +337,7 @@ def end_study(
         parts.problems.append(
             f"{plural(waiting, 'record')} of it could not be sent, and what is kept waits in {tracker.spool.folder}"
         )
-    say_incomplete(console, study.study_id, parts.problems, kept=tracker.offline or waiting > 0)
+    print_incomplete(console, study.study_id, parts.problems, spooled=tracker.offline or waiting > 0)
     return written.reading, tuple(parts.problems)
 
 

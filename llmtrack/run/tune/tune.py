@@ -22,7 +22,7 @@ from llmtrack.experiment import Experiment
 from llmtrack.host.formatting import plural
 from llmtrack.host.signals import stop_in_order
 from llmtrack.measure.statistics import summarize
-from llmtrack.report.sentences.outcomes import outcome_note
+from llmtrack.report.sentences.reading import outcome_note
 from llmtrack.report.terminal import say
 from llmtrack.run.executors.pool import Pool
 from llmtrack.run.reproduce import as_loaded, command_line, python_lines, resolved_as

@@ -15,7 +15,7 @@ from llmtrack.decide.tuning import Tuning
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.quality.corpora import load_corpus
-from llmtrack.report.page import study as report_of_study
+from llmtrack.report.page import reports as report_of_study
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.executors.pool import Pool
 from llmtrack.run.tune.search_space import Candidate, Space

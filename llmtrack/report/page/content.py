@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack.experiment import Experiment, OwnTable
 from llmtrack.host.formatting import cut
-from llmtrack.report.page.html import GeneratedText, Plot, Report, Rows, Section
-from llmtrack.report.page.phases import Call
+from llmtrack.report.page.html import Call, GeneratedText, Plot, Report, Rows, Section
 from llmtrack.report.plots.drawing import save
 from llmtrack.report.sentences.takeaways import plain_call
 from llmtrack.report.tables.rendering import fit_to_width
@@ -21,6 +20,7 @@ from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 TextOf = Callable[[str, str], str]
 

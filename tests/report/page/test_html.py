@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from llmtrack.experiment import Experiment
-from llmtrack.report.page.gather import (
+from llmtrack.report.page.content import (
     Member,
     conditions,
     plot_of,
@@ -21,9 +21,18 @@ from llmtrack.report.page.gather import (
     study_report,
     suite_report,
 )
-from llmtrack.report.page.html import GeneratedText, Plot, Report, Section, render_report
-from llmtrack.report.page.phases import MOST_STEPS, WIDTH, Call, timeline
-from llmtrack.report.page.place import server_of
+from llmtrack.report.page.html import (
+    MOST_STEPS,
+    WIDTH,
+    Call,
+    GeneratedText,
+    Plot,
+    Report,
+    Section,
+    render_report,
+    timeline,
+)
+from llmtrack.report.page.output import mlflow_server
 from llmtrack.report.tables.summary import summary_table, tables_by_task
 from tests.report.frames import changed, interval, made, run
 
@@ -366,4 +375,4 @@ def test_runs_are_links_to_where_mlflow_shows_them():
     ],
 )
 def test_a_link_holds_no_credentials(uri, found):
-    assert server_of(uri) == found
+    assert mlflow_server(uri) == found

@@ -6,8 +6,12 @@ import pytest
 
 from llmtrack.decide.noise_floor import in_context
 from llmtrack.decide.verdicts import grouped
+from llmtrack.measure.statistics import Summary
 from llmtrack.report.sentences import reading
+from llmtrack.report.sentences.reading import outcome_line, outcome_note
+from llmtrack.spec.outcome import Failure, Measurement
 from tests.report.frames import interval, made, run
+from tests.run.scenarios import generating
 
 
 def row(**values):
@@ -164,3 +168,25 @@ def test_one_token_is_told_as_one():
 def test_no_warning_is_said_of_all_runs_where_some_carry_none():
     assert grouped([("a", "busy: 87%"), ("b", "busy: 92%")], runs=3) == ["a, b: busy: 87 to 92%"]
     assert grouped([("a", "busy: 87%"), ("b", "busy: 92%")], runs=2) == ["all 2 runs: busy: 87 to 92%"]
+
+
+DONE = Measurement(
+    generating("one"),
+    "w",
+    {},
+    {"total_latency_s": 1.5, "tokens_per_sec": 21.333, "time_to_first_token_ms": 1234.56, "perplexity": 18.7444},
+    {"total_latency_s": Summary(n=7, median=1.5, ci_low=1.4, ci_high=1.6, mean=1.5)},
+    warnings=("noisy: *so*",),
+)
+OUTCOME_TEXT = "1.500 s, 21.33 tokens/s, TTFT 1,234.6 ms, perplexity 18.744 (median of 7)"
+FAILED = Failure(generating("one"), "load", "no <model>")
+
+
+def test_the_line_about_an_outcome():
+    assert outcome_line(DONE) == f"  one: {OUTCOME_TEXT}"
+    assert outcome_line(FAILED) == "  one: FAILED (load): no <model>"
+
+
+def test_the_note_on_an_outcome_has_the_figures_first_and_then_the_warnings():
+    assert outcome_note(DONE) == f"**{OUTCOME_TEXT}**\n\n- Warning: noisy: \\*so\\*"
+    assert outcome_note(FAILED) == "**FAILED (load): no &lt;model&gt;**\n"

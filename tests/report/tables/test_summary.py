@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from llmtrack.metrics import decimals
-from llmtrack.report.page.write import write_report
+from llmtrack.report.page.output import write_report
 from llmtrack.report.show import metrics_block, print_table
 from llmtrack.report.tables.picture import to_figure
 from llmtrack.report.tables.rendering import to_markdown, to_rich

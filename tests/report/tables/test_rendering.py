@@ -23,7 +23,7 @@ from llmtrack.decide.selection import match
 from llmtrack.experiment import OwnTable
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.gate import gate_table
-from llmtrack.report.page.write import write_report
+from llmtrack.report.page.output import write_report
 from llmtrack.report.pareto import pareto_table
 from llmtrack.report.recommendation import render_recommendation
 from llmtrack.report.show import Layout, listing_table, metrics_block, print_table, show
