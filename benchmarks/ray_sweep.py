@@ -19,8 +19,7 @@ from rich.console import Console
 from benchmarks.nodes import cluster, install, sweep
 from benchmarks.results import Found, Goal, benchmark, row
 from llmtrack.experiment import Experiment
-from llmtrack.host.packages import install as install_line
-from llmtrack.host.packages import installed_version
+from llmtrack.host.packages import install_command, installed_version
 from llmtrack.run.executors.executor import Executor
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.executors.timeouts import Patience
@@ -63,7 +62,7 @@ def on_nodes(experiment: Experiment, nodes: int, folder: Path) -> tuple[float, f
 def measure(small: bool) -> Found:
     """Measure the sweep in worker processes, on one node and on two."""
     if not installed_version("ray"):
-        return Found(left_out=(f"Ray is not installed: {install_line('ray')}",))
+        return Found(left_out=(f"Ray is not installed: {install_command('ray')}",))
     count, seconds = (8, 0.5) if small else (40, 3.0)
     experiment = sweep(count, VARIANTS, seconds)
     with tempfile.TemporaryDirectory() as name:

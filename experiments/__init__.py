@@ -8,7 +8,7 @@ import sys
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.host.signals import interrupt_in_a_line
+from llmtrack.host.signals import print_interrupt_in_one_line
 from llmtrack.worker.bytecode import keep_bytecode
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # While Python resolves the module for `python -m`.
 if sys.argv[:1] == ["-m"]:
-    interrupt_in_a_line()
+    print_interrupt_in_one_line()
     keep_bytecode()
 
 

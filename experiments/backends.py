@@ -10,7 +10,7 @@ from experiments.quantization import ALL, BASELINE, advise, named, parsed
 from llmtrack.decide.candidates import gather_points
 from llmtrack.engines.options import MOST_THREADS
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
-from llmtrack.host.packages import RUNTIMES, available, install, missing_modules
+from llmtrack.host.packages import RUNTIMES, available, install_command, missing_modules
 from llmtrack.quantize.recipe import recipes
 from llmtrack.report.pareto import pareto_plot
 from llmtrack.report.sentences import reading as say
@@ -173,7 +173,7 @@ def reading(runs: Runs) -> list[str]:
     lines += [f"{run.name} was timed and not scored." for run in _unscored(runs)]
     absent = [backend for backend in ("onnx", *RUNTIMES) if missing_modules(backend)]
     if absent:
-        lines.append(f"Not installed: {'; '.join(f'{backend} ({install(backend)})' for backend in absent)}.")
+        lines.append(f"Not installed: {'; '.join(f'{backend} ({install_command(backend)})' for backend in absent)}.")
     return lines + say.doubts(runs)
 
 

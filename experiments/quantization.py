@@ -14,7 +14,7 @@ from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
-from llmtrack.host.packages import RUNTIMES, available, why_missing
+from llmtrack.host.packages import RUNTIMES, available, missing_recipes
 from llmtrack.measure.gpus import capability
 from llmtrack.metrics import SPIKE
 from llmtrack.quantize.options import (
@@ -323,7 +323,7 @@ def reading(runs: Runs) -> list[str]:
                 f"{run.scenario} left {run.params['left_out_layers']} of {run.params['linear_layers']} layers out of {_coarse(run)} "
                 f"({run.params['left_out_parameter_share']:.0%} of their weights): see quantization/layers.csv of its run."
             )
-    missing = why_missing()
+    missing = missing_recipes()
     return lines + ([missing] if missing else []) + say.doubts(runs)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llmtrack.errors import ExtensionError, LlmtrackError, in_words
-from llmtrack.host.formatting import described
+from llmtrack.host.formatting import type_name
 from llmtrack.spec.options import non_defaults, tracked_settings
 from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.tracked.frames import frame_of
@@ -170,7 +170,7 @@ class Declaration(Generic[Config]):
 
 
 def _returned(experiment: str, function: str, gave: Any, expected: str, among: str = "") -> ExtensionError:
-    return _unusable(experiment, f"{function} returned {described(gave)}{among}, and not {expected}")
+    return _unusable(experiment, f"{function} returned {type_name(gave)}{among}, and not {expected}")
 
 
 def _unusable(experiment: str, why: str) -> ExtensionError:

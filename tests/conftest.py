@@ -21,8 +21,8 @@ from filelock import FileLock
 from hypothesis import settings
 
 from llmtrack.host import secrets
-from llmtrack.host.libraries import uncollected
-from llmtrack.host.transformers_compat import unseen_by_transformers
+from llmtrack.host.libraries import gc_paused
+from llmtrack.host.transformers_compat import hidden_from_transformers
 from llmtrack.measure import ceilings, disturbances, gauges, statistics
 from llmtrack.models import durations
 
@@ -60,7 +60,7 @@ def pytest_configure() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
     """Import what the tests import as a worker does: what transformers brings along, and searches for garbage, take seconds."""
-    with unseen_by_transformers(), uncollected():
+    with hidden_from_transformers(), gc_paused():
         result = yield
     gc.freeze()
     return result

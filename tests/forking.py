@@ -24,8 +24,8 @@ from typing import IO, Any
 import pytest
 from execnet import gateway_io
 
-from llmtrack.host.libraries import uncollected
-from llmtrack.host.transformers_compat import unseen_by_transformers
+from llmtrack.host.libraries import gc_paused
+from llmtrack.host.transformers_compat import hidden_from_transformers
 from llmtrack.run.executors.worker_process import WorkerProcess
 from tests.conftest import HANG_S
 from tests.search_path import with_folders
@@ -114,7 +114,7 @@ def _serve(there_in: int, there_out: int) -> None:
 
 def import_tests(arguments: Sequence[str]) -> None:
     """Import the tests that pytest is asked for, as it would; what cannot be imported is told by the workers."""
-    with unseen_by_transformers(), uncollected(), warnings.catch_warnings():
+    with hidden_from_transformers(), gc_paused(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for argument in arguments:
             place = Path(argument.partition("::")[0]).absolute()

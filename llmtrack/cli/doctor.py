@@ -22,11 +22,11 @@ from llmtrack.host.entry_points import (
     EXECUTOR_POINTS,
     EXPERIMENT_POINTS,
     RECIPE_POINTS,
-    broken,
     experiment_of,
     extensions,
     load_extension,
     title_of,
+    unusable,
 )
 from llmtrack.host.formatting import GIB, plural
 from llmtrack.host.machine import cpu_flags, usable_cpus
@@ -34,10 +34,10 @@ from llmtrack.host.packages import (
     RUNTIMES,
     available,
     find_uv,
-    install,
+    install_command,
     installed_version,
     missing_modules,
-    why_kept_out,
+    why_onnx_is_excluded,
 )
 from llmtrack.host.secrets import redact
 from llmtrack.models.source import PACKAGED, PackagedModel
@@ -52,7 +52,7 @@ class Finding:
 
     Attributes:
         topic: what was checked.
-        state: `ok`, `missing` (optional) or `broken` (experiments will not run).
+        state: `ok`, `missing` (optional) or `unusable` (experiments will not run).
         text: the finding.
         remedy: what to do about it, or empty.
     """
@@ -214,7 +214,9 @@ def _onnx() -> Finding:
     if not (absent := missing_modules("onnx", "any")):
         found = ("optimum", "optimum-onnx", "onnxruntime", "onnx", "onnx-ir")
         return Finding("onnx", "ok", ", ".join(f"{name} {installed_version(name)}" for name in found))
-    return Finding("onnx", "missing", f"{', '.join(absent)} not installed{why_kept_out()}", install("onnx"))
+    return Finding(
+        "onnx", "missing", f"{', '.join(absent)} not installed{why_onnx_is_excluded()}", install_command("onnx")
+    )
 
 
 def _runtime(backend: str) -> Callable[[], Finding]:
@@ -222,7 +224,7 @@ def _runtime(backend: str) -> Callable[[], Finding]:
 
     def check() -> Finding:
         if absent := missing_modules(backend):
-            return Finding(backend, "missing", f"{', '.join(absent)} not installed", install(backend))
+            return Finding(backend, "missing", f"{', '.join(absent)} not installed", install_command(backend))
         if backend == "llamacpp":  # its converter runs in this environment
             return Finding(backend, "ok", _llamacpp())
         found = ", ".join(f"{name} {installed_version(name)}" for name in RUNTIMES[backend])
@@ -238,7 +240,7 @@ def _runtime(backend: str) -> Callable[[], Finding]:
 def _optional(package: str, missed: str, used: str = "") -> Finding:
     if number := installed_version(package):
         return Finding(package, "ok", f"{number}{used}")
-    return Finding(package, "missing", missed, install(package))
+    return Finding(package, "missing", missed, install_command(package))
 
 
 def _llamacpp() -> str:
@@ -293,7 +295,7 @@ def _extension(point: EntryPoint) -> Callable[[], Finding]:
 
 def _try_engine(point: EntryPoint) -> str:
     if point.name in BUILTIN:
-        raise broken(point, "its name is that of a built-in backend, which is used in its place")
+        raise unusable(point, "its name is that of a built-in backend, which is used in its place")
     engine = load_variant(Variant(TRIED, backend=point.name))
     engine.close()
     return f"{point.value} loads {TRIED}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmtrack.errors import LlmtrackError, MissingDependencyError, UsageError, in_words
-from llmtrack.host.packages import install, not_installed
+from llmtrack.host.packages import install_command, not_installed
 from llmtrack.tracked.run import Run
 from llmtrack.version import __version__
 
@@ -258,7 +258,7 @@ def serve(tracking_uri: str | None = None) -> None:
         MissingDependencyError: the library of the protocol is not installed.
     """
     if not_installed(["fastmcp"]):
-        raise MissingDependencyError(f"llmtrack mcp needs fastmcp: {install('mcp')}")
+        raise MissingDependencyError(f"llmtrack mcp needs fastmcp: {install_command('mcp')}")
     from fastmcp import FastMCP
     from fastmcp.tools import Tool
     from mcp.types import ToolAnnotations

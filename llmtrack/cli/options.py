@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from llmtrack.errors import LlmtrackError, UsageError, refused_by_system
-from llmtrack.host.console import keep_text, make_folder, on_one_line, print_text, replace_unknown
+from llmtrack.host.console import make_folder, on_one_line, print_text, replace_unencodable, write_neutral
 from llmtrack.spec.parameter import NONE, readable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,12 +46,12 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        from llmtrack.host.signals import Terminated, signals_end
+        from llmtrack.host.signals import Terminated, end_on_signal
 
-        replace_unknown(sys.stdout)
+        replace_unencodable(sys.stdout)
         try:
             # Ending immediately on a signal would leave temporary files.
-            with signals_end():
+            with end_on_signal():
                 try:
                     return super().invoke(ctx)
                 finally:
@@ -153,7 +153,7 @@ def write_text(path: Path, text: str) -> None:
     """
     try:
         make_folder(path.parent)
-        keep_text(path, text)
+        write_neutral(path, text)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 

@@ -14,7 +14,7 @@ from typing import Any
 from llmtrack.convert.environment import BuildEnvironment
 from llmtrack.convert.fidelity import Open, has_thresholds, parity_facts, says_alike, says_the_same
 from llmtrack.errors import MissingDependencyError, ScenarioError, is_out_of_memory
-from llmtrack.host.packages import available, install, missing_modules
+from llmtrack.host.packages import available, install_command, missing_modules
 from llmtrack.models.cache import build_once, entry_stem
 from llmtrack.models.disk import FLOAT_BITS, count_weights
 from llmtrack.models.durations import making
@@ -101,7 +101,7 @@ def convert(converter: Converter, variant: Variant, open_folder: Open) -> Conver
     """
     if missing := missing_modules(variant.backend):
         raise MissingDependencyError(
-            f"the {variant.backend} backend needs {', '.join(missing)}: {install(variant.backend)}"
+            f"the {variant.backend} backend needs {', '.join(missing)}: {install_command(variant.backend)}"
         )
     recipe = None if variant.quantization == NONE else find_recipe(variant.backend, variant.quantization)
     options = recipe.settled(variant.options) if recipe else {}

@@ -18,7 +18,7 @@ from typing import Any
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import ALPHA, Difference, Verdict, difference, judge
 from llmtrack.decide.noise_floor import comparisons, floor_of, in_context, measured_there
-from llmtrack.host.formatting import some_of
+from llmtrack.host.formatting import list_some
 from llmtrack.spec.scenario import DEFAULT_MODEL, Variant
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
 from llmtrack.tracked.run import ENV, FAILED, MODEL_DIGESTS, REFERENCE_DIGESTS, Run
@@ -352,7 +352,7 @@ def grouped(warned: Iterable[tuple[str, str]], runs: int) -> list[str]:
 
 def _who(names: list[str], runs: int) -> str:
     several = list(dict.fromkeys(names))
-    return f"all {runs} runs" if len(several) == runs > 1 else some_of(several)
+    return f"all {runs} runs" if len(several) == runs > 1 else list_some(several)
 
 
 def _ranged(lines: list[str]) -> str:

@@ -16,13 +16,13 @@ from llmtrack.engines.options import GenaiOptions, LlamacppOptions, OnnxOptions,
 from llmtrack.errors import UsageError
 from llmtrack.host.entry_points import (
     ENGINE_POINTS,
-    Answer,
-    answer,
-    broken,
-    check_answers,
+    ReturnCheck,
+    check_returns,
     extensions,
+    instance_of,
     load_extension,
-    named_in_errors,
+    naming_plugin,
+    unusable,
 )
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.spec.options import check_options, why_unusable
@@ -121,22 +121,24 @@ def load_variant(variant: Variant) -> Engine:
     if variant.backend in BUILTIN:
         return BUILTIN[variant.backend].load(variant)
     backend, point = backend_of(variant.backend), _point(variant.backend)
-    with named_in_errors(point, "load"):
+    with naming_plugin(point, "load"):
         engine = backend.load(variant)
     if why := incomplete(engine):
-        raise broken(point, why)
-    check_answers(engine, point, _ANSWERS)
+        raise unusable(point, why)
+    check_returns(engine, point, _ANSWERS)
     return engine
 
 
 _ANSWERS = {
-    "encode": Answer(lambda ids: hasattr(ids, "__len__") and not isinstance(ids, str), "a list of token ids"),
-    "tokenize": answer("a Tokenized", Tokenized),
-    "decode": answer("a text", str),
-    "generate": answer("a Generated", Generated),
-    "score": Answer(lambda found: isinstance(found, tuple) and len(found) == 2, "two tensors, sums and counts"),
-    "next_token_logits": Answer(lambda logits: len(getattr(logits, "shape", ())) == 2, "a tensor (tokens, vocabulary)"),
-    "peak_memory_bytes": answer("a number of bytes or None", int, float, type(None)),
+    "encode": ReturnCheck(lambda ids: hasattr(ids, "__len__") and not isinstance(ids, str), "a list of token ids"),
+    "tokenize": instance_of("a Tokenized", Tokenized),
+    "decode": instance_of("a text", str),
+    "generate": instance_of("a Generated", Generated),
+    "score": ReturnCheck(lambda found: isinstance(found, tuple) and len(found) == 2, "two tensors, sums and counts"),
+    "next_token_logits": ReturnCheck(
+        lambda logits: len(getattr(logits, "shape", ())) == 2, "a tensor (tokens, vocabulary)"
+    ),
+    "peak_memory_bytes": instance_of("a number of bytes or None", int, float, type(None)),
 }
 """What the methods of an engine return."""
 
@@ -150,11 +152,11 @@ def extension_backend(point: EntryPoint) -> Backend:
     named = load_extension(point)
     backend = named if isinstance(named, Backend) else Backend(named)
     if not callable(backend.load):
-        raise broken(point, f"it is a {type(named).__name__}, and not a function load(variant) or a Backend")
+        raise unusable(point, f"it is a {type(named).__name__}, and not a function load(variant) or a Backend")
     if why := why_unusable(backend.options):
-        raise broken(point, why)
+        raise unusable(point, why)
     if not (isinstance(backend.precisions, tuple) and {*DTYPES} >= {*backend.precisions}):
-        raise broken(point, f"its precisions {backend.precisions!r} are not a tuple of {', '.join(DTYPES)}")
+        raise unusable(point, f"its precisions {backend.precisions!r} are not a tuple of {', '.join(DTYPES)}")
     return backend
 
 

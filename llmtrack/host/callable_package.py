@@ -10,16 +10,11 @@ from typing import Any
 
 
 def callable_package(name: str, home: str, function: str) -> None:
-    """Make a package callable as one of its functions, imported on first call.
-
-    Args:
-        name: name of the package.
-        home: module of the function.
-    """
+    """Make the package `name` callable as a function of the module `home`, imported on first call."""
 
     class Callable(ModuleType):
-        def __call__(self, *given: Any, **named: Any) -> Any:
-            return getattr(import_module(home), function)(*given, **named)
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return getattr(import_module(home), function)(*args, **kwargs)
 
         @property
         def __signature__(self) -> Signature:

@@ -1,4 +1,4 @@
-"""Find plug-ins by their entry points, and experiments by name; explain in one line why one cannot be used."""
+"""Find plug-ins by entry point and experiments by name; explain in one line why one is unusable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from llmtrack.errors import ExtensionError, LlmtrackError, in_words, is_out_of_memory
-from llmtrack.host.formatting import described
+from llmtrack.host.formatting import type_name
 from llmtrack.version import FOLDER
 
 EXPERIMENTS = "experiments"
@@ -32,7 +32,7 @@ _NOUNS = {
 
 
 def extensions(group: str) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group without importing them; duplicates count once."""
+    """Return the distinct entry points of a group, without importing them."""
     return tuple({(point.name, point.value): point for point in entry_points(group=group)}.values())
 
 
@@ -50,7 +50,7 @@ def load_extension(point: EntryPoint) -> Any:
     try:
         return point.load()
     except (Exception, SystemExit) as error:
-        raise broken(point, f"{type(error).__name__}: {in_words(error)}") from error
+        raise unusable(point, f"{type(error).__name__}: {in_words(error)}") from error
 
 
 def title_of(point: EntryPoint) -> str:
@@ -58,7 +58,7 @@ def title_of(point: EntryPoint) -> str:
     return f"{_NOUNS[point.group]} {point.name}"
 
 
-def broken(point: EntryPoint, why: str) -> ExtensionError:
+def unusable(point: EntryPoint, why: str) -> ExtensionError:
     """Return the error for an unusable entry point, naming its package and the reason."""
     dist = getattr(point, "dist", None)
     package = f" of the package {dist.name} {dist.version}" if dist else ""
@@ -69,65 +69,63 @@ def broken(point: EntryPoint, why: str) -> ExtensionError:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a function of a plug-in must return.
+class ReturnCheck:
+    """A check of the value returned by a plug-in's function.
 
     Attributes:
-        holds: whether a value is one.
-        words: description of it, with an article.
+        holds: whether a value passes.
+        expected: what passes, with an article.
     """
 
     holds: Callable[[Any], bool]
-    words: str
+    expected: str
 
-    def why_not(self, function: str, gave: Any) -> str:
-        """Return why a returned value is none; empty if it is one."""
-        return "" if self.holds(gave) else f"{function} returned {described(gave)}, and not {self.words}"
+    def problem(self, function: str, value: Any) -> str:
+        """Describe a wrong return value; empty if it passes."""
+        return "" if self.holds(value) else f"{function} returned {type_name(value)}, and not {self.expected}"
 
 
-def answer(words: str, *kinds: type) -> Answer:
-    """Return the answer of these types."""
-    return Answer(lambda gave: isinstance(gave, kinds), words)
+def instance_of(expected: str, *types: type) -> ReturnCheck:
+    """Check that a returned value is of one of the types."""
+    return ReturnCheck(lambda value: isinstance(value, types), expected)
 
 
 @contextmanager
-def named_in_errors(point: EntryPoint, function: str) -> Iterator[None]:
-    """Name a plug-in in the errors of its function, except its own messages to the user and exhausted memory.
-
-    Raises:
-        ExtensionError: the function raised another error.
+def naming_plugin(point: EntryPoint, function: str) -> Iterator[None]:
+    """Raise an ExtensionError naming the plug-in for errors of its function, except messages to the user and exhausted
+    memory.
     """
     try:
         yield
     except Exception as error:
         if isinstance(error, LlmtrackError) or is_out_of_memory(error):
             raise
-        raise broken(point, f"{function} raised {type(error).__name__}: {in_words(error)}") from error
+        raise unusable(point, f"{function} raised {type(error).__name__}: {in_words(error)}") from error
 
 
-def check_answers(made: Any, point: EntryPoint, expected: Mapping[str, Answer]) -> None:
-    """Make an object's methods name the plug-in if they return something else than expected.
+def check_returns(plugin: Any, point: EntryPoint, checks: Mapping[str, ReturnCheck]) -> None:
+    """Make a plug-in's methods raise an ExtensionError if they return something unexpected.
 
-    They are replaced on the object itself, which thus keeps its type and all else; one that allows no change stays.
+    They are replaced on the object, which keeps its type; an immutable object stays unchecked.
     """
-    for name, answer in expected.items():
+    for name, check in checks.items():
         with suppress(AttributeError, TypeError):
-            setattr(made, name, _checked(getattr(made, name), name, point, answer))
+            setattr(plugin, name, _checked(getattr(plugin, name), name, point, check))
 
 
-def _checked(method: Callable[..., Any], name: str, point: EntryPoint, expected: Answer) -> Callable[..., Any]:
+def _checked(method: Callable[..., Any], name: str, point: EntryPoint, check: ReturnCheck) -> Callable[..., Any]:
     @wraps(method)
-    def call(*given: Any, **named: Any) -> Any:
-        gave = method(*given, **named)
-        if why := expected.why_not(name, gave):
-            raise broken(point, why)
-        return gave
+    def call(*args: Any, **kwargs: Any) -> Any:
+        value = method(*args, **kwargs)
+        if problem := check.problem(name, value):
+            raise unusable(point, problem)
+        return value
 
     return call
 
 
 def named_experiment(name: str) -> ModuleType | None:
-    """Return the module of an experiment, or None if there is none of that name.
+    """Import an experiment by name; return None if there is none.
 
     Searches the checkout that llmtrack belongs to, `experiments/` in the working folder, the installed package
     (`llmtrack.experiments`), and entry points of other packages.
@@ -158,11 +156,14 @@ def experiment_of(point: EntryPoint) -> ModuleType:
     module = load_extension(point)
     for needed in ("DECLARED", "main"):
         if not isinstance(module, ModuleType) or not hasattr(module, needed):
-            raise broken(point, f"it is no module with {needed}")
-    for own, needed in (("DECLARED", "experiment"), ("main", "__call__")):
-        if not callable(getattr(getattr(module, own), needed, None)):
-            what = "a Declaration" if own == "DECLARED" else "command(DECLARED)"
-            raise broken(point, f"its {own} is {described(getattr(module, own))}, and not {what}")
+            raise unusable(point, f"it is no module with {needed}")
+    for name, method, expected in (
+        ("DECLARED", "experiment", "a Declaration"),
+        ("main", "__call__", "command(DECLARED)"),
+    ):
+        value = getattr(module, name)
+        if not callable(getattr(value, method, None)):
+            raise unusable(point, f"its {name} is {type_name(value)}, and not {expected}")
     if module.DECLARED.name != point.name:
-        raise broken(point, f"it declares an experiment of another name, {module.DECLARED.name}")
+        raise unusable(point, f"it declares an experiment of another name, {module.DECLARED.name}")
     return module

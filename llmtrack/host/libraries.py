@@ -26,7 +26,7 @@ def opt_out_of_telemetry() -> None:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Disable garbage collection while long-lived objects are created.
 
     Importing PyTorch, transformers or MLflow, or reading thousands of runs, creates hardly any garbage, and collecting

@@ -1,4 +1,4 @@
-"""Facts from the operating system, as text; empty if unknown."""
+"""Read facts from the operating system, as text; empty if unknown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_text(path: Path) -> str:
 
 
 def pid_namespace() -> str:
-    """Return the PID namespace of this process."""
+    """Return the id of this process's PID namespace."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -35,10 +35,10 @@ def in_pid_namespace() -> bool:
 def sysctl(name: str) -> str:
     """Return a macOS kernel value; empty elsewhere."""
     try:
-        done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=10)
+        result = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 def cpu_flags() -> frozenset[str]:
@@ -48,10 +48,10 @@ def cpu_flags() -> frozenset[str]:
 
 def cpu_model() -> str:
     """Return the CPU's name; empty if unknown."""
-    known = _cpuinfo("model name", "Hardware", "Model")
-    if not known and platform.system() == "Darwin":
+    name = _cpuinfo("model name", "Hardware", "Model")
+    if not name and platform.system() == "Darwin":
         return sysctl("machdep.cpu.brand_string")
-    return known or platform.processor()
+    return name or platform.processor()
 
 
 def usable_cpus() -> int:
@@ -60,11 +60,12 @@ def usable_cpus() -> int:
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
-    """Yield the control groups of this process and their parents, each with its version (2 or 1).
+    """Yield the version (2 or 1) and folder of each control group of this process and of their parents.
+
+    A container may see only the mount itself.
 
     Args:
         controller: such as `cpu`.
-        root: file system root; a container may only see the mount itself.
     """
     mount = root / "sys/fs/cgroup"
     for line in read_text(root / "proc/self/cgroup").splitlines():
@@ -75,13 +76,13 @@ def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[in
             version, mounts = 1, (mount / controllers, mount / controller)
         else:
             continue
-        own = PurePosixPath(group.lstrip("/"))
+        path = PurePosixPath(group.lstrip("/"))
         for base in dict.fromkeys(mounts):
-            yield from ((version, base / part) for part in (own, *own.parents))
+            yield from ((version, base / part) for part in (path, *path.parents))
 
 
 @cache
 def _cpuinfo(*keys: str) -> str:
     """Return the first non-empty value of the given keys in /proc/cpuinfo."""
-    listed = (line.partition(":") for line in read_text(Path("/proc/cpuinfo")).splitlines())
-    return next((" ".join(v.split()) for k, _, v in listed if k.strip() in keys and v.strip()), "")
+    entries = (line.partition(":") for line in read_text(Path("/proc/cpuinfo")).splitlines())
+    return next((" ".join(v.split()) for k, _, v in entries if k.strip() in keys and v.strip()), "")

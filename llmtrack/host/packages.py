@@ -12,37 +12,37 @@ from importlib.util import find_spec
 ONNX_MODULES = ("onnx", "onnxruntime", "optimum-onnx")
 
 OWN_RECIPES: Mapping[str, tuple[str, ...]] = {"onnx": ("onnx_ir",), "torch": ("torchao",)}
-"""Modules that llmtrack's own recipes of a backend need; recipes of other packages declare theirs themselves."""
+"""Modules required by llmtrack's own recipes of a backend; plug-ins declare theirs themselves."""
 
 RUNTIMES: Mapping[str, tuple[str, ...]] = {
     "genai": ("onnxruntime_genai", "onnx"),
     "llamacpp": ("llama_cpp",),  # or its prebuilt replacement: `_PREBUILT`
     "openvino": ("openvino",),
 }
-"""Modules of the backends with a converter of their own; each is an extra of the same name."""
+"""Modules of the backends with a converter of their own, each an extra of the same name."""
 
 _PREBUILT, _PREBUILT_GLIBC = {"llama_cpp": "llama_cpp_py_sync"}, (2, 38)
-"""Prebuilt replacement modules, and the glibc that their libraries need, whatever the wheel declares."""
+"""Prebuilt replacement modules, and the glibc that they really need, whatever their wheel declares."""
 
-_BEFOREHAND = {
+_NOTES = {
     "onnx": " (brings transformers 4.57)",
     "llamacpp": " (compiles llama.cpp, in minutes: needs a C++ compiler)",
 }
 
 
-def install(backend: str) -> str:
+def install_command(backend: str) -> str:
     """Return the command that installs a backend's requirements."""
-    return f'pip install "llmtrack[{backend}]"{_BEFOREHAND.get(backend, "")}'
+    return f'pip install "llmtrack[{backend}]"{_NOTES.get(backend, "")}'
 
 
-INSTALL_ONNX = install("onnx")
-INSTALL_TORCHAO = install("torchao")
+INSTALL_ONNX = install_command("onnx")
+INSTALL_TORCHAO = install_command("torchao")
 
 
 def missing_modules(backend: str, recipe: str = "none") -> list[str]:
-    """Return the modules missing for a backend and, unless `none`, one of llmtrack's own recipes."""
-    wanted = ONNX_MODULES if backend == "onnx" else RUNTIMES.get(backend, ())
-    return not_installed((*wanted, *(OWN_RECIPES.get(backend, ()) if recipe != "none" else ())))
+    """Return the modules missing for a backend and, unless `none`, for one of llmtrack's own recipes."""
+    required = ONNX_MODULES if backend == "onnx" else RUNTIMES.get(backend, ())
+    return not_installed((*required, *(OWN_RECIPES.get(backend, ()) if recipe != "none" else ())))
 
 
 def not_installed(modules: Iterable[str]) -> list[str]:
@@ -55,14 +55,16 @@ def available(backend: str, recipe: str = "none") -> bool:
     return not missing_modules(backend, recipe)
 
 
-def why_missing() -> str:
-    """Say in one line which recipes are unavailable and how to install them; empty if none."""
-    found = []
+def missing_recipes() -> str:
+    """Name unavailable recipes and how to install them, in one line; empty if there are none."""
+    missing = []
     if absent := missing_modules("onnx", "any"):
-        found.append(f"those of the onnx backend ({', '.join(absent)} missing{why_kept_out()}: {INSTALL_ONNX})")
+        missing.append(
+            f"those of the onnx backend ({', '.join(absent)} missing{why_onnx_is_excluded()}: {INSTALL_ONNX})"
+        )
     if missing_modules("torch", "any"):
-        found.append(f"torchao's ({INSTALL_TORCHAO})")
-    return f"Recipes that cannot run here: {'; '.join(found)}." if found else ""
+        missing.append(f"torchao's ({INSTALL_TORCHAO})")
+    return f"Recipes that cannot run here: {'; '.join(missing)}." if missing else ""
 
 
 def find_uv() -> list[str] | None:
@@ -73,10 +75,10 @@ def find_uv() -> list[str] | None:
     return [path] if path else None
 
 
-def why_kept_out() -> str:
-    """Say what prevents installing the onnx backend here; empty if nothing does."""
-    fits = not installed_version("transformers").startswith("5.")
-    return "" if fits else ", and no release of optimum-onnx works with transformers 5"
+def why_onnx_is_excluded() -> str:
+    """Explain why the onnx backend cannot be installed here; empty if it can."""
+    compatible = not installed_version("transformers").startswith("5.")
+    return "" if compatible else ", and no release of optimum-onnx works with transformers 5"
 
 
 def installed_version(package: str) -> str:
@@ -101,7 +103,7 @@ def _loadable(prebuilt: str) -> bool:
 def _glibc() -> tuple[int, ...]:
     """Return the glibc version; empty with another C library."""
     try:
-        told = os.confstr("CS_GNU_LIBC_VERSION") or ""
+        text = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (AttributeError, ValueError, OSError):
         return ()
-    return tuple(int(part) for part in told.removeprefix("glibc ").split(".") if part.isdigit())
+    return tuple(int(part) for part in text.removeprefix("glibc ").split(".") if part.isdigit())

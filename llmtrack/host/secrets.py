@@ -1,7 +1,6 @@
-"""Remove credentials from what is printed, written and tracked.
+"""Redact credentials in everything printed, written and tracked.
 
-Credentials of known addresses (`know`: the tracking store's) are removed by value in any spelling; in other text, by
-pattern.
+Credentials of registered addresses (the tracking store's) are redacted by value in any spelling, others by pattern.
 """
 
 from __future__ import annotations
@@ -10,21 +9,18 @@ import html
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, unquote_plus
 
 HIDDEN = "***"
 
-
 _SECRET_NAME = re.compile(
     r"(?i)(token|password|passwd|pwd|secret|api_?key|access_?key|account_?key|credentials?|signature)$"
 )
-
-
 # Names that end like credentials but hold the shell's working folders.
 _FOLDERS = frozenset({"PWD", "OLDPWD"})
 _SHORTEST_SECRET = 8
 _NO_CREDENTIALS = ("sqlite", "file")
-
 
 _REDACTIONS: tuple[tuple[re.Pattern[str], str], ...] = (
     # user:password@ of a web address. The password may contain an unquoted @, ', < or /; digits before a / are a port,
@@ -69,15 +65,15 @@ _REDACTIONS: tuple[tuple[re.Pattern[str], str], ...] = (
 _known: dict[str, str] = {}
 
 
-def know(address: str) -> None:
-    """Register an address, so that its credentials are hidden in any spelling."""
-    if address not in _known and (shown := _shown(address)) != address:
-        _known[address] = shown
-        _known.update(_written_as(address))
+def register_address(address: str) -> None:
+    """Register an address whose credentials are to be redacted in any spelling."""
+    if address not in _known and (redacted := _redacted_address(address)) != address:
+        _known[address] = redacted
+        _known.update(_credentials(address))
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Remove credentials: of known addresses, in other addresses, well-known tokens, and the given secrets.
+    """Redact the credentials of registered and other addresses, well-known tokens, and the given secrets.
 
     >>> redact("postgresql://me:pw@host/db")
     'postgresql://***@host/db'
@@ -91,50 +87,49 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     return text
 
 
-def _replaced(text: str, known: str, shown: str) -> str:
-    """Replace a known secret; for `user:password@`, up to the last @, as another password may begin with it."""
-    if not known.endswith("@") or known not in text:
-        return text.replace(known, shown)
-    return re.sub(re.escape(known) + r"(?:[^\s\"]*@(?=[\w\[]))?", lambda _: shown, text)
+def _replaced(text: str, secret: str, replacement: str) -> str:
+    """Replace a secret; `user:password@` up to the last @, because another password may begin with it."""
+    if not secret.endswith("@") or secret not in text:
+        return text.replace(secret, replacement)
+    return re.sub(re.escape(secret) + r"(?:[^\s\"]*@(?=[\w\[]))?", lambda _: replacement, text)
 
 
 def secrets_of(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the secrets in environment variables, longest first: those named like credentials, and those in addresses."""
-    found = {
+    """Return the secrets in environment variables, longest first: by the variable's name, and in addresses."""
+    secrets = {
         value
         for name, value in environ.items()
         if _SECRET_NAME.search(name) and name not in _FOLDERS and len(value) >= _SHORTEST_SECRET
     }
     for value in environ.values():
         if "://" in value:
-            found |= _written_as(value).keys()
-    return tuple(sorted(found, key=lambda value: (-len(value), value)))
+            secrets |= _credentials(value).keys()
+    return tuple(sorted(secrets, key=lambda value: (-len(value), value)))
 
 
-def _shown(address: str) -> str:
-    """Rebuild an address from its public parts."""
+def _redacted_address(address: str) -> str:
     scheme, _, rest = address.partition("://")
-    given = _userinfo(address)
-    shown = f"{scheme}://{HIDDEN}@{rest[len(given) + 1 :]}" if given else address
-    for value in _settings(address):
+    userinfo = _userinfo(address)
+    redacted = f"{scheme}://{HIDDEN}@{rest[len(userinfo) + 1 :]}" if userinfo else address
+    for value in _query_secrets(address):
         for spelling in _spellings(value):
-            shown = shown.replace(spelling, HIDDEN)
-    return shown
+            redacted = redacted.replace(spelling, HIDDEN)
+    return redacted
 
 
-def _written_as(address: str) -> dict[str, str]:
+def _credentials(address: str) -> dict[str, str]:
     """Map every spelling of an address's credentials to its replacement."""
-    given = _userinfo(address)
-    user, colon, password = given.partition(":")
-    found = {f"{given}@": f"{HIDDEN}@", f"{unquote(given)}@": f"{HIDDEN}@"} if given else {}
+    userinfo = _userinfo(address)
+    user, colon, password = userinfo.partition(":")
+    credentials = {f"{text}@": f"{HIDDEN}@" for text in (userinfo, unquote(userinfo)) if userinfo}
     _, _, rest = address.partition("://")
-    place, _, query = rest[len(given) + 1 if given else 0 :].partition("?")
+    place, _, query = rest[len(userinfo) + 1 if userinfo else 0 :].partition("?")
     public = {unquote(part) for part in re.split(r"[/#:@.]", place)}
     public |= {value for name, value in parse_qsl(query) if not _SECRET_NAME.search(name)}
-    for secret in (password if colon else user, *_settings(address)):
-        if unquote(secret) not in public | {unquote(user) if colon else ""} and _is_telling(secret):
-            found |= dict.fromkeys(_spellings(secret), HIDDEN)
-    return found
+    for secret in (password if colon else user, *_query_secrets(address)):
+        if unquote(secret) not in public | {unquote(user) if colon else ""} and _is_distinctive(secret):
+            credentials |= dict.fromkeys(_spellings(secret), HIDDEN)
+    return credentials
 
 
 def _userinfo(address: str) -> str:
@@ -146,7 +141,7 @@ def _userinfo(address: str) -> str:
     return rest[: rest.rindex("@")] if "@" in host or ":" in host else ""
 
 
-def _settings(address: str) -> Iterator[str]:
+def _query_secrets(address: str) -> Iterator[str]:
     """Yield the secrets in an address's query, including nested ones (`odbc_connect`)."""
     _, _, query = address.partition("?")
     for name, value in parse_qsl(query):
@@ -159,17 +154,17 @@ def _settings(address: str) -> Iterator[str]:
 
 
 def _spellings(secret: str) -> set[str]:
-    """Return the spellings of a secret: plain, URL-quoted and unquoted, and escaped in Python, JSON or HTML."""
+    """Return the spellings of a secret: plain, URL-quoted and unquoted, escaped in Python, JSON or HTML."""
     plain = {secret, unquote(secret), unquote_plus(secret)}
-    quoted = {each for text in plain for each in (quote(text, safe=""), quote(text), quote_plus(text))}
-    lower = {re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), text) for text in quoted}
+    quoted = {spell(text) for text in plain for spell in (partial(quote, safe=""), quote, quote_plus)}
+    lower = {re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), text) for text in quoted}
     pages = {html.escape(text) for text in plain} | {html.escape(text).replace("&#x27;", "&#39;") for text in plain}
     strings = {json.dumps(text)[1:-1] for text in plain} | {repr(text)[1:-1] for text in plain}
     return plain | quoted | lower | pages | strings
 
 
-def _is_telling(secret: str) -> bool:
-    """Return whether a secret is distinctive enough to be hidden anywhere in a text."""
+def _is_distinctive(secret: str) -> bool:
+    """Return whether a secret may be replaced anywhere in a text without hiding ordinary words."""
     if len(secret) >= _SHORTEST_SECRET:
         return True
     kinds = [any(map(kind, secret)) for kind in (str.isalpha, str.isdigit)]

@@ -1,4 +1,4 @@
-"""Finish in order when a signal arrives, even if more follow.
+"""End in order after a signal, even if more follow.
 
 Launchers send several: `mlflow run` turns Ctrl-C into SIGTERM, and a service manager signals process by process.
 """
@@ -21,8 +21,8 @@ STOPPING = tuple(
 )
 """Signals that request termination: Ctrl-C, a launcher, a closed terminal."""
 
-_AGAIN_S = 0.01
-"""Seconds until a signal is repeated: the finalizer that it came in has ended by then."""
+_REPEAT_SECONDS = 0.01
+"""Delay before repeating a signal that arrived in a finalizer, which has ended by then."""
 _ENDING = b"llmtrack: ending already; nothing that was measured is lost\n"
 
 
@@ -35,8 +35,8 @@ class Terminated(BaseException):
 
 
 @contextmanager
-def stop_in_order() -> Iterator[Callable[[], bool]]:
-    """Defer signals; yield a function that returns whether one arrived; at the end, deliver the first.
+def defer_signals() -> Iterator[Callable[[], bool]]:
+    """Defer signals: yield a function that returns whether one has arrived; on exit, deliver the first.
 
     Ignored signals stay ignored: in a worker, Ctrl-C is handled by its parent. No effect outside the main thread.
     """
@@ -54,7 +54,7 @@ def stop_in_order() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def signals_end() -> Iterator[None]:
+def end_on_signal() -> Iterator[None]:
     """Turn the first signal into KeyboardInterrupt or Terminated; later ones do not interrupt the cleanup.
 
     No effect outside the main thread.
@@ -73,18 +73,18 @@ def signals_end() -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.write(2, _ENDING)  # a handler may interrupt a print, so it must not print
 
-    def deliver_again(lost: sys.UnraisableHookArgs) -> None:
-        """Repeat a signal that came within a finalizer, from which Python lets no exception out."""
+    def repeat(lost: sys.UnraisableHookArgs) -> None:
+        """Repeat a signal that arrived in a finalizer, whose exceptions Python drops."""
         if not issubclass(lost.exc_type, (KeyboardInterrupt, Terminated)):
             report(lost)
             return
         number = lost.exc_value.number if isinstance(lost.exc_value, Terminated) else signal.SIGINT
         _handle(first)
-        timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+        timer = threading.Timer(_REPEAT_SECONDS, os.kill, (os.getpid(), number))
         timer.daemon = True
         timer.start()
 
-    report, sys.unraisablehook = sys.unraisablehook, deliver_again
+    report, sys.unraisablehook = sys.unraisablehook, repeat
     before = _handle(first)
     try:
         yield
@@ -95,7 +95,7 @@ def signals_end() -> Iterator[None]:
 
 @contextmanager
 def signal_handlers_restored() -> Iterator[None]:
-    """Restore the signal handlers on exit, as libraries may replace them."""
+    """Restore the signal handlers on exit, since libraries may replace them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -106,7 +106,7 @@ def signal_handlers_restored() -> Iterator[None]:
         _restore(before)
 
 
-def interrupt_in_a_line() -> None:
+def print_interrupt_in_one_line() -> None:
     """Make Ctrl-C print one line instead of a traceback, even during slow imports."""
     before = sys.excepthook
 
@@ -119,18 +119,18 @@ def interrupt_in_a_line() -> None:
     sys.excepthook = print_one_line
 
 
-def stay_ended() -> None:
-    """Ignore signals during interpreter exit, so that they do not change the exit code."""
+def ignore_signals_at_exit() -> None:
+    """Ignore signals during interpreter exit, to keep the exit code."""
     atexit.register(_handle, signal.SIG_IGN)
 
 
 def _handle(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> dict[int, object]:
     """Set the handler of all signals that are not ignored; return the previous handlers."""
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    heeded = {number: was for number, was in before.items() if was not in (signal.SIG_IGN, None)}
-    for number in heeded:
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    before: dict[int, object] = {n: old for n, old in handlers.items() if old not in (signal.SIG_IGN, None)}
+    for number in before:
         signal.signal(number, handler)
-    return dict(heeded)
+    return before
 
 
 def _restore(before: Mapping[int, object]) -> None:
@@ -140,9 +140,9 @@ def _restore(before: Mapping[int, object]) -> None:
 
 def _leave_terminal() -> None:
     """Redirect output to the null device: the terminal is gone and printing would fail."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(descriptor).st_mode):
-                os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+                os.dup2(null, descriptor)
+    os.close(null)

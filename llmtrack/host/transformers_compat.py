@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.host.libraries import uncollected
+from llmtrack.host.libraries import gc_paused
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -21,20 +21,20 @@ SHARES_WITHOUT_CACHE = TRANSFORMERS_MAJOR >= 5
 
 
 def import_transformers() -> None:
-    """Import the core of transformers without the optional packages it probes for: a third faster."""
-    with unseen_by_transformers(), uncollected():
+    """Import the core of transformers a third faster: without the optional packages that it probes for."""
+    with hidden_from_transformers(), gc_paused():
         importlib.import_module("transformers.generation.utils")
 
 
 @contextmanager
-def unseen_by_transformers() -> Iterator[None]:
-    """Hide optional packages from transformers while it is imported: scikit-learn (which imports pandas) and SciPy.
+def hidden_from_transformers() -> Iterator[None]:
+    """Hide scikit-learn (which imports pandas) and SciPy while transformers is imported.
 
-    It uses them only for assisted generation and detection losses. They can be imported normally afterwards.
+    It needs them only for assisted generation and detection losses. Afterwards they can be imported normally.
     """
-    # Once transformers has checked for them, it would fail on hidden packages.
-    looked = "transformers.utils.import_utils" in sys.modules
-    hidden = [] if looked else [name for name in ("sklearn", "scipy") if name not in sys.modules]
+    # Once transformers has found them, it would fail on hidden packages.
+    checked = "transformers.utils.import_utils" in sys.modules
+    hidden = [] if checked else [name for name in ("sklearn", "scipy") if name not in sys.modules]
     # A None entry makes `find_spec`, which transformers uses, fail.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
@@ -52,22 +52,22 @@ def no_init_weights() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def code_refused() -> Iterator[None]:
+def custom_code_refused() -> Iterator[None]:
     """Prevent transformers from loading model code, whatever its flags say."""
     dynamic = importlib.import_module("transformers.dynamic_module_utils")
     generation = importlib.import_module("transformers.generation.utils").GenerationMixin
-    doors = [(dynamic, "get_class_in_module"), (generation, "load_custom_generate")]
-    before = [getattr(owner, name) for owner, name in doors]
-    for owner, name in doors:
+    hooks = [(dynamic, "get_class_in_module"), (generation, "load_custom_generate")]
+    before = [getattr(owner, name) for owner, name in hooks]
+    for owner, name in hooks:
         setattr(owner, name, _refuse_code)
     try:
         yield
     finally:
-        for (owner, name), was in zip(doors, before, strict=True):
-            setattr(owner, name, was)
+        for (owner, name), original in zip(hooks, before, strict=True):
+            setattr(owner, name, original)
 
 
-def _refuse_code(*given: Any, **named: Any) -> Any:
+def _refuse_code(*args: Any, **kwargs: Any) -> Any:
     # transformers treats an OSError as a model without custom code.
     raise OSError("code that comes with a model is never run")
 
@@ -85,31 +85,31 @@ def tensor_parallel() -> dict[str, Any]:
     Version 5 moves the plan into a config and drops the plain argument in a later release.
     """
     if TRANSFORMERS_MAJOR >= 5:
-        found = importlib.import_module("transformers.distributed.configuration_utils").DistributedConfig
-        if "tp_plan" in getattr(found, "__dataclass_fields__", {}):
-            return {"distributed_config": found(tp_plan="auto")}
+        config = importlib.import_module("transformers.distributed.configuration_utils").DistributedConfig
+        if "tp_plan" in getattr(config, "__dataclass_fields__", {}):
+            return {"distributed_config": config(tp_plan="auto")}
     return {"tp_plan": "auto"}
 
 
 def portable_rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config's content with the rotary settings in both spellings.
+    """Return a config with its rotary settings in both spellings.
 
     Version 5 writes only `rope_parameters`, which 4.57 ignores: it would use a default `rope_theta` and silently
-    generate wrong text. A `rope_scaling` beside them takes precedence in version 5.
+    generate wrong text. In version 5, `rope_scaling` takes precedence over them.
     """
     rope = config.get("rope_parameters")
     if not isinstance(rope, dict) or "rope_theta" not in rope:
         return config
-    given = config.get("rope_scaling")
-    taken = given if given and isinstance(given, dict) else rope
-    theta = taken.get("rope_theta", config.get("rope_theta", rope["rope_theta"]))
-    scaled = taken.get("rope_type", taken.get("type", "default")) != "default"
-    scaling = {key: value for key, value in taken.items() if key != "rope_theta"} if scaled else None
+    scaling = config.get("rope_scaling")
+    settings = scaling if scaling and isinstance(scaling, dict) else rope
+    theta = settings.get("rope_theta", config.get("rope_theta", rope["rope_theta"]))
+    is_scaled = settings.get("rope_type", settings.get("type", "default")) != "default"
+    scaling = {key: value for key, value in settings.items() if key != "rope_theta"} if is_scaled else None
     return {**config, "rope_theta": theta, "rope_scaling": scaling}
 
 
 def restore_rope(config: PretrainedConfig) -> None:
-    """Restore rotary settings saved by version 5 in the spelling of the running version."""
+    """Convert rotary settings saved by version 5 to the running version's spelling."""
     if TRANSFORMERS_MAJOR < 5:
         portable = portable_rope(config.to_dict())
         for name in ("rope_theta", "rope_scaling"):
@@ -124,8 +124,8 @@ def portable_tokenizer(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def forget_gguf(model: PreTrainedModel) -> None:
-    """Turn a model loaded from GGUF into an ordinary float model that can be saved.
+def make_savable(model: PreTrainedModel) -> None:
+    """Make a model loaded from GGUF an ordinary float model that can be saved.
 
     Version 5 marks it as quantized, refuses to save it, and would look for the GGUF file on loading.
     """

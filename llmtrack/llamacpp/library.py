@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmtrack.errors import MissingDependencyError, in_words
-from llmtrack.host.packages import available, install
+from llmtrack.host.packages import available, install_command
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -150,7 +150,7 @@ def library() -> Compiled | Prebuilt:
         found = Prebuilt() if find_spec("llama_cpp") is None and available("llamacpp") else Compiled()
     except (ImportError, OSError, RuntimeError) as error:
         raise MissingDependencyError(
-            f"the llamacpp backend needs llama-cpp-python ({in_words(error)[:200]}): {install('llamacpp')}"
+            f"the llamacpp backend needs llama-cpp-python ({in_words(error)[:200]}): {install_command('llamacpp')}"
         ) from error
     found.listen(_listener())
     found.llama_backend_init()

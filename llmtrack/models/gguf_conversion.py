@@ -192,9 +192,9 @@ def _write_model(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from llmtrack.host.transformers_compat import code_refused
+    from llmtrack.host.transformers_compat import custom_code_refused
 
-    with alone(path) as seen, code_refused():
+    with alone(path) as seen, custom_code_refused():
         model = AutoModelForCausalLM.from_pretrained(str(seen), gguf_file=path.name, dtype=torch.float32, **LOCAL)
     _name_specials(model, metadata)
     model.save_pretrained(str(folder))
@@ -232,12 +232,12 @@ def _write_ids(folder: Path, metadata: Mapping[str, Any]) -> None:
 def _name_specials(model: Any, metadata: Mapping[str, Any]) -> None:
     from transformers import GenerationConfig
 
-    from llmtrack.host.transformers_compat import forget_gguf
+    from llmtrack.host.transformers_compat import make_savable
 
     ids = {f"{role}_token_id": number for role, number in special_ids(metadata).items() if role != "unk"}
     for name, number in ids.items():
         setattr(model.config, name, number)
-    forget_gguf(model)
+    make_savable(model)
     model.generation_config = GenerationConfig(**ids)
 
 

@@ -187,7 +187,7 @@ def load_folder(
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from llmtrack.host.transformers_compat import code_refused, restore_rope, tensor_parallel
+    from llmtrack.host.transformers_compat import custom_code_refused, restore_rope, tensor_parallel
 
     refuse_damaged(folder)
     refuse_adapter(folder)
@@ -213,7 +213,7 @@ def load_folder(
     with (
         explained("no model can be made of config.json and the weights"),
         quantized_explained(config),
-        code_refused(),
+        custom_code_refused(),
     ):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             seen,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import LlmtrackError, ModelLoadError, in_words
-from llmtrack.host.formatting import cut
+from llmtrack.host.formatting import truncate
 
 MAX_CHARACTERS = 400
 
@@ -254,11 +254,11 @@ def tool_failed(tool: str, architecture: str, said: str, instead: str) -> str:
         )
     if _UNKNOWN_TO_A_TOOL.search(said):
         return f"{tool} does not support {architecture}: {instead}"
-    return f"{tool} cannot convert this {architecture} model ({cut(said, 300)}): {instead}"
+    return f"{tool} cannot convert this {architecture} model ({truncate(said, 300)}): {instead}"
 
 
 def _flat(text: str) -> str:
-    return cut(" ".join(text.split()), MAX_CHARACTERS, "...")
+    return truncate(" ".join(text.split()), MAX_CHARACTERS, "...")
 
 
 def _unreadable(path: Path, error: OSError) -> ModelLoadError:

@@ -17,7 +17,7 @@ import torch
 from llmtrack.devices import on_gpu
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, UsageError
-from llmtrack.host.formatting import cut
+from llmtrack.host.formatting import truncate
 from llmtrack.measure.finite import not_finite
 from llmtrack.measure.memory import check_memory
 from llmtrack.quality.batching import in_batches, token_budget
@@ -246,7 +246,7 @@ def _prepare_documents(engine: Engine, texts: Sequence[str], max_length: int, bo
 def _names(texts: Sequence[str], scorable: Sequence[bool]) -> tuple[str, ...]:
     """Name the first scorable documents by their number in the corpus, from 1, and their beginning."""
     numbers = [number for number, is_scorable in enumerate(scorable, start=1) if is_scorable][:MOST_ITEMS]
-    return tuple(f"{number}: {cut(' '.join(texts[number - 1].split()), _BEGINNING, ' ...')}" for number in numbers)
+    return tuple(f"{number}: {truncate(' '.join(texts[number - 1].split()), _BEGINNING, ' ...')}" for number in numbers)
 
 
 def _prepare_rolling(

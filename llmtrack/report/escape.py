@@ -7,8 +7,8 @@ import re
 
 from rich.text import Text
 
-from llmtrack.host.console import on_one_line, shown
-from llmtrack.host.formatting import cut
+from llmtrack.host.console import neutralize, on_one_line
+from llmtrack.host.formatting import truncate
 
 _IN_MARKDOWN = {character: f"\\{character}" for character in "\\`*[]|~"} | {
     "&": "&amp;",
@@ -36,7 +36,7 @@ _LONGEST_IN_PLOT = 60
 
 def plain(text: str, style: str = "") -> Text:
     """Return a text for a console without interpreting markup or `:emoji:`."""
-    return Text(shown(text), style=style)
+    return Text(neutralize(text), style=style)
 
 
 def in_markdown(text: str) -> str:
@@ -47,7 +47,7 @@ def in_markdown(text: str) -> str:
 
 def in_html(text: str) -> str:
     """Escape a text for an HTML element or attribute."""
-    return html.escape(shown(text))
+    return html.escape(neutralize(text))
 
 
 def in_latex(text: str) -> str:
@@ -57,11 +57,11 @@ def in_latex(text: str) -> str:
 
 def in_plot(text: str) -> str:
     """Escape a text for Matplotlib (`$`), keeping its lines."""
-    escaped = shown(text).replace("$", r"\$")
+    escaped = neutralize(text).replace("$", r"\$")
     # Matplotlib omits labels that start with an underscore from legends.
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 
 def as_label(text: str) -> str:
     """Return a name as an axis or legend label, truncated."""
-    return in_plot(cut(on_one_line(text), _LONGEST_IN_PLOT))
+    return in_plot(truncate(on_one_line(text), _LONGEST_IN_PLOT))

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.measure import Measurement
 
 from llmtrack import metrics as schema
-from llmtrack.host.console import console_of, emit, on_one_line
+from llmtrack.host.console import emit, neutral_console, on_one_line
 from llmtrack.host.formatting import plural
 from llmtrack.report.escape import plain
 from llmtrack.report.tables.rendering import fit_to_width, render, to_blocks, to_rich, without_constants
@@ -106,7 +106,9 @@ def print_table(
         drawn = to_rich(table)
         # The terminal wraps a table that is too wide, without losing anything.
         natural = Measurement.get(console, console.options.update(max_width=10_000), drawn).maximum
-        wider = console_of(file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal)
+        wider = neutral_console(
+            file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal
+        )
         wider.print(drawn)
     elif fitted:
         console.print(to_rich(shown, widths=fitted.widths))

@@ -9,7 +9,7 @@ import textwrap
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmtrack.host.console import console_of, protected, replace_unknown
+from llmtrack.host.console import neutral_console, protect_stream, replace_unencodable
 from llmtrack.report.escape import plain
 
 LOG_WIDTH = 1000
@@ -23,10 +23,10 @@ def make_console(outlive: bool = False, stderr: bool = False) -> Console:
         stderr: write progress to standard error (see `run.study.ending.end_study`).
     """
     stream = sys.stderr if stderr else sys.stdout
-    stream = protected(stream) if outlive else stream
-    replace_unknown(stream)
-    width = None if console_of(file=stream).is_terminal else requested_width() or LOG_WIDTH
-    return console_of(file=stream, stderr=stderr, highlight=False, emoji=False, width=width)
+    stream = protect_stream(stream) if outlive else stream
+    replace_unencodable(stream)
+    width = None if neutral_console(file=stream).is_terminal else requested_width() or LOG_WIDTH
+    return neutral_console(file=stream, stderr=stderr, highlight=False, emoji=False, width=width)
 
 
 def width_of(console: Console) -> int | None:

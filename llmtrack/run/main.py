@@ -21,17 +21,17 @@ from llmtrack.experiment import Experiment
 from llmtrack.host.console import on_one_line, print_text, protected_output
 from llmtrack.host.entry_points import (
     EXECUTOR_POINTS,
-    answer,
-    broken,
-    check_answers,
+    check_returns,
     extensions,
+    instance_of,
     load_extension,
-    named_in_errors,
+    naming_plugin,
+    unusable,
 )
-from llmtrack.host.formatting import some_of
-from llmtrack.host.libraries import uncollected
+from llmtrack.host.formatting import list_some
+from llmtrack.host.libraries import gc_paused
 from llmtrack.host.processes import when_launcher_ends
-from llmtrack.host.signals import Terminated, signals_end, stay_ended
+from llmtrack.host.signals import Terminated, end_on_signal, ignore_signals_at_exit
 from llmtrack.measure.best_effort import BestEffort
 from llmtrack.report.page.html import page_template
 from llmtrack.report.plots import drawing
@@ -106,7 +106,7 @@ def open_tracker(settings: HereOptions) -> Tracker:
 
     It also imports the reporting modules while the worker imports its own; later, that would disturb measurements.
     """
-    with uncollected():
+    with gc_paused():
         tracker = Tracker.open(settings.tracking_uri, settings.experiment_name, traces=settings.traces)
         # The part of the report that needs a missing module reports it.
         with contextlib.suppress(Exception):
@@ -148,13 +148,13 @@ def _of_another_package(settings: HereOptions) -> Executor:
     point = next(each for each in extensions(EXECUTOR_POINTS) if each.name == settings.executor)
     make = load_extension(point)
     if not callable(make):
-        raise broken(point, f"it is a {type(make).__name__}, and not a function make(settings)")
-    with named_in_errors(point, "make"):
+        raise unusable(point, f"it is a {type(make).__name__}, and not a function make(settings)")
+    with naming_plugin(point, "make"):
         made = make(settings)
     lacking = [name for name in METHODS if not callable(getattr(made, name, None))]
     if lacking:
-        raise broken(point, f"the executor has no {' and no '.join(lacking)}")
-    check_answers(made, point, _ANSWERS)
+        raise unusable(point, f"the executor has no {' and no '.join(lacking)}")
+    check_returns(made, point, _ANSWERS)
     with contextlib.suppress(AttributeError, TypeError):
         made.run = partial(_run_checked, made.run, point)
     executor: Executor = made
@@ -164,23 +164,23 @@ def _of_another_package(settings: HereOptions) -> Executor:
 def _run_checked(run: Callable[..., None], point: EntryPoint, scenarios: Sequence[Scenario], emit: Emit) -> None:
     """Run a plug-in's executor; name it if it emits something else than events, or leaves a scenario out."""
     left = {each.name for each in scenarios}
-    expected = answer("an event such as a Measurement or a Failure", *get_args(Event))
+    expected = instance_of("an event such as a Measurement or a Failure", *get_args(Event))
 
     def checked(event: Event) -> None:
-        if why := expected.why_not("run", event):
-            raise broken(point, why.replace("returned", "emitted"))
+        if why := expected.problem("run", event):
+            raise unusable(point, why.replace("returned", "emitted"))
         if isinstance(event, (Measurement, Failure)):
             left.discard(event.scenario.name)
         emit(event)
 
     run(scenarios, checked)
     if left:
-        raise broken(point, f"run emitted neither a Measurement nor a Failure of {some_of(sorted(left))}")
+        raise unusable(point, f"run emitted neither a Measurement nor a Failure of {list_some(sorted(left))}")
 
 
 _ANSWERS = {
-    "machine": answer("a mapping of facts", Mapping),
-    "identify": answer("a mapping of tags", Mapping),
+    "machine": instance_of("a mapping of facts", Mapping),
+    "identify": instance_of("a mapping of tags", Mapping),
 }
 """What the methods of an executor return."""
 
@@ -255,7 +255,7 @@ def exit_codes(console: Console) -> Iterator[None]:
     if "MLFLOW_RUN_ID" in os.environ:
         unwatch = when_launcher_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
-        with signals_end():
+        with end_on_signal():
             try:
                 with protected_output():
                     yield
@@ -281,7 +281,7 @@ def exit_codes(console: Console) -> Iterator[None]:
 
 def end_early(console: Console, word: str, number: int) -> NoReturn:
     """Report that a signal ended the work and what remains in the spool; exit with the signal's code."""
-    stay_ended()
+    ignore_signals_at_exit()
     with contextlib.suppress(OSError):  # the terminal may be gone
         say(
             console,

@@ -19,9 +19,9 @@ from rich.console import Console
 
 from llmtrack.errors import TrackingError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
-from llmtrack.host.console import console_of
+from llmtrack.host.console import neutral_console
 from llmtrack.host.entry_points import EXPERIMENT_POINTS, named_experiment, names_of
-from llmtrack.report.escape import shown
+from llmtrack.report.escape import neutralize
 from llmtrack.report.tables.rendering import render
 from llmtrack.report.tables.summary import summary_table, tables_by_task
 from llmtrack.report.tables.table import Table
@@ -154,7 +154,7 @@ def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str
     into = Path(os.path.expanduser(require_text("folder", folder)))
     try:
         problems = rebuild_report(
-            require_text("study", name), console_of(file=io.StringIO()), uri if own else tracking_uri, into
+            require_text("study", name), neutral_console(file=io.StringIO()), uri if own else tracking_uri, into
         )
     except OSError as error:
         raise UsageError(f"the report cannot be written: {refused_by_system(error)}") from error
@@ -178,9 +178,11 @@ def near_names(experiment: str) -> str:
 def progress_console(quiet: bool = False) -> Console:
     """Return a console for progress: a display in a notebook, else stderr; none if quiet."""
     if quiet:
-        return console_of(file=io.StringIO(), stderr=True, width=_WIDTH)
+        return neutral_console(file=io.StringIO(), stderr=True, width=_WIDTH)
     if in_notebook():
-        return console_of(file=Cell(), stderr=True, width=_WIDTH, highlight=False, emoji=False, force_terminal=False)
+        return neutral_console(
+            file=Cell(), stderr=True, width=_WIDTH, highlight=False, emoji=False, force_terminal=False
+        )
     return make_console(outlive=True, stderr=True)
 
 
@@ -204,6 +206,6 @@ class Cell(io.TextIOBase):
         self._lines[-1] += first
         self._lines.extend(more)
         if more:
-            told = html.escape(shown("\n".join(self._lines).strip("\n")))
+            told = html.escape(neutralize("\n".join(self._lines).strip("\n")))
             self._handle.update(self._show.HTML(f"<pre>{told}</pre>"))
         return len(text)

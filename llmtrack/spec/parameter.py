@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmtrack.errors import UsageError
-from llmtrack.host.formatting import cut
+from llmtrack.host.formatting import truncate
 
 NONE = "none"
 # Beyond any real number of tokens, calls or seconds; context and memory limits are checked where they are known.
@@ -258,7 +258,7 @@ def require_text(name: str, value: object) -> str:
     """
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
-        raise UsageError(f"{name} {cut(repr(value), 60, '...')} is a {type(value).__name__}: give a text")
+        raise UsageError(f"{name} {truncate(repr(value), 60, '...')} is a {type(value).__name__}: give a text")
     return text
 
 
@@ -294,4 +294,4 @@ def format_value(value: Any) -> str:
 
 def truncated(value: Any) -> str:
     """Format a value for a message, truncated."""
-    return cut(str(value), _SHOWN)
+    return truncate(str(value), _SHOWN)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmtrack.host.formatting import cut
+from llmtrack.host.formatting import truncate
 from llmtrack.host.secrets import redact
 
 MAX_KEY = 250
@@ -57,7 +57,7 @@ def fit_key(key: str) -> str:
 
 def shorten(text: str, limit: int) -> str:
     """Truncate a text with a visible mark."""
-    return cut(text, limit, SHORTENED_MARK)
+    return truncate(text, limit, SHORTENED_MARK)
 
 
 def fit_limits(

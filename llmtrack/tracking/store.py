@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.host.packages import installed_version
-from llmtrack.host.secrets import know, redact
+from llmtrack.host.secrets import redact, register_address
 from llmtrack.spec.parameter import optional_text
 from llmtrack.spec.serialization import digest
 from llmtrack.tracking.store_errors import (
@@ -81,7 +81,7 @@ def resolve_tracking_uri(uri: str | None = None) -> str:
     """
     given = optional_text("tracking URI", uri)
     asked = given or os.environ.get("MLFLOW_TRACKING_URI") or _SQLITE + DEFAULT_DATABASE
-    know(asked)
+    register_address(asked)
     scheme = asked.partition(":")[0].lower() if ":" in asked else ""
     if scheme == "sqlite":
         return _absolute_sqlite(asked)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from llmtrack.errors import TrackingError, in_words
-from llmtrack.host.formatting import cut
+from llmtrack.host.formatting import truncate
 from llmtrack.host.secrets import redact, secrets_of
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def read_error(client: MlflowClient, error: BaseException) -> TrackingError:
 
 def one_line(error: BaseException) -> str:
     """Return an error as one short line without credentials or SQL statements."""
-    return cut(redact(_meaning(in_words(error)), secrets_of(os.environ)), 300, "...")
+    return truncate(redact(_meaning(in_words(error)), secrets_of(os.environ)), 300, "...")
 
 
 def _meaning(text: str) -> str:

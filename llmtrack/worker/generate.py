@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import median
 
 from llmtrack.engine import Engine, GenerateRequest
-from llmtrack.host.formatting import cut
+from llmtrack.host.formatting import truncate
 from llmtrack.measure.best_effort import BestEffort
 from llmtrack.measure.disturbances import CpuReading, busy_warning, read_cpu
 from llmtrack.measure.formulas import GenerationTrace
@@ -236,4 +236,4 @@ def _as_read(engine: Engine, text: str, ids: Sequence[int]) -> str:
 
 
 def _cut(text: str) -> str:
-    return cut(text, _LONGEST, " ...")
+    return truncate(text, _LONGEST, " ...")

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import TextIO, cast
 
 from llmtrack.errors import LlmtrackError, in_words, is_out_of_memory
-from llmtrack.host.console import protected
-from llmtrack.host.libraries import uncollected
+from llmtrack.host.console import protect_stream
+from llmtrack.host.libraries import gc_paused
 from llmtrack.host.processes import OUT_OF_MEMORY, kill_children, when_parent_ends
 from llmtrack.spec.events import Event, event_to_json
 from llmtrack.spec.scenario import Scenario
@@ -52,7 +52,7 @@ def _serve() -> None:
     for name in ("SIGINT", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    with uncollected():
+    with gc_paused():
         quieten()
         from llmtrack.engines.registry import load_variant
         from llmtrack.worker.measuring import EngineCache, measure_group
@@ -114,7 +114,7 @@ def _take_stdout() -> TextIO:
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     # Library output ends up in the run's log.
-    sys.stdout, sys.stderr = cast("TextIO", protected(sys.stdout)), cast("TextIO", protected(sys.stderr))
+    sys.stdout, sys.stderr = cast("TextIO", protect_stream(sys.stdout)), cast("TextIO", protect_stream(sys.stderr))
     return events
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.options import TorchOptions
 from llmtrack.engines.torch.pytorch import threads_set
-from llmtrack.host.signals import stop_in_order
+from llmtrack.host.signals import defer_signals
 from llmtrack.measure import gauges
 from llmtrack.measure.best_effort import BestEffort
 from llmtrack.measure.memory import check_batch
@@ -43,7 +43,7 @@ def measure_training(scenario: Scenario, task: TrainTask, emit: Emit, clock: Clo
     started = time.time()
     emit(Progress(scenario.name, "loading", 0.0))
     # Catch everything: the steps are not the engine's own calls.
-    with stop_in_order() as should_stop, threads_set(chosen(TorchOptions, scenario.variant.options).threads):
+    with defer_signals() as should_stop, threads_set(chosen(TorchOptions, scenario.variant.options).threads):
         try:
             session = open_session(scenario.variant, task)
         except Exception as error:

@@ -17,7 +17,7 @@ from llmtrack.engine import GenerateRequest
 from llmtrack.engines import llamacpp_probe
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
 from llmtrack.host import packages as installed
-from llmtrack.host.packages import available, install
+from llmtrack.host.packages import available, install_command
 from llmtrack.llamacpp import decoder, library
 from llmtrack.llamacpp.decoder import Room
 from llmtrack.models import gguf_conversion
@@ -152,7 +152,7 @@ def test_a_missing_installation_is_one_line_with_the_command(monkeypatch):
     with pytest.raises(MissingDependencyError) as caught:
         load_engine("synthetic:tiny", backend="llamacpp", device="cpu")
     library.library.cache_clear()
-    assert install("llamacpp") in str(caught.value)
+    assert install_command("llamacpp") in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

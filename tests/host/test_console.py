@@ -1,4 +1,4 @@
-"""All text leaves by one way, on which nothing in it is obeyed."""
+"""Text is printed and written by one module, without control characters."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ import pytest
 from rich.table import Table as RichTable
 
 import llmtrack
-from llmtrack.host.console import as_json, console_of, emit, keep_text, make_folder, print_text, shown
+from llmtrack.host.console import (
+    emit,
+    make_folder,
+    neutral_console,
+    neutral_json,
+    neutralize,
+    print_text,
+    write_neutral,
+)
 from llmtrack.report.tables.rendering import render
 from tests.report.test_escape import table_of
 
-# Of a terminal's commands, of the direction of text, of line ends that are none of ours, half a character.
-OBEYED = (
+# Terminal commands, text direction, foreign line ends, half a character.
+CONTROLS = (
     "\x1b[31m",
     "\x9b31m",
     "\x9d0;title\x07",
@@ -29,12 +37,12 @@ OBEYED = (
     "\ud800",
     "\ufeff",
 )
-HOSTILE = "".join(OBEYED)
+HOSTILE = "".join(CONTROLS)
 CHARACTERS = set(HOSTILE) - set("[31m0;titleabc")
 
 
 @pytest.mark.parametrize("err", [False, True])
-def test_what_is_told_is_shown(capsys, err):
+def test_printed_text_has_no_control_characters(capsys, err):
     print_text(f"run {HOSTILE}\tname\nend", err=err)
     out = "".join(capsys.readouterr())
     assert not CHARACTERS & set(out)
@@ -42,40 +50,40 @@ def test_what_is_told_is_shown(capsys, err):
     assert out.endswith("\tname\nend\n")
 
 
-def test_what_is_told_of_an_error_holds_no_credentials(capsys, monkeypatch):
+def test_credentials_in_an_error_are_redacted(capsys, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "abcdefgh12345")
     print_text("error: abcdefgh12345 is refused", err=True)
     assert capsys.readouterr().err == "error: *** is refused\n"
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_console_obeys_its_own_styles_only(terminal):
+def test_a_console_emits_only_its_own_control_codes(terminal):
     stream = io.StringIO()
-    console = console_of(
+    console = neutral_console(
         file=stream,
         force_terminal=terminal,
         color_system="standard" if terminal else None,
         width=200,
         highlight=False,
     )
-    drawn = RichTable("head" + HOSTILE)
-    drawn.add_row(HOSTILE)
-    for each in (HOSTILE, drawn):
-        console.print(each, style="red", markup=False)
-    own = {"\x1b"} if terminal else set()
-    assert not (CHARACTERS - own) & set(stream.getvalue())
+    table = RichTable("head" + HOSTILE)
+    table.add_row(HOSTILE)
+    for content in (HOSTILE, table):
+        console.print(content, style="red", markup=False)
+    styles = {"\x1b"} if terminal else set()
+    assert not (CHARACTERS - styles) & set(stream.getvalue())
     assert "\x1b[31m\x1b[31m" not in stream.getvalue()
     emit(console, HOSTILE)
-    assert not (CHARACTERS - own) & set(stream.getvalue())
+    assert not (CHARACTERS - styles) & set(stream.getvalue())
 
 
-def test_a_file_is_written_as_it_is_shown(tmp_path):
-    keep_text(tmp_path / "a.csv", HOSTILE)
+def test_a_written_file_has_no_control_characters(tmp_path):
+    write_neutral(tmp_path / "a.csv", HOSTILE)
     assert not CHARACTERS & set((tmp_path / "a.csv").read_text(encoding="utf-8"))
 
 
-def test_a_folder_of_more_levels_than_python_counts_is_refused_as_the_system_would(tmp_path, monkeypatch):
-    def too_deep(path, *given, **named):
+def test_a_folder_with_too_many_levels_for_python_raises_an_oserror(tmp_path, monkeypatch):
+    def too_deep(path, *args, **kwargs):
         raise RecursionError
 
     monkeypatch.setattr(Path, "mkdir", too_deep)
@@ -84,31 +92,30 @@ def test_a_folder_of_more_levels_than_python_counts_is_refused_as_the_system_wou
     assert caught.value.filename == str(tmp_path / "a/b")
 
 
-def test_json_loses_nothing(tmp_path):
-    text = as_json({"name": HOSTILE, "é": ["–"]})
+def test_json_escapes_controls_and_loses_nothing():
+    text = neutral_json({"name": HOSTILE, "é": ["–"]})
     assert not CHARACTERS & set(text)
-    assert shown(text) == text
+    assert neutralize(text) == text
     assert json.loads(text) == {"name": HOSTILE, "é": ["–"]}
     assert "–" in text
 
 
 @pytest.mark.parametrize("style", ["table", "csv", "json", "markdown", "html", "latex"])
-@pytest.mark.parametrize("name", OBEYED, ids=ascii)
-def test_no_format_of_a_table_holds_what_is_obeyed(style, name):
-    text = shown(render(table_of(name)[0], style, name))
+@pytest.mark.parametrize("name", CONTROLS, ids=ascii)
+def test_no_table_format_contains_control_characters(style, name):
+    text = neutralize(render(table_of(name)[0], style, name))
     assert not CHARACTERS & set(text)
     if style == "html":
         assert not CHARACTERS & set(render(table_of(name)[0], style, name))
 
 
 SOURCES = sorted(Path(llmtrack.__file__).parent.rglob("*.py"))
-WAY_OUT = {"host/console.py"}
-# A page of our own docs.
-OURS = {"metrics/__main__.py"}
+# The console itself, and a page of our own docs.
+ALLOWED = {"host/console.py", "metrics/__main__.py"}
 
 
-def direct(tree: ast.AST) -> list[int]:
-    """Return the lines that write text to a terminal or a console's stream by themselves."""
+def direct_output(tree: ast.AST) -> list[int]:
+    """Return the lines that write text to a terminal or a stream without `host.console`."""
     lines = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
@@ -123,21 +130,21 @@ def direct(tree: ast.AST) -> list[int]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
-def test_no_module_has_a_way_of_its_own(path):
+def test_modules_print_only_by_the_console(path):
     name = path.relative_to(Path(llmtrack.__file__).parent).as_posix()
-    if name not in WAY_OUT | OURS:
-        assert direct(ast.parse(path.read_text(encoding="utf-8"))) == []
+    if name not in ALLOWED:
+        assert direct_output(ast.parse(path.read_text(encoding="utf-8"))) == []
 
 
-def test_the_rule_sees_each_way():
-    for way in ("print(name)", "click.echo(x)", "console.file.write(x)", "sys.stderr.write(x)", "Console()"):
-        assert direct(ast.parse(way)) == [1]
+def test_direct_output_is_detected():
+    for call in ("print(name)", "click.echo(x)", "console.file.write(x)", "sys.stderr.write(x)", "Console()"):
+        assert direct_output(ast.parse(call)) == [1]
 
 
-@pytest.mark.parametrize("given", ["a" * 100_000, "word " * 20_000])
-def test_a_long_value_hides_neither_cause_nor_remedy(given, capsys):
-    print_text(f"error: {given!r} is no model: give a folder", err=True)
-    said = capsys.readouterr().err
-    assert said.startswith("error: '")
-    assert said.endswith("is no model: give a folder\n")
-    assert len(said) < 1000
+@pytest.mark.parametrize("value", ["a" * 100_000, "word " * 20_000])
+def test_a_long_value_hides_neither_cause_nor_remedy(value, capsys):
+    print_text(f"error: {value!r} is no model: give a folder", err=True)
+    message = capsys.readouterr().err
+    assert message.startswith("error: '")
+    assert message.endswith("is no model: give a folder\n")
+    assert len(message) < 1000

@@ -1,4 +1,4 @@
-"""A measured process reports to nobody, unless its user asked for it."""
+"""Libraries send no telemetry unless the user turned it on."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ import pytest
 from llmtrack.host.libraries import TELEMETRY_OFF
 from llmtrack.host.packages import installed_version
 
-# ONNX Runtime sends nothing where it sees a CI server: without these, this is a user's machine.
-SERVERS = ("CI", "TF_BUILD", "GITHUB_ACTIONS", "JENKINS_URL", "ORT_RUNNING_UNIT_TESTS")
+# ONNX Runtime sends nothing on a CI server: without these variables, this is a user's machine.
+CI_VARIABLES = ("CI", "TF_BUILD", "GITHUB_ACTIONS", "JENKINS_URL", "ORT_RUNNING_UNIT_TESTS")
 
 
-def told(code, home, **more):
-    """What a new process prints, whose home is a folder of its own and in which nobody has decided anything."""
+def printed_by(code, home, **variables):
+    """Return the JSON that a new process prints, with a home of its own and no telemetry settings."""
     environment = {
-        name: value for name, value in os.environ.items() if name not in (*TELEMETRY_OFF, *SERVERS, "XDG_CACHE_HOME")
+        name: value
+        for name, value in os.environ.items()
+        if name not in (*TELEMETRY_OFF, *CI_VARIABLES, "XDG_CACHE_HOME")
     }
-    environment |= {"HOME": str(home), "LLMTRACK_CACHE": str(home / "llmtrack"), **more}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    environment |= {"HOME": str(home), "LLMTRACK_CACHE": str(home / "llmtrack"), **variables}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    return json.loads(result.stdout.splitlines()[-1])
 
 
-def test_what_imports_llmtrack_and_what_it_starts_is_opted_out(tmp_path):
+def test_importing_llmtrack_opts_out_for_this_process_and_its_children(tmp_path):
     code = f"import llmtrack, os, json; print(json.dumps({{name: os.environ[name] for name in {list(TELEMETRY_OFF)}}}))"
-    assert told(code, tmp_path) == TELEMETRY_OFF
-    assert told(code, tmp_path, ORT_DISABLE_TELEMETRY="0")["ORT_DISABLE_TELEMETRY"] == "0"
+    assert printed_by(code, tmp_path) == TELEMETRY_OFF
+    assert printed_by(code, tmp_path, ORT_DISABLE_TELEMETRY="0")["ORT_DISABLE_TELEMETRY"] == "0"
 
 
 @pytest.mark.slow(2)
 @pytest.mark.skipif(not installed_version("onnxruntime"), reason="onnxruntime is not installed")
-def test_onnx_runtime_leaves_no_identifier_of_the_machine(tmp_path):
+def test_onnx_runtime_writes_no_machine_identifier(tmp_path):
     code = "from llmtrack.onnx.session import onnxruntime; print(len(onnxruntime().get_available_providers()))"
-    assert told(code, tmp_path) > 0
+    assert printed_by(code, tmp_path) > 0
     assert not list(tmp_path.rglob("*onnxruntime*"))

@@ -1,4 +1,4 @@
-"""The credentials of the store's address are removed by their value, however a library writes them."""
+"""Credentials of the store's address are redacted by value, in any spelling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmtrack.errors import UsageError
 from llmtrack.host import secrets
-from llmtrack.host.secrets import HIDDEN, know, redact, secrets_of
+from llmtrack.host.secrets import HIDDEN, redact, register_address, secrets_of
 from llmtrack.tracking.store import resolve_tracking_uri
 
 PASSWORDS = (
@@ -46,15 +46,15 @@ def spellings(password):
 @pytest.mark.parametrize("scheme", ["http", "https", "postgresql", "mysql+pymysql"])
 @pytest.mark.parametrize("written", [str, lambda text: quote(text, safe="")], ids=["raw", "quoted"])
 @pytest.mark.parametrize("password", PASSWORDS)
-def test_a_known_password_is_hidden_by_its_value(scheme, written, password):
+def test_a_registered_password_is_redacted_in_any_spelling(scheme, written, password):
     address = f"{scheme}://me:{written(password)}@db.example:5432/mlflow"
-    know(address)
+    register_address(address)
     assert redact(address) == f"{scheme}://{HIDDEN}@db.example:5432/mlflow"
-    for each in spellings(password):
-        text = f"cannot reach {address} ('{each}'), port {each}"
-        assert each not in redact(text), each
+    for spelling in spellings(password):
+        text = f"cannot reach {address} ('{spelling}'), port {spelling}"
+        assert spelling not in redact(text), spelling
         assert redact(text).startswith(f"cannot reach {scheme}://{HIDDEN}@db.example:5432/mlflow")
-        assert each not in redact(each, secrets_of({"MLFLOW_TRACKING_URI": address}))
+        assert spelling not in redact(spelling, secrets_of({"MLFLOW_TRACKING_URI": address}))
 
 
 @given(
@@ -64,15 +64,15 @@ def test_a_known_password_is_hidden_by_its_value(scheme, written, password):
         max_size=20,
     )
 )
-def test_no_known_password_survives(password):
+def test_no_registered_password_survives(password):
     secrets._known.clear()
-    know(f"postgresql://me:{password}@db.example/mlflow")
-    for each in spellings(password):
-        assert password not in redact(f"<{each}> {each}")
+    register_address(f"postgresql://me:{password}@db.example/mlflow")
+    for spelling in spellings(password):
+        assert password not in redact(f"<{spelling}> {spelling}")
 
 
 @pytest.mark.parametrize(
-    ("address", "shown"),
+    ("address", "redacted"),
     [
         ("https://TOKEN123@host/x", f"https://{HIDDEN}@host/x"),
         (
@@ -89,47 +89,46 @@ def test_no_known_password_survives(password):
         ("http://host:5000", "http://host:5000"),
     ],
 )
-def test_an_address_is_shown_by_its_parts(address, shown):
-    know(address)
-    assert redact(address) == shown
+def test_an_address_keeps_its_public_parts(address, redacted):
+    register_address(address)
+    assert redact(address) == redacted
 
 
 @pytest.mark.parametrize("written", [str, lambda text: quote(text, safe="")], ids=["raw", "quoted"])
 @pytest.mark.parametrize("password", ["it's", "se'cr3t", "pa<ss", "longenough"])
-def test_a_password_among_the_settings_of_an_address_is_hidden_by_its_value(written, password):
+def test_a_password_in_the_query_of_an_address_is_redacted(written, password):
     address = f"postgresql://db.example/mlflow?user=me&password={written(password)}&sslmode=require"
-    know(address)
-    for each in spellings(password):
-        assert redact(f"refused '{each}' (sslmode require)") == f"refused '{HIDDEN}' (sslmode require)"
+    register_address(address)
+    for spelling in spellings(password):
+        assert redact(f"refused '{spelling}' (sslmode require)") == f"refused '{HIDDEN}' (sslmode require)"
 
 
-def test_a_password_that_is_an_ordinary_word_hides_no_words():
-    know("postgresql://mlflow:mlflow@db/mlflow")
-    know("postgresql://me:port@db/x")
+def test_a_password_that_is_an_ordinary_word_redacts_no_other_words():
+    register_address("postgresql://mlflow:mlflow@db/mlflow")
+    register_address("postgresql://me:port@db/x")
     assert redact("mlflow ui --port 5000") == "mlflow ui --port 5000"
     assert "port" not in redact("cannot parse me:port@db")
 
 
 @pytest.mark.parametrize("scheme", ["http", "postgresql"])
 @pytest.mark.parametrize("rest", ["ss", "ss@word", "@", "@x", "a-b_c", "ss%40"])
-def test_an_address_whose_password_begins_as_a_known_one_is_hidden_whole(scheme, rest):
-    """A part of another secret is not all of it: what is left would be shown."""
+def test_a_password_that_begins_with_a_registered_one_is_redacted_completely(scheme, rest):
     ours, other = f"{scheme}://u:p@host/db", f"{scheme}://u:p@{rest}@other/db"
     hidden = f"{scheme}://{HIDDEN}@other/db, {scheme}://{HIDDEN}@host/db and {HIDDEN}@host"
     text = f"{other}, {ours} and u:p@host"
     assert redact(text, secrets_of({"MLFLOW_TRACKING_URI": ours})) == hidden
-    know(ours)
+    register_address(ours)
     assert redact(text) == hidden
 
 
-def test_a_short_user_and_password_hide_no_words_that_hold_both():
+def test_a_short_user_and_password_redact_no_words_that_contain_both():
     assert redact("menu:print the table", secrets_of({"MLFLOW_TRACKING_URI": "http://u:p@host"})) == (
         "menu:print the table"
     )
 
 
 @pytest.mark.parametrize("password", ["12345/abc", "99#pass", "1234?pw"])
-def test_a_password_that_would_be_cut_off_is_refused_and_not_shown(password):
+def test_a_password_with_unquoted_separators_is_refused_without_showing_it(password):
     address = f"http://me:{password}@host:5000"
     with pytest.raises(UsageError, match="as %XX") as caught:
         resolve_tracking_uri(address)
@@ -137,7 +136,7 @@ def test_a_password_that_would_be_cut_off_is_refused_and_not_shown(password):
     assert resolve_tracking_uri(f"http://me:{quote(password, safe='')}@host:5000")
 
 
-def test_what_the_spool_keeps_of_a_store_holds_no_password(tmp_path):
+def test_the_spool_stores_no_password(tmp_path):
     from llmtrack.tracking.write.delivery import Delivery
     from llmtrack.tracking.write.spool import Spool
 
@@ -146,6 +145,6 @@ def test_what_the_spool_keeps_of_a_store_holds_no_password(tmp_path):
     assert delivery.display_uri == delivery._target().tracking_uri == f"postgresql://{HIDDEN}@127.0.0.1:1/db"
 
 
-def test_the_working_folder_is_no_password_although_shells_call_it_pwd():
+def test_the_variable_pwd_is_no_password():
     environ = {"PWD": "/home/me/models", "OLDPWD": "/home/me/other", "DB_PWD": "s3cret-of-mine"}
     assert secrets_of(environ) == ("s3cret-of-mine",)

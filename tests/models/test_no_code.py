@@ -19,7 +19,7 @@ from llmtrack.engines.registry import load_engine
 from llmtrack.engines.text import chat_text, generate_texts
 from llmtrack.errors import ModelLoadError, UsageError
 from llmtrack.host.packages import available
-from llmtrack.host.transformers_compat import code_refused
+from llmtrack.host.transformers_compat import custom_code_refused
 from llmtrack.models import folder as folders
 from llmtrack.models.source import run_folder
 from tests.engines.stand_ins import genai_converted, openvino_converted
@@ -165,7 +165,7 @@ if {refusal == "hook"}:
 else:
     code_refused = contextlib.nullcontext
 for auto in (AutoConfig, AutoModelForCausalLM, AutoTokenizer):
-    with contextlib.suppress(Exception), code_refused():
+    with contextlib.suppress(Exception), custom_code_refused():
         auto.from_pretrained({str(planted)!r}, trust_remote_code=True)
 """
     environment = isolated_variables()
@@ -181,7 +181,7 @@ def test_the_hook_is_put_back():
     from transformers.generation import GenerationMixin
 
     before = (dynamic_module_utils.get_class_in_module, GenerationMixin.load_custom_generate)
-    with code_refused():
+    with custom_code_refused():
         assert before[0] is not dynamic_module_utils.get_class_in_module
         assert before[1] is not GenerationMixin.load_custom_generate
     assert before == (dynamic_module_utils.get_class_in_module, GenerationMixin.load_custom_generate)

@@ -165,7 +165,7 @@ def test_without_the_extra_the_reason_and_the_remedy_are_said(transformers, why,
     assert found.remedy == available.INSTALL_ONNX
     assert doctor._backends().text == "torch"
     assert doctor._recipes().state == "missing"
-    line = available.why_missing()
+    line = available.missing_recipes()
     assert f"optimum-onnx, onnx_ir missing{why}: pip install" in line
     assert 'torchao\'s (pip install "llmtrack[torchao]")' in line
     assert not available.available("onnx")

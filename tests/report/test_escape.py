@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 from rich.console import Console
 
-from llmtrack.host.console import protected, shown
+from llmtrack.host.console import neutralize, protect_stream
 from llmtrack.report.escape import as_label, in_latex, in_markdown
 from llmtrack.report.page.html import Report, Rows, Section, render_report
 from llmtrack.report.plots.charts import bar_plot, curves_plot, line_plot, scatter_plot
@@ -68,10 +68,10 @@ def test_a_console_prints_a_text_as_it_is_and_obeys_nothing_in_it(name):
     say(console, name)
     print_table(console, name, table_of(name)[0], [name])
     text = out.getvalue()
-    assert all(line in text for line in shown(name).split("\n"))
+    assert all(line in text for line in neutralize(name).split("\n"))
     # What remains of escape sequences is rich's own bold.
     own = text.replace("\x1b[1m", "").replace("\x1b[0m", "")
-    assert shown(own) == own
+    assert neutralize(own) == own
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -82,8 +82,8 @@ def test_tables_and_lists_for_a_terminal_obey_nothing(name):
         render_runs(rows),
         render_runs(rows, chosen=["scenario"]),
     ):
-        assert shown(text) == text
-        assert shown(" ".join(name.split()))[:20] in text
+        assert neutralize(text) == text
+        assert neutralize(" ".join(name.split()))[:20] in text
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -103,7 +103,7 @@ def test_markdown_has_no_html_no_links_no_code_and_the_same_cells(name):
 
 def test_half_a_character_is_replaced():
     # Runs that were read back have none: tracking replaces it, too.
-    assert shown("\ud800lone") == in_markdown("\ud800lone") == as_label("\ud800lone") == "\ufffdlone"
+    assert neutralize("\ud800lone") == in_markdown("\ud800lone") == as_label("\ud800lone") == "\ufffdlone"
 
 
 def test_markdown_leaves_plain_names_as_they_are():
@@ -127,7 +127,7 @@ def test_html_shows_what_it_could_run(name):
     section = Section(name, name, name, rows, (name,), settings={name: name})
     page = render_report(Report(name, name, name, ((name, name),), (name,), (section,)))
     assert "<script" not in page
-    assert shown(page) == page
+    assert neutralize(page) == page
 
 
 @pytest.mark.slow(4)
@@ -230,7 +230,7 @@ def test_a_full_disk_behind_the_output_ends_nothing():
 
 def test_a_closed_stream_ends_nothing():
     stream = io.StringIO()
-    kept = protected(stream)
+    kept = protect_stream(stream)
     stream.close()
     assert kept.write("x") == 1
     kept.flush()

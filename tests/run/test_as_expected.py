@@ -11,7 +11,7 @@ from experiments import baseline
 from llmtrack.cli import main, new_project
 from llmtrack.decide.selection import select
 from llmtrack.errors import UsageError
-from llmtrack.host.console import console_of
+from llmtrack.host.console import neutral_console
 from llmtrack.report.show import print_table
 from llmtrack.report.tables.table import Table
 from llmtrack.report.terminal import width_of
@@ -30,12 +30,12 @@ def test_columns_is_the_width_in_a_pipe_too(monkeypatch, asked, width):
     monkeypatch.delenv("COLUMNS", raising=False)
     if asked is not None:
         monkeypatch.setenv("COLUMNS", asked)
-    assert width_of(console_of(file=io.StringIO())) == width
+    assert width_of(neutral_console(file=io.StringIO())) == width
 
 
 def test_of_the_columns_that_are_left_out_a_few_are_named(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    console = console_of(file=io.StringIO(), width=80)
+    console = neutral_console(file=io.StringIO(), width=80)
     print_table(console, "wide", WIDE)
     lines = console.file.getvalue()
     assert max(map(len, lines.splitlines())) <= 80

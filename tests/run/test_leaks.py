@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from llmtrack.host.console import protected
+from llmtrack.host.console import protect_stream
 from llmtrack.spec.events import Log
 from tests.run.study.test_study import lengths, scripted, study
 
@@ -87,7 +87,7 @@ def test_lines_of_a_study_are_redacted(tracker, console, capsys):
 
     executor = scripted()
     executor.__class__ = Tells
-    console.file = protected(console.file)
+    console.file = protect_stream(console.file)
     study(tracker, console, lengths(4, 8), executor)
     printed = console.file.getvalue()
     assert printed.count("Loaded: ") == len(LEAKS) + 1

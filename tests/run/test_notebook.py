@@ -125,7 +125,7 @@ def test_in_a_notebook_a_console_writes_where_it_is_told_to(monkeypatch):
     assert "bfloat16" in text
     assert "\x1b" not in text
     written = io.StringIO()
-    console = llmtrack.host.console.console_of(file=written, width=200)
+    console = llmtrack.host.console.neutral_console(file=written, width=200)
     llmtrack.report.show.print_table(console, "precision", table, ["a line"])
     assert all(text in written.getvalue() for text in ("precision", "bfloat16", "a line"))
     assert "\x1b" not in written.getvalue()

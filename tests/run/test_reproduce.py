@@ -13,7 +13,7 @@ from experiments import baseline
 from llmtrack.cli import main
 from llmtrack.engines.text import chat_text
 from llmtrack.errors import UsageError
-from llmtrack.host.console import shown
+from llmtrack.host.console import neutralize
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.reproduce import (
     PROMPT,
@@ -64,7 +64,7 @@ def test_the_python_lines_and_the_command_say_the_same_text(task, capsys):
     said = CliRunner().invoke(main, words, catch_exceptions=False)
     assert said.exit_code == 0
     assert printed.strip()
-    assert said.stdout == shown(printed)
+    assert said.stdout == neutralize(printed)
 
 
 def test_the_files_say_which_weights_were_measured():
@@ -119,7 +119,7 @@ def test_the_lines_that_recommend_prints_of_a_tracked_run_run_the_model(tracker,
     words = shlex.split(command)
     said = CliRunner().invoke(main, words[words.index("llmtrack") + 1 :], catch_exceptions=False)
     assert said.exit_code == 0
-    assert said.stdout == shown(printed)
+    assert said.stdout == neutralize(printed)
     assert printed.strip()
 
 

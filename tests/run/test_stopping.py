@@ -21,7 +21,7 @@ from experiments import declarations, suite
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.host import signals
 from llmtrack.host.processes import kill_tree, launcher_of
-from llmtrack.host.signals import STOPPING, Terminated, signal_handlers_restored, signals_end, stop_in_order
+from llmtrack.host.signals import STOPPING, Terminated, defer_signals, end_on_signal, signal_handlers_restored
 from llmtrack.run import main as entry
 from llmtrack.run.command import command
 from llmtrack.run.executors.inline import InlineExecutor
@@ -53,7 +53,7 @@ def test_only_the_first_signal_ends_the_work(number, capfd):
             storm()
             done.append(True)
 
-    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated), signals_end():
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated), end_on_signal():
         work()
     assert done
     assert "ending already" in capfd.readouterr().err
@@ -74,7 +74,7 @@ def test_what_is_ignored_stays_ignored():
     """`nohup` ignores SIGHUP, and a shell's background job SIGINT."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals_end(), stop_in_order() as asked:
+        with end_on_signal(), defer_signals() as asked:
             signal.raise_signal(signal.SIGHUP)
             assert not asked()
     finally:
@@ -85,11 +85,11 @@ def test_signals_wait_for_work_that_is_ended_in_order():
     done = []
 
     def work():
-        with stop_in_order() as asked:
+        with defer_signals() as asked:
             storm()
             done.append(asked())
 
-    with pytest.raises(KeyboardInterrupt), signals_end():
+    with pytest.raises(KeyboardInterrupt), end_on_signal():
         work()
     assert done == [True]
 
@@ -115,18 +115,18 @@ def test_a_signal_is_not_lost_in_a_finalizer(number, kind):
 
     expected = KeyboardInterrupt if number == signal.SIGINT else Terminated
     hook = sys.unraisablehook
-    with pytest.raises(expected), signals_end():
+    with pytest.raises(expected), end_on_signal():
         work()
     assert sys.unraisablehook is hook
 
 
 def test_a_signal_is_not_lost_with_an_error():
     def work():
-        with stop_in_order():
+        with defer_signals():
             signal.raise_signal(signal.SIGINT)
             raise ValueError
 
-    with pytest.raises(KeyboardInterrupt), signals_end():
+    with pytest.raises(KeyboardInterrupt), end_on_signal():
         work()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llmtrack.experiment import Experiment, OwnTable
-from llmtrack.host.formatting import cut
+from llmtrack.host.formatting import truncate
 from llmtrack.report.page.html import Call, GeneratedText, Plot, Report, Rows, Section
 from llmtrack.report.plots.drawing import save
 from llmtrack.report.sentences.takeaways import plain_call
@@ -206,7 +206,7 @@ def samples(runs: Runs, text_of: TextOf) -> tuple[GeneratedText, ...]:
         if output not in known:
             if len(names) == MOST_SAMPLES:
                 continue
-            known[output] = cut(text_of(run.run_id, "sample.txt"), LONGEST_SAMPLE)
+            known[output] = truncate(text_of(run.run_id, "sample.txt"), LONGEST_SAMPLE)
         if known[output].strip():
             names.setdefault(known[output], []).append(run.scenario)
     return tuple(GeneratedText(tuple(each), text) for text, each in names.items())

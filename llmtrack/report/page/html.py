@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from llmtrack.host.console import shown
+from llmtrack.host.console import neutralize
 from llmtrack.report.tables.table import Table, metric_columns
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def page_template() -> Template:
         loader=PackageLoader("llmtrack.report.page"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=lambda value: shown(value) if type(value) is str else value,
+        finalize=lambda value: neutralize(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -228,5 +228,5 @@ def timeline(call: Call) -> Timeline:
         steps: tuple[tuple[float, float], ...] = ((prefill, call.decode_ms * unit),)
     else:
         steps = tuple((prefill + number * step, step) for number in range(call.steps))
-    shown = min(call.prompt_tokens, 32)
-    return Timeline(call, prefill, step, steps, tuple((14 * (i % 8), 14 * (i // 8)) for i in range(shown)))
+    neutralize = min(call.prompt_tokens, 32)
+    return Timeline(call, prefill, step, steps, tuple((14 * (i % 8), 14 * (i // 8)) for i in range(neutralize)))

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 
 from rich.console import Console
 
-from llmtrack.host.console import keep_text, make_folder
+from llmtrack.host.console import make_folder, write_neutral
 from llmtrack.host.secrets import redact
 from llmtrack.report.escape import in_markdown
 from llmtrack.report.page.html import Report, render_report
@@ -105,9 +105,9 @@ def write_report(
 
     lines = "".join(f"- {in_markdown(line)}\n" for line in reading)
     writers: dict[str, Callable[[Path], object]] = {
-        "table.csv": lambda path: keep_text(path, to_csv(tracked)),
-        "table.md": lambda path: keep_text(path, _in_sections(table)),
-        "reading.md": lambda path: keep_text(path, lines),
+        "table.csv": lambda path: write_neutral(path, to_csv(tracked)),
+        "table.md": lambda path: write_neutral(path, _in_sections(table)),
+        "reading.md": lambda path: write_neutral(path, lines),
         "table.png": picture,
     }
     make_folder(folder)
@@ -124,7 +124,7 @@ def write_report(
 def write_html(folder: Path, report: Report) -> Path:
     """Write a report as one self-contained HTML file; return its path."""
     path = folder / "report.html"
-    keep_text(path, render_report(report))
+    write_neutral(path, render_report(report))
     return path
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.host.console import on_one_line
-from llmtrack.host.formatting import cut
+from llmtrack.host.formatting import truncate
 from llmtrack.report.escape import in_plot
 from llmtrack.report.plots.drawing import new_figure
 from llmtrack.report.tables.rendering import fit_to_width
@@ -63,7 +63,9 @@ def _draw_table(axes: Axes, table: Table, title: str) -> None:
     rows = table.rows[:MOST_DRAWN]
     widths = _column_widths(table, rows)
     axes.axis("off")
-    cells = [[in_plot(cut(on_one_line(cell), WIDEST)) for cell in row] for row in rows] or [[DASH] * len(table.titles)]
+    cells = [[in_plot(truncate(on_one_line(cell), WIDEST)) for cell in row] for row in rows] or [
+        [DASH] * len(table.titles)
+    ]
     drawn = axes.table(
         cellText=cells,
         colLabels=list(map(in_plot, table.titles)),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from llmtrack import metrics as schema
-from llmtrack.host.console import as_json, console_of, on_one_line
+from llmtrack.host.console import neutral_console, neutral_json, on_one_line
 from llmtrack.report.escape import in_html, in_latex, in_markdown, plain
 from llmtrack.report.tables.table import DASH, GAP, Table
 
@@ -148,7 +148,7 @@ def without_constants(table: Table) -> Table:
 def _text(table: Table, title: str) -> str:
     buffer = io.StringIO()
     # Use the table's natural width: a terminal wraps it without losing anything.
-    console = console_of(file=buffer, width=10_000, highlight=False, force_terminal=False)
+    console = neutral_console(file=buffer, width=10_000, highlight=False, force_terminal=False)
     console.print(to_rich(table))
     head = filter(None, (on_one_line(title), on_one_line(" · ".join(table.conditions))))
     body = filter(None, (line.rstrip() for line in buffer.getvalue().split("\n")))
@@ -168,7 +168,7 @@ def _json(table: Table) -> str:
         dict(zip(table.titles, row, strict=True)) | {"run_id": run_id}
         for row, run_id in zip(table.rows, table.run_ids, strict=True)
     ]
-    return as_json(rows, indent=1) + "\n"
+    return neutral_json(rows, indent=1) + "\n"
 
 
 def _html(table: Table, title: str) -> str:

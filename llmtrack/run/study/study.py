@@ -16,9 +16,9 @@ from rich.text import Text
 
 from llmtrack.decide.verdicts import with_samples
 from llmtrack.experiment import Experiment
-from llmtrack.host.console import console_of, on_one_line
-from llmtrack.host.formatting import cut, plural
-from llmtrack.host.signals import stop_in_order
+from llmtrack.host.console import neutral_console, on_one_line
+from llmtrack.host.formatting import plural, truncate
+from llmtrack.host.signals import defer_signals
 from llmtrack.report.page.output import Parts, ReportContext
 from llmtrack.report.page.reports import WrittenReport, print_incomplete, write_study
 from llmtrack.report.sentences.reading import outcome_line, outcome_note
@@ -243,7 +243,7 @@ class _Outcomes:
         self.tracker.log(self.study, done, note=outcome_note(done))
         self._progress.ended(done.scenario.name, outcome_line(done))
         if done.sample_text:
-            self._progress.line(f"    sample: {cut(on_one_line(done.sample_text), 100)}")
+            self._progress.line(f"    sample: {truncate(on_one_line(done.sample_text), 100)}")
         for warning in done.warnings:
             self._progress.warn(warning)
 
@@ -321,7 +321,7 @@ def end_study(
         with parts.part("report"):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             # A console on stderr only shows progress; its caller displays the report itself.
-            shown = console_of(file=io.StringIO(), width=200) if console.stderr else console
+            shown = neutral_console(file=io.StringIO(), width=200) if console.stderr else console
             context = ReportContext(study.run_id, study.experiment_id, tracker.tracking_uri, folder, shown, parts)
             written = write(context)
         tracker.finish_study(
@@ -359,11 +359,11 @@ def opened(tracker: Tracker, executor: Executor, start: Callable[[], Study]) -> 
     """
     study: Study | None = None
     try:
-        with stop_in_order():
+        with defer_signals():
             study = start()
         yield study
     except BaseException as error:
-        with stop_in_order():
+        with defer_signals():
             executor.close()
             if study is not None and not tracker.has_finished(study):
                 killed = is_signal(error)

@@ -20,7 +20,7 @@ from llmtrack.decide.tuning import CANNOT_WIN, Tuning, budget_text
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.host.formatting import plural
-from llmtrack.host.signals import stop_in_order
+from llmtrack.host.signals import defer_signals
 from llmtrack.measure.statistics import summarize
 from llmtrack.report.sentences.reading import outcome_note
 from llmtrack.report.terminal import say
@@ -148,7 +148,7 @@ def run_tune(
                 tuning.run()
                 trials.score_answer(tuning)
             finally:
-                with stop_in_order():
+                with defer_signals():
                     tracked = _track(study, tracker, trials, tuning)
             taken = sum(map(len, tuning.race.samples.values()))
             progress.line(f"  {plural(taken, 'sample')}, {spent_text(tuning.spent, asked.seconds)}")

@@ -17,7 +17,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 from llmtrack.host import packages
-from llmtrack.host.libraries import uncollected
+from llmtrack.host.libraries import gc_paused
 from llmtrack.metrics import DETAILS_TAG, ENVIRONMENT_TAG, SERIES_PREFIX, SYSTEM_PREFIX
 from llmtrack.tracking import store
 from llmtrack.tracking.read.filters import RunFilter
@@ -131,7 +131,7 @@ def read(
 
     def ask(database: sqlite3.Connection) -> RunParser:
         found = RunParser(experiment_names)
-        with uncollected():
+        with gc_paused():
             _fill(found, database, experiment_ids, wanted)
         return found
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import LlmtrackError, UsageError
-from llmtrack.host.console import console_of
-from llmtrack.host.libraries import uncollected
+from llmtrack.host.console import neutral_console
+from llmtrack.host.libraries import gc_paused
 from llmtrack.spec.parameter import optional_text, require_texts
 from llmtrack.tracked.frames import frame_of, pick
 from llmtrack.tracked.run import FINISHED, RUNNING, Run
@@ -141,7 +141,7 @@ def tracked_runs(
             ):
                 for run in filter(others.holds, page):
                     found.add(run)
-    with uncollected():
+    with gc_paused():
         table = found.runs()
     table = as_own(table, study_id, held) if study_id and held else table
     table = table.where(lambda run: all(_as_tag(run.get(packed.column(key))) == of_values[key] for key in of_values))
@@ -287,7 +287,7 @@ def _progress(shown: bool) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     parts = (TextColumn("reading runs"), BarColumn(), TextColumn("{task.completed:,}"), TimeElapsedColumn())
-    with Progress(*parts, console=console_of(stderr=True), transient=True) as bar:
+    with Progress(*parts, console=neutral_console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda count: bar.update(task, completed=count)
 

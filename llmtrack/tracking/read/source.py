@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
-from llmtrack.host.libraries import uncollected
+from llmtrack.host.libraries import gc_paused
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.read import direct
 from llmtrack.tracking.read.direct import RunHead
@@ -103,7 +103,7 @@ def read_pages(client: MlflowClient, experiment_ids: Sequence[str], text: str) -
         return
     read = _from_server if client.tracking_uri.startswith("http") else _in_turn
     pages = read(client, experiment_ids, text)
-    with uncollected():
+    with gc_paused():
         for page in pages:
             yield page
             # Only the young generation: the garbage of one page.

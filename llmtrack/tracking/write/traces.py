@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from llmtrack.host.formatting import cut
+from llmtrack.host.formatting import truncate
 from llmtrack.spec.outcome import Generation
 from llmtrack.tracking.store_errors import is_permanent
 from llmtrack.tracking.write.records import RunRecord
@@ -57,8 +57,8 @@ def log(client: MlflowClient, experiment_id: str, run_id: str, model_id: str | N
         trace_location=TraceLocation.from_experiment_id(experiment_id),
         request_time=root.start_time_ns // 1_000_000,
         state=TraceState.OK,
-        request_preview=cut(_shown(root.inputs), _PREVIEW, "..."),
-        response_preview=cut(_shown(root.outputs), _PREVIEW, "..."),
+        request_preview=truncate(_shown(root.inputs), _PREVIEW, "..."),
+        response_preview=truncate(_shown(root.outputs), _PREVIEW, "..."),
         execution_duration=((root.end_time_ns or 0) - root.start_time_ns) // 1_000_000,
         trace_metadata=metadata,
         tags={"mlflow.traceName": record.run_name},

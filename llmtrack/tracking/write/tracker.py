@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmtrack.host.signals import stop_in_order
+from llmtrack.host.signals import defer_signals
 from llmtrack.metrics import ASKED_TAG
 from llmtrack.spec.outcome import Failure, Measurement, Outcome, StepValues
 from llmtrack.spec.scenario import Scalar, Scenario
@@ -316,7 +316,7 @@ class Tracker:
             record = _named(record, study_name(study.context, models))
         kept = {safe_path(name): clean_content(path, self.delivery.secrets) for name, path in (files or {}).items()}
         # Defer signals: a complete study that only has to be sent must not become one that was interrupted.
-        with stop_in_order():
+        with defer_signals():
             run_id = self.delivery.write(record, run_id=study.run_id, files=kept, known=True, last=True)
             self._finished.add(study.study_id)
             if run_id is not None and self.spool.names():

@@ -14,7 +14,7 @@ import pytest
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.experiment import Experiment
-from llmtrack.host.signals import signals_end
+from llmtrack.host.signals import end_on_signal
 from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
 from llmtrack.run.executors.executor import ParallelWorkers
 from llmtrack.run.executors.inline import InlineExecutor
@@ -324,7 +324,7 @@ def test_ctrl_c_while_real_workers_score_ends_them_and_that_text_alone_is_scored
     texts = [scoring(name, NOISY, max_length=length, workers=2) for name, length in (("one", 32), ("other", 48))]
     experiment = Experiment("texts", "How surprising?", tuple(texts), lambda runs, series: {}, lambda runs: [])
     first = Scripted(start=Interrupting)
-    with pytest.raises(KeyboardInterrupt), signals_end():
+    with pytest.raises(KeyboardInterrupt), end_on_signal():
         run_study(experiment, tracker=tracker, executor=first, console=console)
     assert not any(each.lives() for each in started)
     assert len(noisy_backend.read_text().splitlines()) == 2

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from llmtrack.errors import LlmtrackError, MissingDependencyError, UsageError, in_words
-from llmtrack.host.formatting import cut
-from llmtrack.host.packages import install, installed_version
+from llmtrack.host.formatting import truncate
+from llmtrack.host.packages import install_command, installed_version
 from llmtrack.host.signals import signal_handlers_restored
 from llmtrack.run.executors.ray import node
 from llmtrack.run.executors.ray.files import awaited
@@ -67,7 +67,7 @@ class Cluster:
 
     def __init__(self, address: str) -> None:
         if not installed_version("ray"):
-            raise MissingDependencyError(f"executor=ray needs Ray, which is not installed: {install('ray')}")
+            raise MissingDependencyError(f"executor=ray needs Ray, which is not installed: {install_command('ray')}")
         # For a cluster started here: workers at normal priority.
         os.environ.setdefault("RAY_worker_niceness", "0")
         import ray
@@ -329,7 +329,7 @@ def _see_that_somebody_answers(address: str) -> None:
 
 def _why_unconnected(error: BaseException) -> str:
     """Return Ray's connection error with the remedy."""
-    said = cut(in_words(error).rstrip("."), _MOST_SAID)
+    said = truncate(in_words(error).rstrip("."), _MOST_SAID)
     if "version mismatch" in said.lower():
         return f"{said}: use the same Ray and Python on all machines"
     return (
