@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT
 from llmtrack.decide.differences import Difference, change_text, in_figures, ratio_text
-from llmtrack.decide.verdicts import measure_more, tell
+from llmtrack.decide.verdicts import measure_more, relative_perplexity, tell
 from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.errors import UsageError
@@ -198,7 +199,12 @@ def best_quantized(runs: Runs) -> list[str]:
 
 def _costs_at_most(cost: float, base: Run) -> Callable[[Run], bool]:
     """Return a predicate: whether a run's perplexity increase over the baseline is at most `cost`."""
-    return lambda run: run.metrics["perplexity"] / base.metrics["perplexity"] - 1 <= cost
+    return lambda run: _perplexity_ratio(base, run) - 1 <= cost
+
+
+def _perplexity_ratio(base: Run, run: Run) -> float:
+    ratio, _ = relative_perplexity(base, run)
+    return math.nan if ratio is None else ratio
 
 
 def everything(device: str = "auto") -> tuple[str, ...]:
@@ -351,7 +357,7 @@ def advise(done: Runs, base: Run) -> list[str]:
 
 
 def _spikes(done: Runs, base: Run) -> list[str]:
-    ratios = {run.scenario: run.metrics["perplexity"] / base.metrics["perplexity"] for run in done}
+    ratios = {run.scenario: _perplexity_ratio(base, run) for run in done}
     return [
         f"Do not use {name}: its perplexity is {ratio_text(ratio)} the baseline's."
         for name, ratio in ratios.items()
@@ -392,7 +398,7 @@ def _advice(best: Run, base: Run, done: Runs, key: str, use: str, cost: float) -
     rivals = [run for run in within if run.run_id not in (best.run_id, base.run_id)]
     return (
         f"{start}: {best.scenario}{say.doubt(best)}, {in_figures(found)} the baseline's {phase} speed "
-        f"at {change_text(best.metrics['perplexity'] / base.metrics['perplexity'])} perplexity{say.in_doubt(found)}"
+        f"at {change_text(_perplexity_ratio(base, best))} perplexity{say.in_doubt(found)}"
         f"{say.all_behind(best, rivals, key)}."
     )
 

@@ -19,7 +19,7 @@ from llmtrack.decide.candidates import Points
 from llmtrack.decide.differences import change_text, ratio_text
 from llmtrack.decide.pareto import pareto_front
 from llmtrack.decide.recommending import parse_percent, parse_size
-from llmtrack.decide.verdicts import tell
+from llmtrack.decide.verdicts import relative_perplexity, tell
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.host.formatting import significant
@@ -285,10 +285,7 @@ def _amount(run: Run, objective: str) -> str:
 
 
 def _quality(best: Run, base: Run) -> str:
-    ratio = best.number(PRICE)
-    both = [run.number("perplexity") for run in (base, best)]
-    if both[0] and both[1]:
-        ratio = both[1] / both[0]
+    ratio, _ = relative_perplexity(base, best)
     return "" if ratio is None else f" at {change_text(ratio)} perplexity"
 
 

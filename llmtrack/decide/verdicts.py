@@ -259,6 +259,17 @@ def why_not(
     return ""
 
 
+def relative_perplexity(baseline: Run | None, run: Run) -> tuple[float | None, str]:
+    """Return a run's perplexity as a multiple of the baseline's or, without that, of the reference's, and whose it is.
+
+    The baseline's is preferred, since only the beginning of the text may have been compared with the reference. None if
+    neither is known.
+    """
+    if baseline and baseline.has("perplexity") and run.has("perplexity") and not why_not(baseline, run, "perplexity"):
+        return run.metrics["perplexity"] / baseline.metrics["perplexity"], "baseline"
+    return run.number("reference_perplexity_ratio"), "reference"
+
+
 def scored_key(run: Run, metric: str) -> tuple[str, ...]:
     """Return the values that must be equal for a quality metric of two runs to be comparable.
 

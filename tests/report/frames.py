@@ -7,6 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from llmtrack import metrics as schema
+from llmtrack.report.tables.summary import summary_table
+from llmtrack.report.tables.table import Table
 from llmtrack.tracked.frames import lines_of
 from llmtrack.tracked.run import ENV, IDENTITY, Run
 from llmtrack.tracked.runs import Runs
@@ -91,3 +93,11 @@ def _made(row: dict[str, Any]) -> Run:
         else:
             metrics[name] = float(value)
     return Run(**identity, params=params, metrics=metrics, environment=environment)
+
+
+BASE = run("float32", baseline=True, **interval("tokens_per_sec", 10.0, 9.9, 10.1))
+
+
+def table_of(*rows: dict[str, Any], **settings: Any) -> Table:
+    """The summary table of runs."""
+    return summary_table(made(*rows), **settings)

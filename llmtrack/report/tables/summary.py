@@ -8,7 +8,7 @@ from dataclasses import replace
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference, in_figures, ratio_text
 from llmtrack.decide.noise_floor import in_context, say_floor
-from llmtrack.decide.verdicts import is_disturbed, tell, why_not
+from llmtrack.decide.verdicts import is_disturbed, relative_perplexity, tell, why_not
 from llmtrack.experiment import OwnTable
 from llmtrack.report.tables.table import DASH, Column, Table, condition_columns, metric_columns
 from llmtrack.tracked.frames import frame_of
@@ -94,12 +94,9 @@ def _note(run: Run, base: Run | None) -> str:
         return f"was not measured again: {run.text('reason')}"
     if not run.is_finished:
         return run.state
-    ratio, whose = run.number("reference_perplexity_ratio"), "the reference's"
-    if base is not None and run.has("perplexity") and base.has("perplexity") and not why_not(base, run, "perplexity"):
-        # The whole text, of which only the beginning may have been compared with the reference.
-        ratio, whose = run.metrics["perplexity"] / base.metrics["perplexity"], "the baseline's"
+    ratio, other = relative_perplexity(base, run)
     if ratio is not None and ratio > schema.SPIKE:
-        return f"loses quality: its perplexity is {ratio_text(ratio)} {whose}"
+        return f"loses quality: its perplexity is {ratio_text(ratio)} the {other}'s"
     return ""
 
 

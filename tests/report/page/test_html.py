@@ -32,7 +32,6 @@ from llmtrack.report.page.html import (
     render_report,
     timeline,
 )
-from llmtrack.report.page.output import mlflow_server
 from llmtrack.report.tables.summary import summary_table, tables_by_task
 from tests.report.frames import changed, interval, made, run
 
@@ -360,19 +359,3 @@ def test_runs_are_links_to_where_mlflow_shows_them():
     assert f"http://127.0.0.1:5000/#/experiments/1/runs/{RUNS[0].run_id}" in links
     assert all(str(link).startswith("http://127.0.0.1:5000/#/experiments/1/runs/") for link in links)
     assert all(attributes["rel"] == "noopener noreferrer" for attributes in page.all("a"))
-
-
-@pytest.mark.parametrize(
-    ("uri", "found"),
-    [
-        ("http://user:secret@host:8080/path/", ("http://host:8080/path", "")),
-        ("https://host", ("https://host", "")),
-        ("http://[::1]:5000", ("http://[::1]:5000", "")),
-        (
-            "sqlite:////tmp/a b.db",
-            ("http://127.0.0.1:5000", "mlflow ui --backend-store-uri 'sqlite:////tmp/a b.db'"),
-        ),
-    ],
-)
-def test_a_link_holds_no_credentials(uri, found):
-    assert mlflow_server(uri) == found

@@ -28,12 +28,12 @@ from llmtrack.report.pareto import pareto_table
 from llmtrack.report.recommendation import render_recommendation
 from llmtrack.report.show import Layout, listing_table, metrics_block, print_table, show
 from llmtrack.report.tables.picture import to_figure
-from llmtrack.report.tables.rendering import STAY, fit_to_width, without_constants
+from llmtrack.report.tables.rendering import STAY, fit_to_width, to_markdown, to_rich, without_constants
 from llmtrack.report.tables.summary import split_by_task, summary_table, tables_by_task
 from llmtrack.report.tables.table import DASH, Table, with_differing_params
 from llmtrack.tracked.frames import column_names
 from llmtrack.tracked.runs import Runs
-from tests.report.frames import changed, interval, made, run
+from tests.report.frames import BASE, changed, interval, made, run, table_of
 
 WIDTHS = (60, 80, 100, 120, 200)
 
@@ -230,20 +230,6 @@ def test_below_60_columns_each_row_is_a_block_that_leaves_nothing_out():
     assert text.index("bfloat16") < text.index("int8-weight-only")
 
 
-@pytest.mark.slow(1)
-def test_a_chosen_column_is_obeyed_by_every_table_and_an_unknown_one_refused():
-    from llmtrack.errors import UsageError
-
-    for table, key in ((_gate(), "baseline"), (_differences(), "candidate"), (_pareto(), "perplexity")):
-        console = Console(file=io.StringIO(), width=200)
-        show(console, "", table, Layout(columns=(key,)))
-        heading = console.file.getvalue().strip().splitlines()
-        assert table.titles[table.keys.index(key)] in " ".join(heading)
-        assert len(table.titles) > 4
-        with pytest.raises(UsageError, match="nonsense"):
-            show(console, "", table, Layout(columns=("nonsense",)))
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_blocks_and_lists_of_other_commands_fit_too(width):
     findings = [Finding("mlflow run: local", "missing", "python on PATH is elsewhere " * 6, "activate it " * 9)]
@@ -299,3 +285,55 @@ def test_what_was_not_measured_again_makes_no_column():
 def test_a_way_that_was_tried_keeps_what_became_of_it_where_room_is_scarce():
     fitted = fit_to_width(summary_table(_raced()[:3], own=tune.TABLE), 120)
     assert {"scenario", "race_place", "race_reason", "tokens_per_sec"} <= set(fitted.table.keys)
+
+
+def test_markdown_escapes_what_would_break_it():
+    table = table_of(BASE, run("a|b\nc", tokens_per_sec=9.0, run_id="id2"))
+    lines = to_markdown(table, ("#/1", "#/2")).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    assert lines[start + 1].count("|") == lines[start].count("|")
+    last = lines[start + 3]
+    assert last.startswith("| [a\\|b c](#/2) |")
+    assert last.replace("\\|", "").count("|") == lines[start].count("|")
+
+
+def test_markdown_has_conditions_rows_and_notes():
+    failed = run("big", status="FAILED", failure="load", reason="gone")
+    text = to_markdown(table_of(BASE, failed))
+    assert text.index("device: cpu") < text.index("| scenario") < text.index("| big") < text.index("- big failed: gone")
+
+
+def test_a_wide_table_loses_no_figure_on_a_narrow_terminal():
+    rows = [
+        BASE,
+        run("a_rather_long_scenario_name", dtype="bfloat16", total_latency_s=1234.5, peak_memory_mib=98765.0),
+    ]
+    console = Console(file=io.StringIO(), width=40)
+    print_table(console, "title [x]", table_of(*rows), ["a [reading]"])
+    printed = console.file.getvalue()
+    for text in ("1,234.500", "98,765", "a_rather_long_scenario_name", "a [reading]", "title [x]"):
+        assert text in printed
+
+
+def test_numbers_are_on_the_right():
+    drawn = to_rich(table_of(BASE))
+    justify = {str(column.header): column.justify for column in drawn.columns}
+    assert (justify["tokens/s"], justify["scenario"], justify["against baseline"]) == (
+        "right",
+        "left",
+        "left",
+    )
+
+
+@pytest.mark.slow(1)
+def test_a_chosen_column_is_obeyed_by_every_table_and_an_unknown_one_refused():
+    from llmtrack.errors import UsageError
+
+    for table, key in ((_gate(), "baseline"), (_differences(), "candidate"), (_pareto(), "perplexity")):
+        console = Console(file=io.StringIO(), width=200)
+        show(console, "", table, Layout(columns=(key,)))
+        heading = console.file.getvalue().strip().splitlines()
+        assert table.titles[table.keys.index(key)] in " ".join(heading)
+        assert len(table.titles) > 4
+        with pytest.raises(UsageError, match="nonsense"):
+            show(console, "", table, Layout(columns=("nonsense",)))

@@ -6,22 +6,11 @@ import io
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from llmtrack.metrics import decimals
-from llmtrack.report.page.output import write_report
-from llmtrack.report.show import metrics_block, print_table
-from llmtrack.report.tables.picture import to_figure
-from llmtrack.report.tables.rendering import to_markdown, to_rich
 from llmtrack.report.tables.summary import summary_table, to_csv
-from llmtrack.report.tables.table import DASH, Table
-from tests.report.frames import interval, made, run
-
-BASE = run("float32", baseline=True, **interval("tokens_per_sec", 10.0, 9.9, 10.1))
-
-
-def table_of(*rows, **settings):
-    return summary_table(made(*rows), **settings)
+from llmtrack.report.tables.table import DASH
+from tests.report.frames import BASE, interval, made, run, table_of
 
 
 def cell(table, row, title):
@@ -146,22 +135,6 @@ def test_a_run_that_is_the_same_as_another_says_so():
     assert table.notes == (f"float16 was not measured again: {reason}",)
 
 
-def test_markdown_escapes_what_would_break_it():
-    table = table_of(BASE, run("a|b\nc", tokens_per_sec=9.0, run_id="id2"))
-    lines = to_markdown(table, ("#/1", "#/2")).splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
-    assert lines[start + 1].count("|") == lines[start].count("|")
-    last = lines[start + 3]
-    assert last.startswith("| [a\\|b c](#/2) |")
-    assert last.replace("\\|", "").count("|") == lines[start].count("|")
-
-
-def test_markdown_has_conditions_rows_and_notes():
-    failed = run("big", status="FAILED", failure="load", reason="gone")
-    text = to_markdown(table_of(BASE, failed))
-    assert text.index("device: cpu") < text.index("| scenario") < text.index("| big") < text.index("- big failed: gone")
-
-
 def test_csv_is_unrounded_and_has_the_spread():
     value, low = 10.123456789012345, 9.87654321
     runs = made(run("one", **interval("tokens_per_sec", value, low, 10.5)))
@@ -170,47 +143,6 @@ def test_csv_is_unrounded_and_has_the_spread():
     assert again.loc[0, "spread/tokens_per_sec.ci_low"] == low
     assert again.loc[0, "scenario"] == "one"
     assert "perplexity" not in again.columns
-
-
-def test_a_wide_table_loses_no_figure_on_a_narrow_terminal():
-    rows = [
-        BASE,
-        run("a_rather_long_scenario_name", dtype="bfloat16", total_latency_s=1234.5, peak_memory_mib=98765.0),
-    ]
-    console = Console(file=io.StringIO(), width=40)
-    print_table(console, "title [x]", table_of(*rows), ["a [reading]"])
-    printed = console.file.getvalue()
-    for text in ("1,234.500", "98,765", "a_rather_long_scenario_name", "a [reading]", "title [x]"):
-        assert text in printed
-
-
-def test_numbers_are_on_the_right():
-    drawn = to_rich(table_of(BASE))
-    justify = {str(column.header): column.justify for column in drawn.columns}
-    assert (justify["tokens/s"], justify["scenario"], justify["against baseline"]) == (
-        "right",
-        "left",
-        "left",
-    )
-
-
-def test_the_conditions_of_a_picture_break_between_them_only():
-    conditions = tuple(f"condition number {number}: value-{number} of it" for number in range(9))
-    table = Table(conditions, ("a",), (False,), (("x",),), ("r",))
-    lines = to_figure(table, "a title").axes[0].get_title(loc="left").splitlines()
-    assert len(lines) > 2
-    assert [each for line in lines[1:] for each in line.removesuffix(" ·").split(" · ")] == list(conditions)
-
-
-def test_the_picture_shows_every_cell():
-    table = table_of(BASE, run("other", tokens_per_sec=12.0))
-    (axes,) = to_figure(table, "a title").axes
-    (drawn,) = axes.tables
-    cells = {position: each.get_text().get_text() for position, each in drawn.get_celld().items()}
-    assert cells[0, 0] == "scenario"
-    assert cells[2, len(table.titles) - 1] == "1.20x tokens/s (inconclusive: one value each)"
-    assert "a title" in axes.get_title(loc="left")
-    assert "device: cpu" in axes.get_title(loc="left")
 
 
 def test_what_is_small_keeps_two_digits():
@@ -227,33 +159,6 @@ def test_what_is_small_keeps_two_digits():
         "0.0345",
     ]
     assert [decimals(0)(value) for value in (0.4, 4.4, 12345.6)] == ["0.4", "4", "12,346"]
-
-
-def test_a_table_without_rows_has_a_picture():
-    empty = Table((), ("scenario", "tokens/s"), (False, True), (), ())
-    (axes,) = to_figure(empty, "a study that measured nothing").axes
-    cells = axes.tables[0].get_celld()
-    assert [cells[1, column].get_text().get_text() for column in (0, 1)] == [DASH, DASH]
-    assert len(to_figure({"one": empty, "two": empty}, "a suite").axes) == 2
-
-
-@pytest.mark.slow(1)
-def test_report_files(tmp_path):
-    runs = made(BASE)
-    files = write_report(tmp_path / "new" / "folder", "title", summary_table(runs), runs, ["one", "two"])
-    assert set(files) == {"table.csv", "table.md", "table.png", "reading.md"}
-    assert files["reading.md"].read_text() == "- one\n- two\n"
-    assert files["table.png"].read_bytes().startswith(b"\x89PNG")
-    without = write_report(tmp_path, "title", summary_table(runs), runs)
-    assert "reading.md" not in without
-
-
-def test_the_block_has_a_line_per_metric_with_its_spread():
-    runs = made(run("one", perplexity=18.5, **interval("tokens_per_sec", 1234.5, 1200.0, 1300.0, n=7)))
-    lines = metrics_block(runs[0])
-    assert [line.split()[0] for line in lines] == ["tokens_per_sec", "perplexity"]
-    assert lines[0].endswith("1,234.500 tokens/s  [95 % interval 1,200.000 to 1,300.000, n=7]")
-    assert "interval" not in lines[1]
 
 
 TEXT = {"corpus_digest": "c", "protocol": "documents", "max_length": 64, "scored_tokens_digest": "t"}

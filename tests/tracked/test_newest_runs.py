@@ -1,16 +1,11 @@
-"""Choosing runs to compare, listing them, and the compare step."""
+"""The newest run of each scenario, and the counterpart of a candidate."""
 
 from __future__ import annotations
-
-import csv
-import io
-import json
 
 import pytest
 
 from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.selection import match
-from llmtrack.report.show import render_runs
 from tests.report.frames import column, made, run
 
 
@@ -96,32 +91,3 @@ def test_studies_by_their_beginning_and_runs_as_they_were_measured():
         at(1, "w", study_id="s1"),
     ]
     assert list(column(made(*rows).in_order_of_time(), "scenario")) == ["w", "z", "y", "x"]
-
-
-RUNS = made(at(1, tokens_per_sec=10.123456, run_name="ab"), at(2, "b", status="FAILED", reason='a, "b"'))
-
-
-def test_json_and_csv_hold_every_value():
-    rows = json.loads(render_runs(RUNS, "json"))
-    assert [row["scenario"] for row in rows] == ["a", "b"]
-    assert rows[0]["tokens_per_sec"] == 10.123456
-    assert rows[1]["tokens_per_sec"] is None
-    assert rows[0]["start_time"].startswith("2026-11-28T10:01:00")
-    assert "perplexity" not in rows[0]
-    table = list(csv.DictReader(io.StringIO(render_runs(RUNS, "csv"))))
-    assert table[1]["reason"] == 'a, "b"'
-    assert float(table[0]["tokens_per_sec"]) == 10.123456
-
-
-def test_the_list_for_people_is_a_line_a_run():
-    text = render_runs(RUNS)
-    assert "10.12" in text
-    assert "FAILED" in text
-    assert "2026-11-28 10:01" in text
-    assert text.rstrip().endswith("2 runs")
-
-
-def test_no_runs_are_a_valid_answer():
-    empty = RUNS[0:0]
-    assert json.loads(render_runs(empty, "json")) == []
-    assert render_runs(empty).strip().endswith("0 runs")

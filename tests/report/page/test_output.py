@@ -1,0 +1,36 @@
+"""The files of a report, and its links."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmtrack.report.page.output import mlflow_server, write_report
+from llmtrack.report.tables.summary import summary_table
+from tests.report.frames import BASE, made
+
+
+@pytest.mark.slow(1)
+def test_report_files(tmp_path):
+    runs = made(BASE)
+    files = write_report(tmp_path / "new" / "folder", "title", summary_table(runs), runs, ["one", "two"])
+    assert set(files) == {"table.csv", "table.md", "table.png", "reading.md"}
+    assert files["reading.md"].read_text() == "- one\n- two\n"
+    assert files["table.png"].read_bytes().startswith(b"\x89PNG")
+    without = write_report(tmp_path, "title", summary_table(runs), runs)
+    assert "reading.md" not in without
+
+
+@pytest.mark.parametrize(
+    ("uri", "found"),
+    [
+        ("http://user:secret@host:8080/path/", ("http://host:8080/path", "")),
+        ("https://host", ("https://host", "")),
+        ("http://[::1]:5000", ("http://[::1]:5000", "")),
+        (
+            "sqlite:////tmp/a b.db",
+            ("http://127.0.0.1:5000", "mlflow ui --backend-store-uri 'sqlite:////tmp/a b.db'"),
+        ),
+    ],
+)
+def test_a_link_holds_no_credentials(uri, found):
+    assert mlflow_server(uri) == found
