@@ -18,7 +18,7 @@ from llmtrack import metrics as schema
 from llmtrack.decide.candidates import Points
 from llmtrack.decide.differences import change_text, ratio_text
 from llmtrack.decide.pareto import pareto_front
-from llmtrack.decide.recommending import parse_percent, parse_size
+from llmtrack.decide.recommend import parse_percent, parse_size
 from llmtrack.decide.verdicts import relative_perplexity, tell
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf

@@ -13,7 +13,7 @@ from llmtrack.host import libraries
 from llmtrack.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from llmtrack.decide.comparing import compare
+    from llmtrack.decide.compare import compare
     from llmtrack.devices import resolve_dtype
     from llmtrack.engines.registry import load_engine
     from llmtrack.engines.text import generate_text, generate_texts
@@ -36,7 +36,7 @@ _CALLED = ("report", "run")
 _HOME = {
     "LlmtrackError": "llmtrack.errors",
     "RepeatPolicy": "llmtrack.spec.task",
-    "compare": "llmtrack.decide.comparing",
+    "compare": "llmtrack.decide.compare",
     "compute_perplexity": "llmtrack.quality.metrics",
     "generate_text": "llmtrack.engines.text",
     "generate_texts": "llmtrack.engines.text",

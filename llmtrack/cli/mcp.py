@@ -158,7 +158,7 @@ class Tools:
         across_environments: bool = False,
     ) -> list[Compared]:
         """Compare candidates with a baseline (each a list of SELECTOR), metric by metric, telling differences from noise."""
-        from llmtrack.decide.comparing import compare
+        from llmtrack.decide.compare import compare
 
         table = compare(
             baseline,
@@ -184,7 +184,7 @@ class Tools:
         baseline: str | None = None,
     ) -> Recommended:
         """Recommend how to run the model by a study (SELECTOR), within limits such as "1%" and "2GiB", and how to do so."""
-        from llmtrack.decide.recommending import Limits, parse_percent, parse_size, recommend
+        from llmtrack.decide.recommend import Limits, parse_percent, parse_size, recommend
         from llmtrack.decide.verdicts import with_samples
         from llmtrack.run.reproduce import how_to_run
         from llmtrack.tracking.read.query import tracked_runs
@@ -242,7 +242,7 @@ class Tools:
         limit: int = 50,
     ) -> list[Point]:
         """Return a metric over time, newest first: its value in each finished run, with its interval."""
-        from llmtrack.decide.comparing import known_metric
+        from llmtrack.decide.compare import known_metric
         from llmtrack.tracking.read.query import tracked_runs
 
         runs = tracked_runs(experiment, model=model, status="FINISHED", tracking_uri=self._uri)

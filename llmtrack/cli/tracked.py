@@ -232,8 +232,8 @@ def recommend(
 
     Exit code 1 if nothing fits, or if the result is inconclusive: then it prints the command to measure more.
     """
-    from llmtrack.decide.recommending import Limits, parse_percent, parse_size
-    from llmtrack.decide.recommending import recommend as choose
+    from llmtrack.decide.recommend import Limits, parse_percent, parse_size
+    from llmtrack.decide.recommend import recommend as choose
     from llmtrack.decide.verdicts import with_samples
     from llmtrack.report.recommendation import draw, recommendation_json, recommendation_markdown, render_recommendation
     from llmtrack.report.terminal import make_console, width_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from llmtrack.decide.goal import Goal
 from llmtrack.decide.promise import Base, Prediction, Predictor, Way, keeps_quality
 from llmtrack.decide.proof import Proofs
-from llmtrack.decide.racing import Race
+from llmtrack.decide.race import Race
 from llmtrack.decide.text_quality import TextQuality
 
 # Remaining share of a worker's start time if prestarted, and of compile time if cached.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmtrack import metrics as schema
-from llmtrack.decide.comparing import known_metric, runs_of_pairs, with_samples_of
+from llmtrack.decide.compare import known_metric, runs_of_pairs, with_samples_of
 from llmtrack.decide.differences import (
     ALPHA,
     Ratio,

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from llmtrack.decide.differences import Ratio
 from llmtrack.decide.promise import Way, Work
-from llmtrack.decide.racing import Rules
+from llmtrack.decide.race import Rules
 
 Ending = Literal["proven", "unproven", "none"]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from llmtrack.decide.differences import ALPHA, Ratio, change_text
 from llmtrack.decide.goal import PartScore
-from llmtrack.decide.racing import around, quantile
+from llmtrack.decide.race import around, quantile
 
 Judgement = Literal["kept", "broken", "open"]
 

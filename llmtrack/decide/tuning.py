@@ -3,7 +3,7 @@
 The search is independent of engines and MLflow: a `Measurer` acts, and everything follows from its answers, so that an
 interrupted search can be replayed. The next action is the first of these that fits into the remaining time:
 
-1. measure the baseline, then the three most promising candidates (`promise`), each beside the leader (`racing`);
+1. measure the baseline, then the three most promising candidates (`promise`), each beside the leader (`race`);
 2. score a candidate that is better than the leader until its quality is decided (`text_quality`); one beyond the bound is
 eliminated;
 3. try the next most promising candidate while its proof would still fit, or even if not when it promises far more than
@@ -26,7 +26,7 @@ from llmtrack.decide.forecast import Forecast
 from llmtrack.decide.goal import Ending, Goal, Measurer, SearchState, Seen
 from llmtrack.decide.promise import keeps_quality
 from llmtrack.decide.proof import MOST, USUAL, Proofs, Sample, duel
-from llmtrack.decide.racing import Race
+from llmtrack.decide.race import Race
 from llmtrack.decide.text_quality import TextQuality
 from llmtrack.host.formatting import significant
 from llmtrack.metrics import metric

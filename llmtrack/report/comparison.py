@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.decide.comparing import COLUMNS, Compared, compare_pairs, runs_of_pairs, to_frame, with_samples_of
+from llmtrack.decide.compare import COLUMNS, Compared, compare_pairs, runs_of_pairs, to_frame, with_samples_of
 from llmtrack.decide.noise_floor import say_floor
 from llmtrack.decide.selection import Pair, as_runs, match
 from llmtrack.decide.verdicts import differing_facts, grouped, own_warnings, with_samples

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from llmtrack.decide.comparing import runs_of_pairs
+from llmtrack.decide.compare import runs_of_pairs
 from llmtrack.decide.gate import GATE_FAILED, NOT_CHECKED, GateResult, PairCheck
 from llmtrack.host.formatting import significant
 from llmtrack.report.comparison import models_and_devices, studies_of

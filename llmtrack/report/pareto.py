@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.decide.candidates import MEMORY, Points, gather_points
-from llmtrack.decide.comparing import known_metric
+from llmtrack.decide.compare import known_metric
 from llmtrack.decide.noise_floor import in_context
 from llmtrack.decide.pareto import Position, Standing, pareto_front
 from llmtrack.decide.verdicts import each_once, grouped

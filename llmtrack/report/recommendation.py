@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmtrack.decide.candidates import QUALITY, gather_points
-from llmtrack.decide.recommending import Recommendation
+from llmtrack.decide.recommend import Recommendation
 from llmtrack.errors import UsageError
 from llmtrack.report.escape import in_markdown, in_plot
 from llmtrack.report.pareto import pareto_plot

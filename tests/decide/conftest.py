@@ -17,6 +17,7 @@ from tests.tracking.conftest import (  # noqa: F401 - fixtures
     tracker,
     uri,
 )
+from tests.tracking.samples import ENVIRONMENT, measurement
 
 IDS = ("study_id", "run_id", "experiment_id")
 
@@ -34,3 +35,21 @@ def measured(filled_once: Callable) -> Callable[..., list[SimpleNamespace]]:  # 
         return [SimpleNamespace(**each) for each in filled_once(f"measured-{name}", studies)]
 
     return fill
+
+
+@pytest.fixture
+def tracked(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Track a study of three quantizations, each repeated 8 times."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
+    study = tracker.start_study("quantization", "q", {}, ENVIRONMENT)
+    for name, speed, perplexity in (("fp32", 10.0, 20.0), ("int8", 20.0, 20.1), ("int4", 30.0, 26.0)):
+        tracker.log(
+            study,
+            measurement(
+                name,
+                facts={"model_id": "m", "dtype": "float32", "quantization": name},
+                metrics={"tokens_per_sec": speed, "perplexity": perplexity, "peak_memory_mib": 100.0},
+                samples={"tokens_per_sec": tuple(speed * (1 + n / 1000) for n in range(8))},
+                summaries={},
+            ),
+        )

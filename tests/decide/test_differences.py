@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtrack.decide.differences import difference, holm, judge, least_p, mann_whitney_p, ratio_of_medians
+from llmtrack.decide.differences import (
+    Ratio,
+    change_text,
+    difference,
+    holm,
+    is_within,
+    judge,
+    least_p,
+    mann_whitney_p,
+    ratio_of_medians,
+    ratio_text,
+)
 
 values = st.lists(st.integers(1, 5), min_size=1, max_size=5)
 
@@ -207,3 +220,81 @@ def test_the_ratio_of_a_rate_is_that_of_its_headline_values():
 def test_metrics_without_repeats(metric, baseline, candidate, verdict, words):
     (found,) = judge([difference(metric, baseline, candidate)])
     assert (found.verdict, found.words, found.p_value) == (verdict, words, None)
+
+
+@pytest.mark.slow(1)
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=6), st.lists(st.floats(0.1, 10), min_size=1, max_size=6))
+def test_the_interval_of_the_inverse_is_the_inverse_of_the_interval(one, other):
+    there, back = ratio_of_medians(one, other), ratio_of_medians(other, one)
+    if one != other:
+        assert (back.low, back.high) == pytest.approx((1 / there.high, 1 / there.low))
+    assert there.low <= there.high
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (Ratio(5.812, 4.42, 7.38), "5.8x (4.4 to 7.4)"),
+        (Ratio(1.123, 1.081, 1.153), "1.12x (1.08 to 1.15)"),
+        (Ratio(2.06, 1.98, 2.2), "2.06x (1.98 to 2.20)"),
+        (Ratio(0.0513, 0.0491, 0.0622), "0.051x (0.049 to 0.062)"),
+        (Ratio(1606.4, 1580.2, 1633.0), "1,606x (1,580 to 1,633)"),
+        (35.21, "35.2x"),
+        (0.3, "0.30x"),
+        (0.0, "0.00x"),
+    ],
+)
+def test_how_a_ratio_is_written(ratio, text):
+    assert ratio_text(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (Ratio(1.0052, 1.003, 1.008), "+0.52 % (0.3 to 0.8)"),
+        (Ratio(0.9948, 0.991, 1.002), "-0.52 % (-0.9 to 0.2)"),
+        (Ratio(1.00521, 1.0051, 1.0053), "+0.521 % (0.51 to 0.53)"),
+        (1.2, "+20 %"),
+        (17.0, "+1,600 %"),
+        (1.0, "+0 %"),
+    ],
+)
+def test_how_a_difference_of_quality_is_written(ratio, text):
+    assert change_text(ratio) == text
+
+
+# A number before an `x` that says how many times, or a signed percentage, made on the spot.
+OWN_FORMAT = re.compile(r"""\.\d[fg]\}x\b|:\+[.,\d]*[fg]\} ?%|:\+\.\d%\}""")
+
+
+# What is no comparison of runs: the sizes of what a limit says, and figures within one run.
+ELSEWHERE = {
+    "llmtrack/decide/differences.py": "writes them",
+    "llmtrack/decide/gate.py": "says the limit as it was given",
+    "llmtrack/measure/statistics.py": "measures, and may import nothing of what decides",
+    "llmtrack/quality/metrics.py": "measures, and may import nothing of what decides",
+    "llmtrack/report/sentences/outliers.py": "multiples of a median over all prompts, which is no run",
+}
+
+
+def test_nobody_else_writes_ratios_and_differences():
+    top = Path(__file__).parents[2]
+    found = {
+        f"{path.relative_to(top)}: {line.strip()}"
+        for folder in ("llmtrack", "experiments")
+        for path in (top / folder).rglob("*.py")
+        if str(path.relative_to(top)) not in ELSEWHERE
+        for line in path.read_text().splitlines()
+        if OWN_FORMAT.search(line)
+    }
+    assert not found, "use llmtrack.decide.differences"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "within"),
+    [(1.099, True), (1.101, False), (0.91, True), (0.908, False), (0.9, False), (0.0, False)],
+)
+def test_a_run_is_within_the_floor_of_another_as_that_one_is_of_it(ratio, within):
+    # At a floor of 10 % the slower one of two reaches 1 / 1.1 = 0.909 of the faster one, not 0.9.
+    assert is_within(ratio, 0.1) is within
+    assert ratio <= 0 or is_within(1 / ratio, 0.1) is within

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from dataclasses import fields
 
 import pytest
 
 from llmtrack import metrics as schema
-from llmtrack.decide import gate, noise_floor, verdicts
-from llmtrack.decide.comparing import compare_pairs, with_samples_of
-from llmtrack.decide.differences import is_within, ratio_text
-from llmtrack.decide.noise_floor import floor_of, floors, say_floor, with_floors
-from llmtrack.decide.recommending import Limits, recommend
+from llmtrack.decide import noise_floor, verdicts
+from llmtrack.decide.compare import compare_pairs, with_samples_of
+from llmtrack.decide.differences import ratio_text
+from llmtrack.decide.gate import gate
+from llmtrack.decide.noise_floor import comparisons, floor_of, floors, in_context, say_floor, with_floors
+from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.selection import match
-from llmtrack.decide.verdicts import DISTURBED, is_disturbed, tell
-from llmtrack.measure import disturbances
-from llmtrack.measure.statistics import findings
+from llmtrack.decide.verdicts import tell
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.sentences.takeaways import CHOICES, headline, takeaways
 from llmtrack.report.show import Layout, show
 from llmtrack.report.tables.summary import summary_table
 from llmtrack.spec.outcome import REPLACED
-from llmtrack.spec.task import RepeatPolicy, TrainTask
+from llmtrack.spec.task import TrainTask
 from tests.report.frames import interval, made, run
 
 SUITE = {"suite_id": "suite-1", "workload_id": "w", "environment_id": "e", "output_digest": "d"}
@@ -145,7 +143,7 @@ def test_a_gate_neither_fails_nor_passes_on_what_equal_settings_differ_by_too(su
         "precision-bf16": {"tokens_per_sec": [16.7 * times * each for each in near]},
     }
     monkeypatch.setattr(verdicts, "samples_by_run", lambda ids, uri, lenient: samples)
-    result = gate.gate(suite[1:2], suite[3:4], ["tokens_per_sec < -5%"])
+    result = gate(suite[1:2], suite[3:4], ["tokens_per_sec < -5%"])
     ((only,), notes) = result.checks, result.notes
     assert only.check.outcome == outcome
     assert why in only.check.why
@@ -252,23 +250,24 @@ def test_what_a_suite_pooled_still_tells_how_far_it_differed():
     assert known["tokens_per_sec"].names == ("baseline/base", "precision/float32")
 
 
-def test_what_says_disturbed_is_what_the_measuring_side_says():
-    policy = RepeatPolicy()
-    noisy = findings([1.0, 2.0, 1.0, 2.0, 1.0, 2.0], policy)
-    drifting = findings([1.0, 1.0, 1.01, 1.2, 1.2, 1.2], policy)
-    for lines in (noisy, drifting):
-        assert any(line.startswith(DISTURBED) for line in lines), lines
-    # Tests do not notice how busy their machine is, so that what would be said is looked up.
-    assert f"{DISTURBED[0]} other programs" in inspect.getsource(disturbances)
-    assert is_disturbed(made(timed("a", 1.0, warnings="\n".join(noisy)))[0])
-    assert not is_disturbed(made(timed("a", 1.0, warnings="random weights: quality is meaningless"))[0])
+def test_a_comparison_is_one_of_those_of_its_study_whatever_else_is_asked():
+    names = ("a", "b", "c", "d")
+    rows = [run(name, workload_id="w") for name in names] + [run("long", workload_id="x")]
+    failed = run("e", workload_id="w", status="FAILED")
+    other = [run(name, workload_id="w", study_id="precision-2", run_id=f"2-{name}") for name in ("a", "b")]
+    known = in_context(made(*rows, failed, *other))
+    a, b, *_, long, _, a2, b2 = known
+    assert comparisons(a, b) == comparisons(b, a) == 3
+    assert comparisons(a, long) == 4, "other work: one of all in the study"
+    assert comparisons(a2, b2) == 1
+    assert comparisons(a, a2) == 4, "each of the larger study with one of the other"
+    assert comparisons(*made(*rows[:2])) == 1
 
 
-@pytest.mark.parametrize(
-    ("ratio", "within"),
-    [(1.099, True), (1.101, False), (0.91, True), (0.908, False), (0.9, False), (0.0, False)],
-)
-def test_a_run_is_within_the_floor_of_another_as_that_one_is_of_it(ratio, within):
-    # At a floor of 10 % the slower one of two reaches 1 / 1.1 = 0.909 of the faster one, not 0.9.
-    assert is_within(ratio, 0.1) is within
-    assert ratio <= 0 or is_within(1 / ratio, 0.1) is within
+def test_what_a_search_measured_afresh_is_one_of_its_proofs_whatever_else_it_tried():
+    rows = [run(name, workload_id="w", race_proofs=2 if name in "ab" else None) for name in ("a", "b", "c", "d", "e")]
+    a, b, c, *_ = in_context(made(*rows))
+    assert comparisons(a, b) == comparisons(b, a) == 2
+    assert comparisons(a, c) == 4, "a sample of the search is one of all that it tried"
+    elsewhere = in_context(made(*rows, run("z", workload_id="w", study_id="tune-2", run_id="z", race_proofs=1)))
+    assert comparisons(elsewhere[0], elsewhere[-1]) == 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import random
 
 import pytest
@@ -16,14 +15,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from llmtrack.cli import main
 from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.pareto import pareto_front, place
-from llmtrack.decide.verdicts import each_once
-from llmtrack.errors import UsageError
 from llmtrack.report.pareto import pareto_plot, pareto_table
 from llmtrack.report.plots.charts import canvas
 from llmtrack.report.plots.drawing import label_points
 from llmtrack.tracking.read.query import newest_study
-from tests.report.frames import changed, column, interval, made, run
-from tests.tracking.samples import ENVIRONMENT, measurement
+from tests.decide.tracked_runs import repeated
+from tests.report.frames import made, run
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
 
@@ -50,11 +47,6 @@ def test_off_is_what_another_beats_for_sure_and_open_what_another_might(found):
     possible = itertools.product(*(itertools.product(*(ways.get(v, (v,)) for v in each)) for each in found))
     might = any(beaten(told) for told in possible)
     assert place(against)[0] == ("off" if beaten(known) else "open" if might else "on")
-
-
-def repeated(name, speed, perplexity, n=8, share=0.01, **values):
-    spread = interval("tokens_per_sec", speed, (1 - share) * speed, (1 + share) * speed, n)
-    return timed(name, speed, quantization=name, perplexity=perplexity) | spread | values
 
 
 def places(*rows, respects=("tokens_per_sec", "perplexity")):
@@ -122,115 +114,6 @@ def test_a_divergence_of_0_is_the_best_there_is():
     assert places(*rows, respects=("tokens_per_sec", "kl_divergence")) == {"plain": "on", "int8": "off"}
 
 
-def timed(name, speed, **values):
-    return run(name, tokens_per_sec=speed, workload_id="w", environment_id="e", **values)
-
-
-def scored(name, perplexity, **values):
-    convention = {"corpus_digest": "c", "protocol": "documents", "max_length": 512, "bos_rule": "tokenizer"}
-    return run(name, perplexity=perplexity, workload_id="q", **{"environment_id": "e", **convention, **values})
-
-
-def test_runs_that_name_no_model_keep_their_quality():
-    runs = made(
-        timed("fp32", 10.0, model_id=None, perplexity=20.0),
-        timed("int8", 30.0, model_id=None, quantization="int8", perplexity=25.0),
-    )
-    assert list(column(gather_points(runs).runs, "perplexity")) == [20.0, 25.0]
-
-
-def test_quality_is_joined_by_variant_or_is_the_runs_own():
-    runs = made(
-        timed("fp32", 10.0, experiment="speed"),
-        timed("bf16", 20.0, experiment="speed", dtype="bfloat16"),
-        timed(
-            "int8",
-            30.0,
-            quantization="int8",
-            perplexity=25.0,
-            corpus_digest="c",
-            protocol="documents",
-            max_length=512,
-            bos_rule="tokenizer",
-        ),
-        timed("alone", 5.0, dtype="float16"),
-        scored("ppl", 20.0, experiment="perplexity"),
-        scored("ppl16", 20.5, experiment="perplexity", dtype="bfloat16"),
-    )
-    points = gather_points(runs)
-    assert {run.scenario: run.get("perplexity") for run in points.runs} == {
-        "fp32": 20.0,
-        "bf16": 20.5,
-        "int8": 25.0,
-        "alone": None,
-    }
-    assert points.notes == ()
-    table = pareto_table(points, ("tokens_per_sec", "perplexity"))
-    last = {row[0]: row[-1] for row in table.rows}
-    assert last == {
-        "int8": "inconclusive against fp32, bf16 (tokens_per_sec: 0.33x, one value each: noise unknown)",
-        "bf16": "inconclusive against fp32 (tokens_per_sec: 0.50x, one value each: noise unknown)",
-        "fp32": "on the front",
-        "alone": "no perplexity",
-    }
-
-
-def test_a_quality_that_could_be_of_either_of_two_models_is_not_joined():
-    runs = made(timed("a", 10.0), scored("ppl", 20.0), scored("ppl_32", 25.0), scored("again", 20.001))
-    points = gather_points(runs)
-    assert not points.runs[0].has("perplexity")
-    assert points.notes == ("a has no perplexity of its own, and the runs of its variant disagree",)
-
-
-def test_what_is_not_comparable_is_left_out_and_said():
-    runs = made(
-        timed("a", 10.0),
-        timed("b", 20.0, quantization="int8"),
-        timed("long", 5.0) | {"workload_id": "other"},
-        timed("elsewhere", 90.0) | {"environment_id": "f"},
-        scored("ppl", 20.0),
-        scored("ppl8", 21.0, quantization="int8"),
-        scored("rolling", 9.0, protocol="rolling"),
-    )
-    points = gather_points(runs)
-    assert list(column(points.runs, "scenario")) == ["a", "b"]
-    assert list(column(points.runs, "perplexity")) == [20.0, 21.0]
-    assert [note.split(" is left")[0] for note in points.notes] == [
-        "1 run of another workload",
-        "1 run measured in another environment",
-        "1 run whose perplexity is of another convention",
-    ]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"scored_tokens_digest": "k2", "tokens_scored": 2500.0},
-        {"scored_text_digest": "t2", "bytes_scored": 900.0},
-        {"scored_tokens_digest": None, "scored_text_digest": None},
-    ],
-)
-def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_and_said(other):
-    same = {"scored_tokens_digest": "k", "scored_text_digest": "t", "tokens_scored": 1000.0}
-    same["bytes_scored"] = 4000.0
-    runs = made(
-        timed("a", 10.0),
-        timed("b", 20.0, quantization="int8"),
-        timed("c", 30.0, quantization="int4"),
-        scored("ppl", 20.0, **same),
-        scored("ppl8", 21.0, quantization="int8", **same),
-        scored("ppl4", 12.0, quantization="int4", **{**same, **other}),
-    )
-    points = gather_points(runs)
-    assert column(points.runs, "perplexity") == [20.0, 21.0, None]
-    assert points.notes[0].startswith("1 run whose perplexity is of other tokens or another text is left out")
-
-
-def test_nothing_to_choose_among():
-    with pytest.raises(UsageError, match="no finished run of precision has tokens_per_sec"):
-        gather_points(made(scored("ppl", 20.0)))
-
-
 def boxes(figure, labels):
     renderer = FigureCanvasAgg(figure).get_renderer()
     return [label.get_window_extent(renderer) for label in labels]
@@ -272,23 +155,6 @@ def test_the_plot_joins_the_front():
     assert axes.get_xlabel() == "throughput (tokens/s), more is better"
 
 
-@pytest.fixture
-def tracked(tracker, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
-    study = tracker.start_study("quantization", "q", {}, ENVIRONMENT)
-    for name, speed, perplexity in (("fp32", 10.0, 20.0), ("int8", 20.0, 20.1), ("int4", 30.0, 26.0)):
-        tracker.log(
-            study,
-            measurement(
-                name,
-                facts={"model_id": "m", "dtype": "float32", "quantization": name},
-                metrics={"tokens_per_sec": speed, "perplexity": perplexity, "peak_memory_mib": 100.0},
-                samples={"tokens_per_sec": tuple(speed * (1 + n / 1000) for n in range(8))},
-                summaries={},
-            ),
-        )
-
-
 @pytest.mark.slow(1)
 @pytest.mark.usefixtures("tracked")
 def test_the_command_prints_and_draws(tmp_path):
@@ -323,28 +189,6 @@ def test_mistakes_are_one_line(arguments, message):
     assert (unchosen.exit_code, unchosen.stdout, unchosen.stderr.splitlines()) == (2, "", [mistake])
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "quality"),
-    [
-        ("env.config_digest", ["theta 1e4", "theta 1e6"], None),
-        ("env.tokenizer_digest", ["t", "u"], None),
-        ("env.config_digest", ["theta 1e4", "theta 1e4"], 20.0),
-    ],
-)
-def test_quality_is_not_taken_over_from_a_model_of_another_config_or_tokenizer(name, values, quality):
-    runs = made(scored("quality", 20.0, experiment="perplexity"), timed("speed", 10.0))
-    (found,) = gather_points(changed(runs, **{name: values})).runs
-    assert found.get("perplexity") == quality
-
-
-def test_infinity_is_no_figure_to_choose_by():
-    points = gather_points(
-        made(timed("a", math.inf, perplexity=1.0), timed("b", 10.0, perplexity=math.inf), timed("c", 5.0, perplexity=9.0))
-    )  # fmt: skip
-    assert points.runs.scenarios == ["b", "c"]
-    assert column(points.runs, "perplexity") == [None, 9.0]
-
-
 def test_the_warnings_of_the_runs_on_the_front_are_said_with_it():
     runs = made(
         repeated("slow", 5.0, 30.0, warnings="off the front"),
@@ -354,19 +198,19 @@ def test_the_warnings_of_the_runs_on_the_front_are_said_with_it():
     assert table.notes == ("read with care: fast: the machine was busy",)
 
 
-def test_a_warning_of_many_and_a_command_that_would_tell_of_many_are_each_said_once():
-    runs = made(*(repeated(name, 10.0, 20.0, warnings="the machine was busy") for name in "abcdefg"))
-    (said, *_) = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity")).notes
-    assert said == "read with care: all 7 runs: the machine was busy"
-    command = "mlflow run . -e precision -P dtypes=float32 -P min_repeats={} -P max_new_tokens=4"
-    assert each_once(
-        [
-            command.format(5),
-            command.format(6) + " -P max_seconds=12",
-            "another",
-            command.format(5) + " -P max_seconds=102",
-        ]
-    ) == [
-        "mlflow run . -e precision -P dtypes=float32 -P max_new_tokens=4 -P min_repeats=6 -P max_seconds=102",
-        "another",
+def test_the_front_in_the_table_has_the_places_of_the_picture():
+    rows = [
+        run(
+            f"a{n}",
+            workload_id="w",
+            environment_id="e",
+            tokens_per_sec=n + 1.0,
+            perplexity=20.0,
+            quantization=f"q{n}",
+        )
+        for n in range(3)
     ]
+    points = gather_points(made(*rows))
+    table = pareto_table(points, ("tokens_per_sec", "perplexity"))
+    places = [each.why for each in pareto_front(points.runs, ("tokens_per_sec", "perplexity"))]
+    assert sorted(row[-1] for row in table.rows) == sorted(places)

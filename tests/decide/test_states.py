@@ -21,12 +21,12 @@ from experiments import (
     training,
 )
 from llmtrack.cli import main
-from llmtrack.decide.candidates import gather_points
 from llmtrack.report.page.content import conditions, rows_of
 from llmtrack.report.sentences.takeaways import takeaways
-from tests.report.frames import changed, column, made, run
+from tests.report.frames import changed, made, run
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
+
 
 STATES = ["RUNNING", "KILLED", "SCHEDULED", "FAILED"]
 
@@ -56,6 +56,8 @@ WORDS = {
     "SCHEDULED": "has not begun",
     "FAILED": "failed: no reason was tracked",
 }
+
+
 COMMANDS = [
     (["runs"], "on_RUNNING"),
     (["runs", "--format", "csv"], "SCHEDULED"),
@@ -129,10 +131,3 @@ def test_states_are_named_each_on_a_line():
         "1 of 5 scenarios was killed: c.",
         "2 of 5 scenarios are still running: d, e.",
     ]
-
-
-def test_the_newest_finished_run_counts_while_a_newer_one_is_in_progress():
-    done = run("a", tokens_per_sec=1.0, model="m")
-    again = {**done, "run_id": "newer", "start_time": "2026-11-29T10:00:00Z", "tokens_per_sec": None}
-    points = gather_points(made(done, {**again, "status": "RUNNING", "outcome": None}))
-    assert list(column(points.runs, "run_id")) == ["id-a"]

@@ -8,7 +8,7 @@ import pytest
 
 from llmtrack import metrics as schema
 from llmtrack.decide.candidates import gather_points
-from llmtrack.decide.comparing import compare_pairs
+from llmtrack.decide.compare import compare_pairs
 from llmtrack.decide.gate import check_samples, check_values, parse_rule
 from llmtrack.decide.selection import Pair
 from llmtrack.decide.verdicts import why_not

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from llmtrack import metrics as schema
-from llmtrack.decide.comparing import compare_pairs
+from llmtrack.decide.compare import compare_pairs
 from llmtrack.decide.gate import Check, GateResult, PairCheck, parse_rules
 from llmtrack.decide.noise_floor import with_floors
-from llmtrack.decide.recommending import Limits, recommend
+from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.selection import Pair, match
 from llmtrack.decide.verdicts import tell
 from llmtrack.report.comparison import differences_table

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from experiments import batching, precision
-from llmtrack.decide.comparing import compare_pairs
-from llmtrack.decide.recommending import Limits, recommend
+from llmtrack.decide.compare import compare_pairs
+from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.selection import match
 from llmtrack.host.formatting import plural
 from llmtrack.report.comparison import differences_table

@@ -106,7 +106,7 @@ def test_a_parameter_that_is_read_takes_what_its_reader_knows():
 
 @pytest.mark.parametrize("alpha", [0, 1, 7, -0.1, float("nan"), "x", None])
 def test_a_chance_that_is_none_is_refused(alpha):
-    from llmtrack.decide.comparing import compare_pairs
+    from llmtrack.decide.compare import compare_pairs
 
     with pytest.raises(UsageError, match="alpha"):
         compare_pairs([], [], alpha=alpha)

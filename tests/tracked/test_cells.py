@@ -8,7 +8,7 @@ import pytest
 
 from llmtrack import metrics as schema
 from llmtrack.decide.candidates import gather_points
-from llmtrack.decide.comparing import compare_pairs
+from llmtrack.decide.compare import compare_pairs
 from llmtrack.decide.selection import Pair, match
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.tables.summary import summary_table

@@ -15,7 +15,7 @@ from typing import Any
 
 from llmtrack.decide.goal import Goal, PartScore, SearchState, Seen
 from llmtrack.decide.promise import Way
-from llmtrack.decide.racing import Rules
+from llmtrack.decide.race import Rules
 from llmtrack.decide.tuning import Tuning
 from llmtrack.engines.options import loaded_as
 from llmtrack.metrics import metric

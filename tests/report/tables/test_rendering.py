@@ -16,9 +16,9 @@ from experiments import backends, quantization, tune
 from llmtrack import metrics as schema
 from llmtrack.cli.doctor import Finding, render_findings
 from llmtrack.decide.candidates import gather_points
-from llmtrack.decide.comparing import compare_pairs
+from llmtrack.decide.compare import compare_pairs
 from llmtrack.decide.gate import GateResult, PairCheck, check_samples, decide, parse_rules
-from llmtrack.decide.recommending import Limits, recommend
+from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.selection import match
 from llmtrack.experiment import OwnTable
 from llmtrack.report.comparison import differences_table

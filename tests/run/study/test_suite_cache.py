@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from experiments import prompt_length
-from llmtrack.decide.recommending import Limits, recommend
+from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.verdicts import with_samples
 from llmtrack.engines.scripted import FakeClock, ScriptedEngine
 from llmtrack.run.executors.inline import InlineExecutor

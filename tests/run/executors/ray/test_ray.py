@@ -301,7 +301,7 @@ def test_a_text_is_scored_on_both_nodes_and_what_is_lost_with_one_on_the_other(c
 @pytest.mark.slow(30)
 @pytest.mark.usefixtures("_unreported")
 def test_each_kind_of_hardware_is_measured_and_told_apart(two_kinds, uri, tracker, console):
-    from llmtrack.decide.comparing import compare
+    from llmtrack.decide.compare import compare
     from llmtrack.run.executors.ray.opening import open_cluster
 
     executors = open_cluster(

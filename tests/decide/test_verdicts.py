@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import random
-import re
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from experiments import suite
 from llmtrack.decide import noise_floor, verdicts
-from llmtrack.decide.comparing import compare
-from llmtrack.decide.differences import Ratio, change_text, comparison_text, ratio_of_medians, ratio_text
+from llmtrack.decide.candidates import gather_points
+from llmtrack.decide.compare import compare
+from llmtrack.decide.differences import Ratio, comparison_text
 from llmtrack.decide.gate import gate
-from llmtrack.decide.noise_floor import comparisons, in_context
 from llmtrack.decide.pareto import pareto_front
-from llmtrack.decide.recommending import Limits, recommend
-from llmtrack.decide.verdicts import tell, with_samples
+from llmtrack.decide.recommend import Limits, recommend
+from llmtrack.decide.verdicts import DISTURBED, disturbance, each_once, is_disturbed, measure_more, tell, with_samples
+from llmtrack.measure import disturbances
+from llmtrack.measure.disturbances import CpuReading, busy_warning
+from llmtrack.measure.statistics import findings
 from llmtrack.report.pareto import pareto_table
 from llmtrack.report.sentences import reading
 from llmtrack.report.sentences.takeaways import gains
 from llmtrack.report.tables.summary import summary_table
+from llmtrack.spec.task import RepeatPolicy
 from llmtrack.tracked.runs import Runs
+from tests.decide.tracked_runs import repeated, timed
 from tests.report.frames import made, run
 
 RATE = "tokens_per_sec"
+
+
 FLIPPED = {"better": "worse", "worse": "better"}
+
 
 # Medians far apart and near, repeats from too few to enough, noise from none to much.
 arms = st.tuples(st.sampled_from([9.0, 9.5, 10.0, 10.2, 20.0]), st.integers(1, 9), st.sampled_from([0.0, 0.01, 0.1]))
+
+
 stores = st.tuples(st.lists(arms, min_size=2, max_size=5), st.integers(0, 10**6))
 
 
@@ -141,110 +155,92 @@ def test_the_front_is_of_the_same_verdicts_in_table_and_picture(kept, arms):
                 assert (back.ratio.low, back.ratio.high) == pytest.approx((1 / there.ratio.high, 1 / there.ratio.low))
 
 
-@pytest.mark.slow(1)
-@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=6), st.lists(st.floats(0.1, 10), min_size=1, max_size=6))
-def test_the_interval_of_the_inverse_is_the_inverse_of_the_interval(one, other):
-    there, back = ratio_of_medians(one, other), ratio_of_medians(other, one)
-    if one != other:
-        assert (back.low, back.high) == pytest.approx((1 / there.high, 1 / there.low))
-    assert there.low <= there.high
-
-
-def test_a_comparison_is_one_of_those_of_its_study_whatever_else_is_asked():
-    names = ("a", "b", "c", "d")
-    rows = [run(name, workload_id="w") for name in names] + [run("long", workload_id="x")]
-    failed = run("e", workload_id="w", status="FAILED")
-    other = [run(name, workload_id="w", study_id="precision-2", run_id=f"2-{name}") for name in ("a", "b")]
-    known = in_context(made(*rows, failed, *other))
-    a, b, *_, long, _, a2, b2 = known
-    assert comparisons(a, b) == comparisons(b, a) == 3
-    assert comparisons(a, long) == 4, "other work: one of all in the study"
-    assert comparisons(a2, b2) == 1
-    assert comparisons(a, a2) == 4, "each of the larger study with one of the other"
-    assert comparisons(*made(*rows[:2])) == 1
-
-
-def test_what_a_search_measured_afresh_is_one_of_its_proofs_whatever_else_it_tried():
-    rows = [run(name, workload_id="w", race_proofs=2 if name in "ab" else None) for name in ("a", "b", "c", "d", "e")]
-    a, b, c, *_ = in_context(made(*rows))
-    assert comparisons(a, b) == comparisons(b, a) == 2
-    assert comparisons(a, c) == 4, "a sample of the search is one of all that it tried"
-    elsewhere = in_context(made(*rows, run("z", workload_id="w", study_id="tune-2", run_id="z", race_proofs=1)))
-    assert comparisons(elsewhere[0], elsewhere[-1]) == 5
-
-
 @pytest.mark.parametrize(
-    ("ratio", "text"),
+    ("durations", "words"),
     [
-        (Ratio(5.812, 4.42, 7.38), "5.8x (4.4 to 7.4)"),
-        (Ratio(1.123, 1.081, 1.153), "1.12x (1.08 to 1.15)"),
-        (Ratio(2.06, 1.98, 2.2), "2.06x (1.98 to 2.20)"),
-        (Ratio(0.0513, 0.0491, 0.0622), "0.051x (0.049 to 0.062)"),
-        (Ratio(1606.4, 1580.2, 1633.0), "1,606x (1,580 to 1,633)"),
-        (35.21, "35.2x"),
-        (0.3, "0.30x"),
-        (0.0, "0.00x"),
+        # Mean 1.1, deviations 0.1 and 0.3: sd 0.2, 18 %.
+        ([1.0, 1.0, 1.0, 1.4], "varied by 18 %"),
+        ([1.0] * 4 + [1.12] * 8, "drifted by 12 %"),
+        ([1.0, 1.0, 1.0, 1.0], ""),
     ],
 )
-def test_how_a_ratio_is_written(ratio, text):
-    assert ratio_text(ratio) == text
+def test_the_words_are_those_of_what_the_measuring_side_says(durations, words):
+    assert disturbance(findings(durations, RepeatPolicy(min_repeats=1))) == words
 
 
-@pytest.mark.parametrize(
-    ("ratio", "text"),
-    [
-        (Ratio(1.0052, 1.003, 1.008), "+0.52 % (0.3 to 0.8)"),
-        (Ratio(0.9948, 0.991, 1.002), "-0.52 % (-0.9 to 0.2)"),
-        (Ratio(1.00521, 1.0051, 1.0053), "+0.521 % (0.51 to 0.53)"),
-        (1.2, "+20 %"),
-        (17.0, "+1,600 %"),
-        (1.0, "+0 %"),
-    ],
-)
-def test_how_a_difference_of_quality_is_written(ratio, text):
-    assert change_text(ratio) == text
+def test_so_are_those_of_a_busy_machine(monkeypatch):
+    monkeypatch.setattr("llmtrack.measure.disturbances.BUSY_SHARE", 0.1)
+    readings = CpuReading(0, 0, 0), CpuReading(50, 10, 100), CpuReading(50, 10, 100, stolen=35)
+    ours, stolen = (busy_warning(readings[0], after) for after in readings[1:])
+    assert disturbance(ours) == "others took 40 % of the CPU"
+    assert disturbance(stolen) == "others took 35 % of the CPU"
 
 
-# A number before an `x` that says how many times, or a signed percentage, made on the spot.
-OWN_FORMAT = re.compile(r"""\.\d[fg]\}x\b|:\+[.,\d]*[fg]\} ?%|:\+\.\d%\}""")
-# What is no comparison of runs: the sizes of what a limit says, and figures within one run.
-ELSEWHERE = {
-    "llmtrack/decide/differences.py": "writes them",
-    "llmtrack/decide/gate.py": "says the limit as it was given",
-    "llmtrack/measure/statistics.py": "measures, and may import nothing of what decides",
-    "llmtrack/quality/metrics.py": "measures, and may import nothing of what decides",
-    "llmtrack/report/sentences/outliers.py": "multiples of a median over all prompts, which is no run",
+def test_what_says_disturbed_is_what_the_measuring_side_says():
+    policy = RepeatPolicy()
+    noisy = findings([1.0, 2.0, 1.0, 2.0, 1.0, 2.0], policy)
+    drifting = findings([1.0, 1.0, 1.01, 1.2, 1.2, 1.2], policy)
+    for lines in (noisy, drifting):
+        assert any(line.startswith(DISTURBED) for line in lines), lines
+    # Tests do not notice how busy their machine is, so that what would be said is looked up.
+    assert f"{DISTURBED[0]} other programs" in inspect.getsource(disturbances)
+    assert is_disturbed(made(timed("a", 1.0, warnings="\n".join(noisy)))[0])
+    assert not is_disturbed(made(timed("a", 1.0, warnings="random weights: quality is meaningless"))[0])
+
+
+PARAMETERS = {
+    name: set(entry["parameters"])
+    for name, entry in yaml.safe_load((Path(__file__).parents[2] / "MLproject").read_text())["entry_points"].items()
 }
 
 
-def test_nobody_else_writes_ratios_and_differences():
-    top = Path(__file__).parents[2]
-    found = {
-        f"{path.relative_to(top)}: {line.strip()}"
-        for folder in ("llmtrack", "experiments")
-        for path in (top / folder).rglob("*.py")
-        if str(path.relative_to(top)) not in ELSEWHERE
-        for line in path.read_text().splitlines()
-        if OWN_FORMAT.search(line)
-    }
-    assert not found, "use llmtrack.decide.differences"
+@pytest.mark.parametrize("name", suite.NAMES)
+def test_the_command_that_measures_more_can_be_pasted(name):
+    row = run("a", experiment=name, model="a folder/model,synthetic:tiny", min_repeats=6)
+    if name in ("perplexity", "training"):
+        row["max_new_tokens"] = None
+    words = shlex.split(measure_more(made(row)[0], 4))
+    assert words[:5] == ["mlflow", "run", ".", "-e", name]
+    given = dict(each.split("=", 1) for each in words[words.index("-P") + 1 :: 2])
+    assert set(given) <= PARAMETERS[name]
+    assert given["model"] == "a folder/model,synthetic:tiny"
+    assert given.get("min_repeats", "6") == "6", "no fewer than there were"
 
 
-def test_the_front_in_the_table_has_the_places_of_the_picture():
-    rows = [
-        run(
-            f"a{n}",
-            workload_id="w",
-            environment_id="e",
-            tokens_per_sec=n + 1.0,
-            perplexity=20.0,
-            quantization=f"q{n}",
-        )
-        for n in range(3)
+def test_the_command_asks_for_all_that_was_asked_and_not_to_take_over_what_is_there():
+    asked = {"model": "m", "device": "cpu", "dtype": "bfloat16", "max_new_tokens": "8", "resume": "true"}
+    words = measure_more(made(run("a", min_repeats=5) | {"asked": json.dumps(asked)})[0], 7)
+    assert words.endswith("-P model=m -P device=cpu -P dtype=bfloat16 -P max_new_tokens=8 -P min_repeats=7")
+    assert "resume" not in words
+
+
+def test_of_an_older_run_the_command_asks_for_what_every_experiment_takes():
+    old = run("a", model="m", revision="r1", device_requested="cuda:1", max_new_tokens=8, backend="onnx")
+    words = measure_more(made(old)[0], 7)
+    assert words.endswith("-P model=m -P revision=r1 -P device=cuda:1 -P max_new_tokens=8 -P min_repeats=7")
+    assert "-P" not in measure_more(made(run("a", device_requested="auto"))[0])
+
+
+def test_the_command_makes_room_for_the_repeats_that_it_asks_for():
+    slow = made(run("a", total_latency_s=20.0, max_seconds=60.0))[0]
+    assert measure_more(slow, 6).endswith("-P min_repeats=6 -P max_seconds=240")
+    quick = made(run("a", total_latency_s=1.0, max_seconds=60.0))[0]
+    assert "max_seconds" not in measure_more(quick, 6)
+
+
+def test_a_warning_of_many_and_a_command_that_would_tell_of_many_are_each_said_once():
+    runs = made(*(repeated(name, 10.0, 20.0, warnings="the machine was busy") for name in "abcdefg"))
+    (said, *_) = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity")).notes
+    assert said == "read with care: all 7 runs: the machine was busy"
+    command = "mlflow run . -e precision -P dtypes=float32 -P min_repeats={} -P max_new_tokens=4"
+    assert each_once(
+        [
+            command.format(5),
+            command.format(6) + " -P max_seconds=12",
+            "another",
+            command.format(5) + " -P max_seconds=102",
+        ]
+    ) == [
+        "mlflow run . -e precision -P dtypes=float32 -P max_new_tokens=4 -P min_repeats=6 -P max_seconds=102",
+        "another",
     ]
-    from llmtrack.decide.candidates import gather_points
-
-    points = gather_points(made(*rows))
-    table = pareto_table(points, (RATE, "perplexity"))
-    places = [each.why for each in pareto_front(points.runs, (RATE, "perplexity"))]
-    assert sorted(row[-1] for row in table.rows) == sorted(places)

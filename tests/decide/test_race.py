@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtrack.decide.racing import Race, Rules, quantile
+from llmtrack.decide.race import Race, Rules, quantile
 
 
 def told(blocks: list[list[tuple[str, float]]], names: str, **how) -> Race:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from llmtrack import metrics as schema
 from llmtrack.decide.candidates import MEMORY, QUALITY, SPEED, Points, gather_points
-from llmtrack.decide.comparing import known_metric
+from llmtrack.decide.compare import known_metric
 from llmtrack.decide.differences import Difference, in_figures, share_text
 from llmtrack.decide.noise_floor import in_context, say_floor
 from llmtrack.decide.verdicts import doubt, grouped, measure_more, score_command, tell

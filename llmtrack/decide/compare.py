@@ -19,6 +19,7 @@ from llmtrack.tracked.runs import Runs
 if TYPE_CHECKING:
     import pandas as pd
 
+
 # Columns and dtypes of `compare`'s result.
 COLUMNS: dict[str, str] = {
     "scenario": "string",

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
-import shlex
-from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
-from experiments import suite
 from llmtrack.cli import main
-from llmtrack.decide.candidates import gather_points
-from llmtrack.decide.recommending import Limits, parse_percent, parse_size, recommend
-from llmtrack.decide.verdicts import measure_more
+from llmtrack.decide.recommend import Limits, parse_percent, parse_size, recommend
 from llmtrack.errors import UsageError
 from llmtrack.tracking.read.query import newest_study
-from tests.decide.test_pareto import timed as timed_run
-from tests.decide.test_pareto import tracked  # noqa: F401 - fixture
-from tests.report.frames import column, interval, made, run
+from tests.decide.tracked_runs import repeated
+from tests.decide.tracked_runs import timed as timed_once
+from tests.report.frames import interval, made, run
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
 
 
-def timed(name, speed, n=8, share=0.02, **values):
-    """A timed run whose interval reaches that share to both sides, of n repeats."""
-    spread = interval("tokens_per_sec", speed, (1 - share) * speed, (1 + share) * speed, n)
-    return timed_run(name, speed, quantization=name, **{k: v for k, v in spread.items() if "/" in k}, **values)
+def timed(name, speed, n=8, share=0.02, perplexity=None, **values):
+    return repeated(name, speed, perplexity, n, share, **values)
 
 
 RUNS = made(
@@ -122,7 +114,7 @@ def test_a_rival_that_cannot_be_told_from_the_best_leaves_the_choice_open():
 
 @pytest.mark.parametrize("values", [{}, {"tokens_per_sec": 0.0}])
 def test_single_values_recommend_nothing(values):
-    runs = made(timed_run("a", 10.0) | {"baseline": True, **values}, timed_run("b", 20.0, quantization="b"))
+    runs = made(timed_once("a", 10.0) | {"baseline": True, **values}, timed_once("b", 20.0, quantization="b"))
     assert recommend(runs, Limits()).scenario is None
 
 
@@ -131,7 +123,7 @@ def test_single_values_recommend_nothing(values):
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
 def test_no_winner_on_the_word_of_single_values_or_few_repeats(objective, n):
     def measured(name, value, **values):
-        row = timed_run(name, 10.0, quantization=name, perplexity=20.0, **values) | {objective: value}
+        row = timed_once(name, 10.0, quantization=name, perplexity=20.0, **values) | {objective: value}
         return row | (interval(objective, value, value, value, n) if n else {})
 
     runs = made(measured("a", 10.0, baseline=True), measured("b", 20.0), measured("c", 400.0))
@@ -140,46 +132,6 @@ def test_no_winner_on_the_word_of_single_values_or_few_repeats(objective, n):
         # Where the limits leave one, nothing is won: what is not known of it is said.
     (only,) = [recommend(made(measured("a", 10.0)), Limits(), objective)]
     assert bool(only.notes) == (n < 2)
-
-
-PARAMETERS = {
-    name: set(entry["parameters"])
-    for name, entry in yaml.safe_load((Path(__file__).parents[2] / "MLproject").read_text())["entry_points"].items()
-}
-
-
-@pytest.mark.parametrize("name", suite.NAMES)
-def test_the_command_that_measures_more_can_be_pasted(name):
-    row = run("a", experiment=name, model="a folder/model,synthetic:tiny", min_repeats=6)
-    if name in ("perplexity", "training"):
-        row["max_new_tokens"] = None
-    words = shlex.split(measure_more(made(row)[0], 4))
-    assert words[:5] == ["mlflow", "run", ".", "-e", name]
-    given = dict(each.split("=", 1) for each in words[words.index("-P") + 1 :: 2])
-    assert set(given) <= PARAMETERS[name]
-    assert given["model"] == "a folder/model,synthetic:tiny"
-    assert given.get("min_repeats", "6") == "6", "no fewer than there were"
-
-
-def test_the_command_asks_for_all_that_was_asked_and_not_to_take_over_what_is_there():
-    asked = {"model": "m", "device": "cpu", "dtype": "bfloat16", "max_new_tokens": "8", "resume": "true"}
-    words = measure_more(made(run("a", min_repeats=5) | {"asked": json.dumps(asked)})[0], 7)
-    assert words.endswith("-P model=m -P device=cpu -P dtype=bfloat16 -P max_new_tokens=8 -P min_repeats=7")
-    assert "resume" not in words
-
-
-def test_of_an_older_run_the_command_asks_for_what_every_experiment_takes():
-    old = run("a", model="m", revision="r1", device_requested="cuda:1", max_new_tokens=8, backend="onnx")
-    words = measure_more(made(old)[0], 7)
-    assert words.endswith("-P model=m -P revision=r1 -P device=cuda:1 -P max_new_tokens=8 -P min_repeats=7")
-    assert "-P" not in measure_more(made(run("a", device_requested="auto"))[0])
-
-
-def test_the_command_makes_room_for_the_repeats_that_it_asks_for():
-    slow = made(run("a", total_latency_s=20.0, max_seconds=60.0))[0]
-    assert measure_more(slow, 6).endswith("-P min_repeats=6 -P max_seconds=240")
-    quick = made(run("a", total_latency_s=1.0, max_seconds=60.0))[0]
-    assert "max_seconds" not in measure_more(quick, 6)
 
 
 @pytest.mark.slow(1)
@@ -193,25 +145,6 @@ def test_the_nearest_breaks_the_fewest_limits_by_the_least_and_was_measured():
     assert "the nearest is one for packaged:smollm2" in recommend(runs, Limits(0.01, 1000)).sentence
     unscored = recommend(made(timed("unscored", 90.0)), Limits(0.01))
     assert "the nearest is unknown (no perplexity was scored)" in unscored.sentence
-
-
-def test_a_configuration_of_several_studies_is_one_and_the_newest_counts():
-    late = {"start_time": "2026-11-29T10:00:00Z", "end_time": "2026-11-29T10:00:00Z"}
-    lucky = timed("bfloat16", 20.9, perplexity=20.0) | {"quantization": "none", "dtype": "bfloat16"}
-    same = {
-        **lucky,
-        "scenario": "torch-bfloat16",
-        "run_id": "later",
-        "study_id": "s2",
-        "experiment": "e2",
-        **late,
-    }
-    newest = {**same, "tokens_per_sec": 2.5, **interval("tokens_per_sec", 2.5, 2.4, 2.6, 8)}
-    points = gather_points(made(lucky, newest))
-    assert list(column(points.runs, "run_id")) == ["later"]
-    assert points.notes == (
-        "torch-bfloat16 was measured 2 times in one configuration: the newest counts (tokens_per_sec 2.5; before: 20.9)",
-    )
 
 
 def test_a_baseline_that_was_scored_and_not_timed_is_still_the_reference():
@@ -306,3 +239,13 @@ def test_a_study_without_the_objective_names_one_that_has_it():
     assert told.stderr.endswith(
         "has train_tokens_per_sec: choose a study that measured it, such as --study latest:precision, or measure one: mlflow run . -e precision\n"
     )
+
+
+def test_a_recommendation_says_first_that_its_run_was_disturbed():
+    common = {"workload_id": "w", "environment_id": "e", "perplexity": 20.0}
+    runs = made(
+        run("fp32", baseline=True, **interval("tokens_per_sec", 10.0, 9.8, 10.2, 8), **common),
+        run("int8", dtype="int8", warnings=BUSY, **interval("tokens_per_sec", 25.0, 24.5, 25.5, 8), **common),
+    )
+    words = recommend(runs, Limits()).sentence
+    assert words.startswith("Run int8 (in doubt: others took 82 % of the CPU): the fastest of 2 scenarios")

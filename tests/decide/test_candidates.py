@@ -1,0 +1,163 @@
+"""Speed and quality are joined by variant; what is not comparable is left out with a note."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from llmtrack.decide.candidates import gather_points
+from llmtrack.errors import UsageError
+from llmtrack.report.pareto import pareto_table
+from tests.decide.tracked_runs import repeated, scored, timed
+from tests.report.frames import changed, column, interval, made, run
+
+pytestmark = pytest.mark.usefixtures("_clean_environment")
+
+
+def test_runs_that_name_no_model_keep_their_quality():
+    runs = made(
+        timed("fp32", 10.0, model_id=None, perplexity=20.0),
+        timed("int8", 30.0, model_id=None, quantization="int8", perplexity=25.0),
+    )
+    assert list(column(gather_points(runs).runs, "perplexity")) == [20.0, 25.0]
+
+
+def test_quality_is_joined_by_variant_or_is_the_runs_own():
+    runs = made(
+        timed("fp32", 10.0, experiment="speed"),
+        timed("bf16", 20.0, experiment="speed", dtype="bfloat16"),
+        timed(
+            "int8",
+            30.0,
+            quantization="int8",
+            perplexity=25.0,
+            corpus_digest="c",
+            protocol="documents",
+            max_length=512,
+            bos_rule="tokenizer",
+        ),
+        timed("alone", 5.0, dtype="float16"),
+        scored("ppl", 20.0, experiment="perplexity"),
+        scored("ppl16", 20.5, experiment="perplexity", dtype="bfloat16"),
+    )
+    points = gather_points(runs)
+    assert {run.scenario: run.get("perplexity") for run in points.runs} == {
+        "fp32": 20.0,
+        "bf16": 20.5,
+        "int8": 25.0,
+        "alone": None,
+    }
+    assert points.notes == ()
+    table = pareto_table(points, ("tokens_per_sec", "perplexity"))
+    last = {row[0]: row[-1] for row in table.rows}
+    assert last == {
+        "int8": "inconclusive against fp32, bf16 (tokens_per_sec: 0.33x, one value each: noise unknown)",
+        "bf16": "inconclusive against fp32 (tokens_per_sec: 0.50x, one value each: noise unknown)",
+        "fp32": "on the front",
+        "alone": "no perplexity",
+    }
+
+
+def test_a_quality_that_could_be_of_either_of_two_models_is_not_joined():
+    runs = made(timed("a", 10.0), scored("ppl", 20.0), scored("ppl_32", 25.0), scored("again", 20.001))
+    points = gather_points(runs)
+    assert not points.runs[0].has("perplexity")
+    assert points.notes == ("a has no perplexity of its own, and the runs of its variant disagree",)
+
+
+def test_what_is_not_comparable_is_left_out_and_said():
+    runs = made(
+        timed("a", 10.0),
+        timed("b", 20.0, quantization="int8"),
+        timed("long", 5.0) | {"workload_id": "other"},
+        timed("elsewhere", 90.0) | {"environment_id": "f"},
+        scored("ppl", 20.0),
+        scored("ppl8", 21.0, quantization="int8"),
+        scored("rolling", 9.0, protocol="rolling"),
+    )
+    points = gather_points(runs)
+    assert list(column(points.runs, "scenario")) == ["a", "b"]
+    assert list(column(points.runs, "perplexity")) == [20.0, 21.0]
+    assert [note.split(" is left")[0] for note in points.notes] == [
+        "1 run of another workload",
+        "1 run measured in another environment",
+        "1 run whose perplexity is of another convention",
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"scored_tokens_digest": "k2", "tokens_scored": 2500.0},
+        {"scored_text_digest": "t2", "bytes_scored": 900.0},
+        {"scored_tokens_digest": None, "scored_text_digest": None},
+    ],
+)
+def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_and_said(other):
+    same = {"scored_tokens_digest": "k", "scored_text_digest": "t", "tokens_scored": 1000.0}
+    same["bytes_scored"] = 4000.0
+    runs = made(
+        timed("a", 10.0),
+        timed("b", 20.0, quantization="int8"),
+        timed("c", 30.0, quantization="int4"),
+        scored("ppl", 20.0, **same),
+        scored("ppl8", 21.0, quantization="int8", **same),
+        scored("ppl4", 12.0, quantization="int4", **{**same, **other}),
+    )
+    points = gather_points(runs)
+    assert column(points.runs, "perplexity") == [20.0, 21.0, None]
+    assert points.notes[0].startswith("1 run whose perplexity is of other tokens or another text is left out")
+
+
+def test_nothing_to_choose_among():
+    with pytest.raises(UsageError, match="no finished run of precision has tokens_per_sec"):
+        gather_points(made(scored("ppl", 20.0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "quality"),
+    [
+        ("env.config_digest", ["theta 1e4", "theta 1e6"], None),
+        ("env.tokenizer_digest", ["t", "u"], None),
+        ("env.config_digest", ["theta 1e4", "theta 1e4"], 20.0),
+    ],
+)
+def test_quality_is_not_taken_over_from_a_model_of_another_config_or_tokenizer(name, values, quality):
+    runs = made(scored("quality", 20.0, experiment="perplexity"), timed("speed", 10.0))
+    (found,) = gather_points(changed(runs, **{name: values})).runs
+    assert found.get("perplexity") == quality
+
+
+def test_infinity_is_no_figure_to_choose_by():
+    points = gather_points(
+        made(timed("a", math.inf, perplexity=1.0), timed("b", 10.0, perplexity=math.inf), timed("c", 5.0, perplexity=9.0))
+    )  # fmt: skip
+    assert points.runs.scenarios == ["b", "c"]
+    assert column(points.runs, "perplexity") == [None, 9.0]
+
+
+def test_the_newest_finished_run_counts_while_a_newer_one_is_in_progress():
+    done = run("a", tokens_per_sec=1.0, model="m")
+    again = {**done, "run_id": "newer", "start_time": "2026-11-29T10:00:00Z", "tokens_per_sec": None}
+    points = gather_points(made(done, {**again, "status": "RUNNING", "outcome": None}))
+    assert list(column(points.runs, "run_id")) == ["id-a"]
+
+
+def test_a_configuration_of_several_studies_is_one_and_the_newest_counts():
+    late = {"start_time": "2026-11-29T10:00:00Z", "end_time": "2026-11-29T10:00:00Z"}
+    lucky = repeated("bfloat16", 20.9, perplexity=20.0) | {"quantization": "none", "dtype": "bfloat16"}
+    same = {
+        **lucky,
+        "scenario": "torch-bfloat16",
+        "run_id": "later",
+        "study_id": "s2",
+        "experiment": "e2",
+        **late,
+    }
+    newest = {**same, "tokens_per_sec": 2.5, **interval("tokens_per_sec", 2.5, 2.4, 2.6, 8)}
+    points = gather_points(made(lucky, newest))
+    assert list(column(points.runs, "run_id")) == ["later"]
+    assert points.notes == (
+        "torch-bfloat16 was measured 2 times in one configuration: the newest counts (tokens_per_sec 2.5; before: 20.9)",
+    )
