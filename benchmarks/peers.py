@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from llmtrack.convert.environment import BuildEnvironment, error_line, isolated_variables, pinned
+from llmtrack.convert.environment import BuildEnvironment, error_line, isolated_variables, pinned_requirements
 from llmtrack.errors import LlmtrackError
 
 REQUIREMENTS, SCRIPTS = Path(__file__).with_name("requirements"), Path(__file__).with_name("scripts")
@@ -26,7 +26,7 @@ def environment(name: str) -> BuildEnvironment:
     Args:
         name: of its file in `requirements`.
     """
-    return BuildEnvironment(name, pinned(name, REQUIREMENTS))
+    return BuildEnvironment(name, pinned_requirements(name, REQUIREMENTS))
 
 
 def program(name: str) -> Path:

@@ -217,7 +217,7 @@ def test_decoding_is_not_compiled_and_recipes_of_cuda_name_the_device(kind):
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_random_weights_are_those_of_the_cpu(kind):
-    assert synthetic.drawn_on(f"{kind}:0") == "cpu"
+    assert synthetic.drawing_device(f"{kind}:0") == "cpu"
     assert synthetic.digests("tiny", 0, f"{kind}:0") == synthetic.digests("tiny", 0, "cpu")
     assert synthetic.digests("tiny", 0, "cuda:0") == synthetic.digests("tiny", 0, "cuda:1")
     assert synthetic.digests("tiny", 0, "cuda:0") != synthetic.digests("tiny", 0, "cpu")

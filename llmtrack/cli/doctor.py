@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import EntryPoint
 
-from llmtrack.convert.environment import BuildEnvironment, pinned
+from llmtrack.convert.environment import BuildEnvironment, pinned_requirements
 from llmtrack.engines.registry import BUILTIN, backends, load_variant
 from llmtrack.errors import ExtensionError, LlmtrackError, in_words
 from llmtrack.host.entry_points import (
@@ -228,7 +228,7 @@ def _runtime(backend: str) -> Callable[[], Finding]:
         if backend == "llamacpp":  # its converter runs in this environment
             return Finding(backend, "ok", _llamacpp())
         found = ", ".join(f"{name} {installed_version(name)}" for name in RUNTIMES[backend])
-        made = BuildEnvironment(backend, pinned(backend)).made
+        made = BuildEnvironment(backend, pinned_requirements(backend)).made
         if made or find_uv():
             later = "" if made else " when a model is first converted"
             return Finding(backend, "ok", f"{found}; its converter's environment is made{later}")

@@ -12,14 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.convert.environment import BuildEnvironment
-from llmtrack.convert.fidelity import Open, has_thresholds, parity_facts, says_alike, says_the_same
+from llmtrack.convert.fidelity import (
+    OpenFolder,
+    has_length_thresholds,
+    parity_facts,
+    require_correlation,
+    require_parity,
+)
 from llmtrack.errors import MissingDependencyError, ScenarioError, is_out_of_memory
 from llmtrack.host.packages import available, install_command, missing_modules
-from llmtrack.models.cache import build_once, entry_stem
+from llmtrack.models.cache import build_once, safe_name
 from llmtrack.models.disk import FLOAT_BITS, count_weights
-from llmtrack.models.durations import making
+from llmtrack.models.durations import timed_step
 from llmtrack.models.folder import ModelFolder, model_folder
-from llmtrack.models.load_errors import tool_failed
+from llmtrack.models.load_errors import conversion_failure
 from llmtrack.models.weights import weight_files
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.spec.parameter import NONE
@@ -85,7 +91,7 @@ class Conversion:
     warnings: tuple[str, ...] = ()
 
 
-def convert(converter: Converter, variant: Variant, open_folder: Open) -> Conversion:
+def convert(converter: Converter, variant: Variant, open_folder: OpenFolder) -> Conversion:
     """Return the model of a variant converted for a runtime; convert it if necessary.
 
     Args:
@@ -108,12 +114,12 @@ def convert(converter: Converter, variant: Variant, open_folder: Open) -> Conver
     arguments = recipe.applied(options) if recipe else converter.unquantized
     source = model_folder(variant.model, variant.revision)
     label = recipe.name if recipe else variant.dtype
-    check = partial(says_alike if recipe else says_the_same, open_folder)
-    if recipe and has_thresholds(source.path):
+    check = partial(require_correlation if recipe else require_parity, open_folder)
+    if recipe and has_length_thresholds(source.path):
         # Compare in float: a missing attention window changes less than rounding to 4 bits, which would hide it.
-        exact = partial(says_the_same, open_folder)
-        converted(converter, source, converter.unquantized, "float32", FLOAT_BITS, exact)
-    folder = converted(converter, source, arguments, label, recipe.bits if recipe else FLOAT_BITS, check)
+        exact = partial(require_parity, open_folder)
+        convert_folder(converter, source, converter.unquantized, "float32", FLOAT_BITS, exact)
+    folder = convert_folder(converter, source, arguments, label, recipe.bits if recipe else FLOAT_BITS, check)
     return Conversion(
         folder,
         source.model_id,
@@ -124,7 +130,7 @@ def convert(converter: Converter, variant: Variant, open_folder: Open) -> Conver
     )
 
 
-def converted(
+def convert_folder(
     converter: Converter,
     source: ModelFolder,
     arguments: Sequence[str],
@@ -147,14 +153,14 @@ def converted(
         ScenarioError: the model cannot be converted, or the result does not match the model.
         ModelLoadError: the cache cannot be used.
     """
-    stem = entry_stem(Path(source.model_id).name)
+    stem = safe_name(Path(source.model_id).name)
     key = digest([source.tags, VERSION, converter.environment.requirements, list(arguments)])
     what = f"converting to {label} by the tool of {converter.backend}"
 
     def build(folder: Path) -> dict[str, Any]:
         command = converter.command(source.path, folder, arguments)
         converter.environment.python()  # not part of the conversion time
-        with making(what, source.model_id), known_to(converter, source.path):
+        with timed_step(what, source.model_id), explaining_unsupported(converter, source.path):
             converter.environment.run(what, command, folder)
         for pattern in _KEPT:
             for path in source.path.glob(pattern):
@@ -169,7 +175,7 @@ def converted(
 
 
 @contextmanager
-def known_to(converter: Converter, source: Path) -> Iterator[None]:
+def explaining_unsupported(converter: Converter, source: Path) -> Iterator[None]:
     """On a failure, report that the tool does not support the model instead of errors of the tool's packages.
 
     Raises:
@@ -183,7 +189,7 @@ def known_to(converter: Converter, source: Path) -> Iterator[None]:
         config = json.loads((source / "config.json").read_text(encoding="utf-8"))
         architecture = str(config.get("model_type") or "?")
         instead = "use backend=torch or onnx" if _onnx_supports(architecture) else "use backend=torch"
-        said = tool_failed(converter.tool, architecture, str(error), instead)
+        said = conversion_failure(converter.tool, architecture, str(error), instead)
         raise ScenarioError(said, kind="unsupported") from error
 
 

@@ -25,8 +25,8 @@ from llmtrack.host import libraries
 from llmtrack.host.formatting import MIB
 from llmtrack.host.packages import find_uv, installed_version
 from llmtrack.models.cache import LOCK_SECONDS, cache_root
-from llmtrack.models.disk import is_full, no_space, why_full
-from llmtrack.models.durations import making
+from llmtrack.models.disk import disk_full_error, full_disk_message, is_disk_full
+from llmtrack.models.durations import timed_step
 from llmtrack.spec.serialization import digest
 
 INSTALL_SECONDS = 1200.0
@@ -88,9 +88,9 @@ class BuildEnvironment:
                 f"another process has held {lock} for {LOCK_SECONDS / 60:.0f} minutes: end it, or set LLMTRACK_CACHE"
             ) from None
         except OSError as error:
-            if is_full(error):
+            if is_disk_full(error):
                 raise MissingDependencyError(
-                    f"{self._what} cannot be created: {why_full(lock.parent, self.mib * MIB)}"
+                    f"{self._what} cannot be created: {full_disk_message(lock.parent, self.mib * MIB)}"
                 ) from error
             raise MissingDependencyError(
                 f"{self._what} cannot be created in {lock.parent} ({error.strerror or error}): free or permit it, or set "
@@ -115,8 +115,8 @@ class BuildEnvironment:
         # On the disk whose space was checked, and removed with the working directory.
         with tempfile.TemporaryDirectory(prefix=".", dir=folder) as scratch:
             code, said = _run(command, folder, isolated_variables() | {"TMPDIR": scratch}, timeout=None)
-        if code and is_full(said):
-            raise no_space()
+        if code and is_disk_full(said):
+            raise disk_full_error()
         if code:
             kind: FailureKind = "out_of_memory" if code < 0 else "unsupported"
             why = "it was killed, most likely out of memory" if code < 0 else error_line(said)
@@ -130,28 +130,28 @@ class BuildEnvironment:
         uv = find_uv()
         if uv is None:
             raise MissingDependencyError(f"{self._what} needs uv, which is not installed: pip install uv")
-        with making(f"making {self._what}", self.name):
+        with timed_step(f"making {self._what}", self.name):
             self._fill(uv, python)
 
     def _fill(self, uv: Sequence[str], python: Path) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)  # leftovers of a killed process
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        pinned = self.folder / "requirements.txt"
+        pinned_requirements = self.folder / "requirements.txt"
         environment = _without_paths()
         steps = (
             ["venv", "--quiet", "--no-project", "--python", sys.executable, str(self.folder)],
-            ["pip", "install", "--quiet", "--no-deps", "--python", str(python), "-r", str(pinned)],
+            ["pip", "install", "--quiet", "--no-deps", "--python", str(python), "-r", str(pinned_requirements)],
         )
         try:
             for step in steps:
                 if self.folder.exists():
-                    pinned.write_text("\n".join((*self.requirements, "")), encoding="utf-8")
+                    pinned_requirements.write_text("\n".join((*self.requirements, "")), encoding="utf-8")
                 try:
                     code, said = _run([*uv, *step], self.folder.parent, environment, INSTALL_SECONDS)
                 except subprocess.TimeoutExpired:
                     code, said = 1, f"error: it took over {INSTALL_SECONDS:.0f} s"
-                if code and is_full(said):
-                    raise no_space()
+                if code and is_disk_full(said):
+                    raise disk_full_error()
                 if code:
                     raise MissingDependencyError(
                         f"{self._what} cannot be created ({error_line(said)}): check the network or uv's package index "
@@ -170,7 +170,7 @@ class BuildEnvironment:
             raise
 
 
-def pinned(name: str, folder: Path = _GUARD.parent / "requirements") -> tuple[str, ...]:
+def pinned_requirements(name: str, folder: Path = _GUARD.parent / "requirements") -> tuple[str, ...]:
     """Read the requirements of a tool from its file, one per line."""
     lines = (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))

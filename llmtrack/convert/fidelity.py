@@ -33,7 +33,7 @@ _BYTES = 4
 FACTS = ("parity_max_difference", "parity_max_share", "parity_top1_agreement")
 
 
-class Decodes(Engine, Protocol):
+class DecodingEngine(Engine, Protocol):
     """An engine that exposes the logits of a decoded token."""
 
     def decoded_logits(self, ids: Sequence[int]) -> torch.Tensor:
@@ -41,10 +41,10 @@ class Decodes(Engine, Protocol):
         ...
 
 
-Open = Callable[[Path], Decodes]
+OpenFolder = Callable[[Path], DecodingEngine]
 
 
-def says_the_same(open_folder: Open, source: Path, folder: Path) -> dict[str, float]:
+def require_parity(open_folder: OpenFolder, source: Path, folder: Path) -> dict[str, float]:
     """Compare the logits of a float model with PyTorch's, in a separate process; return the differences.
 
     Args:
@@ -63,7 +63,7 @@ def says_the_same(open_folder: Open, source: Path, folder: Path) -> dict[str, fl
     return {name: found[name] for name in FACTS}
 
 
-def says_alike(open_folder: Open, source: Path, folder: Path) -> dict[str, float]:
+def require_correlation(open_folder: OpenFolder, source: Path, folder: Path) -> dict[str, float]:
     """Check that the logits of a quantized model correlate with PyTorch's in float.
 
     Raises:
@@ -75,7 +75,7 @@ def says_alike(open_folder: Open, source: Path, folder: Path) -> dict[str, float
     return {}
 
 
-def has_thresholds(folder: Path) -> bool:
+def has_length_thresholds(folder: Path) -> bool:
     """Return whether the model's computation changes at one of the compared lengths."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     size = sum(path.stat().st_size for path in weight_files(folder)[1])
@@ -96,7 +96,7 @@ def _refused(why: str) -> ScenarioError:
     )
 
 
-def _compare(open_folder: Open, source: str, folder: str) -> dict[str, float]:
+def _compare(open_folder: OpenFolder, source: str, folder: str) -> dict[str, float]:
     import torch
 
     from llmtrack.models.load import load_model
@@ -123,7 +123,7 @@ def _compare(open_folder: Open, source: str, folder: str) -> dict[str, float]:
     }
 
 
-def _at(model: Any, engine: Decodes, length: int, seed: int) -> tuple[Parity, float]:
+def _at(model: Any, engine: DecodingEngine, length: int, seed: int) -> tuple[Parity, float]:
     """Compare the logits of a row of so many tokens with PyTorch's; the last token is also decoded from the cache."""
     import torch
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from llmtrack.convert.conversion import Converter
-from llmtrack.convert.environment import BuildEnvironment, pinned
+from llmtrack.convert.environment import BuildEnvironment, pinned_requirements
 from llmtrack.quantize.options import BLOCK_SIZES
 from llmtrack.quantize.recipe import Recipe
 from llmtrack.spec.options import Checked, Option
@@ -54,7 +54,11 @@ def _int4(options: Mapping[str, Scalar]) -> list[str]:
 
 
 CONVERTER = Converter(
-    BACKEND, "GenAI's model builder", BuildEnvironment(BACKEND, pinned(BACKEND), mib=370), _command, _UNQUANTIZED
+    BACKEND,
+    "GenAI's model builder",
+    BuildEnvironment(BACKEND, pinned_requirements(BACKEND), mib=370),
+    _command,
+    _UNQUANTIZED,
 )
 
 RECIPES = (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from llmtrack.convert.conversion import Converter
-from llmtrack.convert.environment import BuildEnvironment, pinned
+from llmtrack.convert.environment import BuildEnvironment, pinned_requirements
 from llmtrack.quantize.recipe import Recipe
 from llmtrack.spec.options import Checked, Option
 from llmtrack.spec.scenario import Scalar
@@ -56,7 +56,7 @@ def _int4(options: Mapping[str, Scalar]) -> list[str]:
 CONVERTER = Converter(
     BACKEND,
     "openvino's exporter",
-    BuildEnvironment(BACKEND, pinned(BACKEND), mib=430),
+    BuildEnvironment(BACKEND, pinned_requirements(BACKEND), mib=430),
     _command,
     _UNQUANTIZED,
     by_float=True,

@@ -17,7 +17,7 @@ from llmtrack.errors import FailureKind, LlmtrackError, ScenarioError, UsageErro
 from llmtrack.host.packages import installed_version
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.load_errors import reason_of
-from llmtrack.models.view import LOCAL
+from llmtrack.models.safe_view import LOCAL
 from llmtrack.spec.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
 from llmtrack.tensors.likelihood import predicted, sum_nll

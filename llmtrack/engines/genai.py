@@ -130,7 +130,7 @@ class GenaiEngine(HostEngine):
             return torch.from_numpy(np.array(generator.get_output("logits")[0], dtype=np.float32))
 
     def decoded_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits after the last token of a row; see `llmtrack.convert.fidelity.Decodes`."""
+        """Return the logits after the last token of a row; see `llmtrack.convert.fidelity.DecodingEngine`."""
         import torch
 
         with runtime_errors(RUNTIME):

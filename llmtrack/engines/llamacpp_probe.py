@@ -8,7 +8,7 @@ from llmtrack.errors import ScenarioError
 from llmtrack.host.machine import cpu_flags
 from llmtrack.llamacpp.decoder import LlamaDecoder
 from llmtrack.llamacpp.library import library
-from llmtrack.models.cache import cache_root, file_digest, keep_note
+from llmtrack.models.cache import cache_root, file_digest, write_note
 from llmtrack.quantize.isolated import run_isolated
 from llmtrack.spec.serialization import digest
 
@@ -35,7 +35,7 @@ def try_once(path: Path) -> None:
     except ScenarioError as error:
         how = f": {cpp.remedy}" if "SIGILL" in str(error) else ""
         raise ScenarioError(f"llama.cpp cannot run {path.name} here: {error}{how}", kind="unsupported") from error
-    keep_note(note, "")
+    write_note(note, "")
 
 
 def _try(path: str) -> None:

@@ -137,7 +137,7 @@ class OpenvinoEngine(HostEngine):
         return torch.from_numpy(self._run(row, np.ones_like(row), first=0)[0].astype(np.float32))
 
     def decoded_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits after the last token of a row; see `llmtrack.convert.fidelity.Decodes`."""
+        """Return the logits after the last token of a row; see `llmtrack.convert.fidelity.DecodingEngine`."""
         import torch
 
         self._request.reset_state()

@@ -12,7 +12,7 @@ import torch
 
 from llmtrack.engines.rounding import Noise, differ, noise_of
 from llmtrack.errors import ScenarioError
-from llmtrack.models.positions import ropes_of, varies_with_length
+from llmtrack.models.positions import depends_on_length, rotary_settings
 
 _PROBE_TOKENS, _PROBE_PADS = 6, 3
 _STRIDES = (1, 7, 31)
@@ -182,9 +182,9 @@ def length_dependent_rope(config: Mapping[str, Any]) -> tuple[str, int] | None:
     Args:
         config: content of a model's config.
     """
-    for rope in ropes_of(config):
+    for rope in rotary_settings(config):
         kind = str(rope.get("rope_type") or rope.get("type") or "")
-        if varies_with_length(kind):
+        if depends_on_length(kind):
             lengths = (
                 rope.get("original_max_position_embeddings"),
                 config.get("original_max_position_embeddings"),

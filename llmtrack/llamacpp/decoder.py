@@ -24,7 +24,7 @@ _OUT_OF_SPACE = 1
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """Capacity of a context; creating one is expensive, so it is kept while it suffices.
 
     Attributes:
@@ -39,13 +39,13 @@ class Room:
     batch: int = 0
     outputs: int = 0
 
-    def holds(self, other: Room) -> bool:
+    def holds(self, other: Capacity) -> bool:
         """Return whether it covers another capacity."""
         return all(own >= asked for own, asked in zip(_sizes(self), _sizes(other), strict=True))
 
-    def and_also(self, other: Room) -> Room:
+    def and_also(self, other: Capacity) -> Capacity:
         """Return the capacity for both."""
-        return Room(*map(max, _sizes(self), _sizes(other)))
+        return Capacity(*map(max, _sizes(self), _sizes(other)))
 
 
 class LlamaDecoder:
@@ -92,7 +92,7 @@ class LlamaDecoder:
         self.parameters = int(cpp.llama_model_n_params(self._model))
         self._context: Any = None
         self._batch: Any = None
-        self._room = Room()
+        self._room = Capacity()
 
     def start(self, rows: int, tokens: int, outputs: int) -> None:
         """Clear the cache and ensure capacity.
@@ -110,7 +110,7 @@ class LlamaDecoder:
                 f"llama.cpp supports at most {MOST_ROWS} sequences, not {rows}: use a smaller batch_size",
                 kind="unsupported",
             )
-        asked = Room(rows, tokens, max(rows * tokens, outputs), outputs)
+        asked = Capacity(rows, tokens, max(rows * tokens, outputs), outputs)
         if not self._room.holds(asked):
             self._make(self._room.and_also(asked))
         self._cpp.llama_memory_clear(self._cpp.llama_get_memory(self._context), False)
@@ -175,7 +175,7 @@ class LlamaDecoder:
             self._cpp.llama_model_free(self._model)
             self._model = None
 
-    def _make(self, room: Room) -> None:
+    def _make(self, room: Capacity) -> None:
         """Create a context; sizes are rounded up as in llama.cpp's own tools, so that similar lengths share one."""
         self._drop()
         settings = self._cpp.llama_context_default_params()
@@ -207,7 +207,7 @@ class LlamaDecoder:
             self._cpp.llama_batch_free(self._batch)
         if self._context:
             self._cpp.llama_free(self._context)
-        self._batch, self._context, self._room = None, None, Room()
+        self._batch, self._context, self._room = None, None, Capacity()
 
     def _decode(self) -> None:
         code = self._cpp.llama_decode(self._context, self._batch)
@@ -216,5 +216,5 @@ class LlamaDecoder:
             raise ScenarioError(f"llama.cpp failed with code {code}: {last_error()}", kind=kind)
 
 
-def _sizes(room: Room) -> tuple[int, int, int, int]:
+def _sizes(room: Capacity) -> tuple[int, int, int, int]:
     return room.rows, room.tokens, room.batch, room.outputs

@@ -18,7 +18,7 @@ from llmtrack.host.machine import cpu_model, usable_cpus
 from llmtrack.measure import disturbances
 from llmtrack.measure.gpus import torch_uuid
 from llmtrack.measure.memory import free_memory
-from llmtrack.models.cache import cache_root, keep_note
+from llmtrack.models.cache import cache_root, write_note
 from llmtrack.spec.serialization import digest
 
 LIFETIME_S = 30 * 24 * 3600
@@ -134,7 +134,7 @@ def cached_ceiling(device: str, name: str, measure: Callable[[], float]) -> floa
         doubt = warnings[0]
     else:
         content = {"device": identity, "name": name, "value": value, "measured_at": time.time()}
-        keep_note(path, json.dumps(content, indent=1))
+        write_note(path, json.dumps(content, indent=1))
         return value
     if cached >= value:
         return cached

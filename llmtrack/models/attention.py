@@ -32,27 +32,27 @@ _TOLERANCE = 1e-2
 """Tolerance relative to the output's standard deviation: above rounding, below the effect of a cap."""
 
 
-def score_cap(config: Mapping[str, Any]) -> str:
+def score_cap_name(config: Mapping[str, Any]) -> str:
     """Return the name of a config's cap on attention scores; empty if there is none."""
     return next((name for name, value in config.items() if value and _CAP.search(name)), "")
 
 
-def implementation(config: Any) -> dict[str, str]:
+def attention_arguments(config: Any) -> dict[str, str]:
     """Return the `from_pretrained` arguments that select eager attention for a config with a score cap."""
-    capped = score_cap(config.get_text_config().to_dict())
+    capped = score_cap_name(config.get_text_config().to_dict())
     return {"attn_implementation": EAGER} if capped else {}
 
 
-def slower_attention(model: Any) -> tuple[str, ...]:
+def slow_attention_warning(model: Any) -> tuple[str, ...]:
     """Warn if attention is eager although transformers has a faster implementation for the model."""
     config = model.config.get_text_config()
     if not getattr(model, "_supports_sdpa", False) or getattr(config, "_attn_implementation", "") != EAGER:
         return ()
-    ignored = score_cap(config.to_dict()) or "a part of this model"
+    ignored = score_cap_name(config.to_dict()) or "a part of this model"
     return (f"attention is eager, and slower: the faster implementation of transformers ignores {ignored}",)
 
 
-def use_whole_attention(model: Any) -> None:
+def use_complete_attention(model: Any) -> None:
     """Switch a model to eager attention if its own implementation ignores a feature.
 
     Args:
@@ -73,7 +73,7 @@ def use_whole_attention(model: Any) -> None:
         ) from error
 
 
-def forget_stray_windows(config: Any) -> None:
+def remove_stray_windows(config: Any) -> None:
     """Remove window settings unknown to a model's class: its attention has no window, but its cache would.
 
     Conversions from another architecture can leave such settings in config.json.
@@ -88,7 +88,7 @@ def forget_stray_windows(config: Any) -> None:
             setattr(text, name, None)
 
 
-def share_keys(model: Any) -> None:
+def share_keys_without_cache(model: Any) -> None:
     """Let layers that reuse earlier layers' keys and values do so without a cache, too.
 
     In transformers 4.57 they read them from the cache and compute different ones without it. A cache for a single pass

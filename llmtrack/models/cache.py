@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from llmtrack.errors import ModelLoadError
-from llmtrack.models.disk import is_full, room_for, why_full
+from llmtrack.models.disk import full_disk_message, is_disk_full, room_for
 
 MANIFEST = "llmtrack-manifest.json"
 LOCK_SECONDS = 1800.0  # covers a slow download and conversion by another process
@@ -57,11 +57,11 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int =
     entry = models / name
     lock = models / f".{name}.lock"
     try:
-        if not damage(entry):
+        if not describe_damage(entry):
             return entry
         models.mkdir(parents=True, exist_ok=True)
         with FileLock(lock, timeout=LOCK_SECONDS):
-            if problem := damage(entry):
+            if problem := describe_damage(entry):
                 if entry.exists():
                     logger.warning("the cached %s is not as it was made (%s): it is made again", name, problem)
                 _build(entry, build, needed)
@@ -72,8 +72,8 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int =
             f"another process has held {lock} for {LOCK_SECONDS / 60:.0f} minutes: end it, or set LLMTRACK_CACHE"
         ) from None
     except OSError as error:
-        if is_full(error):
-            raise ModelLoadError(why_full(models, needed)) from error
+        if is_disk_full(error):
+            raise ModelLoadError(full_disk_message(models, needed)) from error
         raise ModelLoadError(
             f"the model cache {models} cannot be used ({error.strerror or error}): "
             "free or permit it, or set LLMTRACK_CACHE to another folder"
@@ -81,7 +81,7 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int =
     return entry
 
 
-def damage(entry: Path) -> str | None:
+def describe_damage(entry: Path) -> str | None:
     """Describe the damage of a cache entry, or return None: all files must be unchanged, without extra ones.
 
     Raises:
@@ -150,11 +150,11 @@ def file_digest(path: Path) -> str:
     settled = abs(time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns)) > _TICK_NS
     digest = sha256_of(real)
     if settled:
-        keep_note(note, digest)
+        write_note(note, digest)
     return digest
 
 
-def keep_note(path: Path, text: str) -> None:
+def write_note(path: Path, text: str) -> None:
     """Atomically write a small file; failing only costs time later."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ def keep_note(path: Path, text: str) -> None:
         os.replace(draft, path)
 
 
-def entry_stem(name: str) -> str:
+def safe_name(name: str) -> str:
     """Return a safe prefix for the name of a cache entry."""
     return "".join(each if each.isalnum() or each in "-_" else "-" for each in name)[:60]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from llmtrack.errors import ModelLoadError
 from llmtrack.host.transformers_compat import portable_rope
 from llmtrack.models.positions import context_length, first_position, forward_inputs
-from llmtrack.models.probe_cache import Notes
-from llmtrack.models.weights import tensors, weight_files
+from llmtrack.models.probe_cache import ProbeCache
+from llmtrack.models.weights import read_tensors, weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,7 @@ def refuse_incomplete(model: Any, loading: dict[str, Any], files: Sequence[Path]
         )
     unexpected = loading["unexpected_keys"]
     named = {key for key in unexpected if key.endswith(".bias")}
-    biases = dict(tensors(files, named)) if named else {}
+    biases = dict(read_tensors(files, named)) if named else {}
     left = sorted(key for key in unexpected if not is_harmless(key, model, biases.get(key)))
     if left:
         raise ModelLoadError(
@@ -107,7 +107,7 @@ def refuse_incomplete(model: Any, loading: dict[str, Any], files: Sequence[Path]
         )
 
 
-def headless(config: Any) -> tuple[str, ...]:
+def headless_warning(config: Any) -> tuple[str, ...]:
     """Warn if the config says that only a model's body was saved."""
     bodies = [name for name in getattr(config, "architectures", None) or () if _BODY.search(name)]
     if not bodies:
@@ -156,7 +156,7 @@ def _other_angles(model: Any, files: Sequence[Path]) -> str | None:
     own = [buffer for name, buffer in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
     if len(own) != 1 or portable_rope(config.to_dict()).get("rope_scaling"):
         return None
-    for name, held in tensors(files, lambda name: name.endswith("rotary_emb.inv_freq")):
+    for name, held in read_tensors(files, lambda name: name.endswith("rotary_emb.inv_freq")):
         if held.shape == own[0].shape and not torch.allclose(
             held.float(), own[0].float().cpu(), rtol=_ANGLES, atol=1e-6
         ):
@@ -174,7 +174,7 @@ def _other_head(model: Any, files: Sequence[Path]) -> str | None:
     names = {name for name, each in model.named_parameters(remove_duplicate=False) if each is embedding.weight}
     # A body may be saved without the model's prefix.
     names |= {name.removeprefix(f"{model.base_model_prefix}.") for name in names}
-    held = dict(tensors(files, names))
+    held = dict(read_tensors(files, names))
     if len(held) < 2:
         return None
     first, *others = sorted(held)
@@ -184,7 +184,7 @@ def _other_head(model: Any, files: Sequence[Path]) -> str | None:
     return next((name for name in sorted(held) if "head" in name), differing[0])
 
 
-def refuse_peeking(model: Any, tokenizer: Any, notes: Notes) -> None:
+def refuse_lookahead(model: Any, tokenizer: Any, notes: ProbeCache) -> None:
     """Reject a model in which a later token changes earlier logits, so that it has read what it predicts.
 
     Args:

@@ -39,15 +39,15 @@ _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output)\.weight$")
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings|tok_embeddings|embeddings)\.weight$")
 
 
-def is_full(said: BaseException | str) -> bool:
+def is_disk_full(said: BaseException | str) -> bool:
     """Return whether an error or a program's output reports a full disk or an exhausted quota."""
     if isinstance(said, str):
         return any(words in said.lower() for words in _FULL)
     known = isinstance(said, OSError) and said.errno in _NO_SPACE
-    return known or is_full(str(said)) or (said.__cause__ is not None and is_full(said.__cause__))
+    return known or is_disk_full(str(said)) or (said.__cause__ is not None and is_disk_full(said.__cause__))
 
 
-def why_full(folder: Path, needed: int = 0, setting: str = CACHE, written: int = 0) -> str:
+def full_disk_message(folder: Path, needed: int = 0, setting: str = CACHE, written: int = 0) -> str:
     """Return the message for a full disk (of a folder or of temporary files): free and needed bytes, and the remedy.
 
     Args:
@@ -85,8 +85,8 @@ def room_for(folder: Path, needed: int = 0, setting: str = CACHE) -> Iterator[No
     try:
         yield
     except Exception as error:
-        if filled_up(error, folder):
-            raise ModelLoadError(why_full(folder.parent, needed, setting, _size(folder))) from error
+        if caused_by_full_disk(error, folder):
+            raise ModelLoadError(full_disk_message(folder.parent, needed, setting, _size(folder))) from error
         raise
 
 
@@ -94,24 +94,24 @@ def require_room(folder: Path, needed: int, setting: str = CACHE) -> None:
     """Check that the bytes fit on a folder's disk; see `room_for`."""
     place, there = folder.parent, _size(folder)
     if needed > _free(place)[place] + there:
-        raise ModelLoadError(why_full(place, needed, setting, there))
+        raise ModelLoadError(full_disk_message(place, needed, setting, there))
 
 
-def filled_up(error: BaseException, folder: Path) -> bool:
+def caused_by_full_disk(error: BaseException, folder: Path) -> bool:
     """Return whether a full disk, of a folder or of temporary files, caused an error."""
     free = min(_free(folder).values())
     origin = error
     while isinstance(origin, LlmtrackError) and origin.__cause__ is not None:
         origin = origin.__cause__
     if isinstance(origin, (OSError, MemoryError, LlmtrackError)):
-        named = is_full(origin)
+        named = is_disk_full(origin)
     else:
-        named = is_full(origin) or free < _NEARLY_NONE
+        named = is_disk_full(origin) or free < _NEARLY_NONE
     # With free space here, keep an error of our own: the full disk is another one, such as the server's.
     return named and (free < _SPARE_BYTES or not isinstance(error, LlmtrackError))
 
 
-def no_space() -> OSError:
+def disk_full_error() -> OSError:
     """Return the system's error for a full disk, for failures reported by another program as text."""
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

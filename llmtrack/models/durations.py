@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llmtrack.host.formatting import clock_text
-from llmtrack.models.cache import cache_root, keep_note
+from llmtrack.models.cache import cache_root, write_note
 from llmtrack.spec.serialization import digest
 
 WORTH_SECONDS = 3.0
@@ -24,22 +24,22 @@ def folder() -> Path:
     return cache_root() / "durations"
 
 
-def note(what: str, seconds: float, of: str = "") -> None:
+def record_duration(what: str, seconds: float, of: str = "") -> None:
     """Record a duration; failing to write is ignored.
 
     Args:
         what: description or digest of the step.
         of: the model.
     """
-    keep_note(_file(what), json.dumps({"what": what, "of": of, "seconds": round(seconds, 3)}))
+    write_note(_file(what), json.dumps({"what": what, "of": of, "seconds": round(seconds, 3)}))
 
 
-def seconds_of(what: str) -> float | None:
+def last_seconds(what: str) -> float | None:
     """Return the last duration of a step, or None."""
     return None if (known := _known(what)) is None else known[0]
 
 
-def last_time(what: str, of: str = "") -> str:
+def last_duration_text(what: str, of: str = "") -> str:
     """Return `0:34 the last time`, or `0:34 for OTHER the last time` for another model; empty if short or unknown."""
     seconds, other = _known(what) or (0.0, "")
     if seconds < WORTH_SECONDS:
@@ -48,20 +48,20 @@ def last_time(what: str, of: str = "") -> str:
 
 
 @contextmanager
-def making(what: str, of: str) -> Iterator[None]:
+def timed_step(what: str, of: str) -> Iterator[None]:
     """Announce a cached build step with its last duration, and record the new one.
 
     Args:
         what: description of the step.
         of: the model.
     """
-    known = last_time(what, of)
+    known = last_duration_text(what, of)
     # Log it for scripts, too: nothing else is printed until it is done.
     logger.warning("%s (once, then kept in the cache%s) ...", what, f"; {known}" if known else "")
     began = time.perf_counter()
     yield
     seconds = time.perf_counter() - began
-    note(what, seconds, of)
+    record_duration(what, seconds, of)
     logger.info("%s took %s", what, clock_text(seconds))
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from llmtrack.models import synthetic
 from llmtrack.models.cache import build_once
 from llmtrack.models.load import SEED, clean_generation, identify_model
+from llmtrack.models.safe_view import safe_view
 from llmtrack.models.source import PRESETS
-from llmtrack.models.view import view
 from llmtrack.spec.scenario import Scalar
 
 
@@ -62,7 +62,7 @@ def model_folder(spec: str, revision: str | None = None) -> ModelFolder:
     facts: dict[str, Scalar] = {"model_source": source.kind, "trust_remote_code": False}
     if found.revision:
         facts["revision"] = found.revision
-    return ModelFolder(view(path), source.spec, facts, found.digests.tags, found.warnings)
+    return ModelFolder(safe_view(path), source.spec, facts, found.digests.tags, found.warnings)
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:

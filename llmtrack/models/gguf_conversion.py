@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import bytelevel
-from llmtrack.models.cache import build_once, entry_stem, file_digest
+from llmtrack.models.cache import build_once, file_digest, safe_name
 from llmtrack.models.disk import Weights, room_for
-from llmtrack.models.durations import making
+from llmtrack.models.durations import timed_step
 from llmtrack.models.gguf_file import open_gguf, read_metadata
-from llmtrack.models.view import LOCAL, alone
+from llmtrack.models.safe_view import LOCAL, isolated_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -60,7 +60,7 @@ def ensure(path: Path) -> Path:
     """
     digest = file_digest(path)
     return build_once(
-        entry_name(entry_stem(path.stem), digest),
+        entry_name(safe_name(path.stem), digest),
         lambda folder: {**convert_gguf(path, folder), "gguf_sha256": digest},
     )
 
@@ -81,7 +81,7 @@ def describe(path: Path) -> Path:
         _write_config(path, folder, metadata)
         return {"gguf_sha256": digest}
 
-    return build_once(f"{entry_stem(path.stem)}-about-gguf{digest[:16]}-v{CONVERTER_VERSION}", build)
+    return build_once(f"{safe_name(path.stem)}-about-gguf{digest[:16]}-v{CONVERTER_VERSION}", build)
 
 
 def convert_gguf(path: Path, folder: Path) -> dict[str, str]:
@@ -97,7 +97,7 @@ def convert_gguf(path: Path, folder: Path) -> dict[str, str]:
 
     reader = open_gguf(path)
     weights = Weights(sum(int(tensor.n_elements) for tensor in reader.tensors))
-    with room_for(folder, weights.stored()), making("converting a GGUF file to safetensors", path.name):
+    with room_for(folder, weights.stored()), timed_step("converting a GGUF file to safetensors", path.name):
         metadata = read_metadata(reader)
         tokenizer, settings = _tokenizer(path, metadata)
         bytelevel.write(tokenizer, settings, folder)
@@ -183,7 +183,7 @@ def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict
 
     from transformers import AutoTokenizer
 
-    with alone(path) as folder:
+    with isolated_file(path) as folder:
         converted = AutoTokenizer.from_pretrained(str(folder), gguf_file=path.name, **LOCAL)
     return converted.backend_tokenizer, settings
 
@@ -194,7 +194,7 @@ def _write_model(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
 
     from llmtrack.host.transformers_compat import custom_code_refused
 
-    with alone(path) as seen, custom_code_refused():
+    with isolated_file(path) as seen, custom_code_refused():
         model = AutoModelForCausalLM.from_pretrained(str(seen), gguf_file=path.name, dtype=torch.float32, **LOCAL)
     _name_specials(model, metadata)
     model.save_pretrained(str(folder))
@@ -207,7 +207,7 @@ def _write_config(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        with alone(path) as seen:
+        with isolated_file(path) as seen:
             config = AutoConfig.from_pretrained(str(seen), gguf_file=path.name, **LOCAL)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)

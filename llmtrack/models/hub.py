@@ -55,7 +55,7 @@ def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
 
     about = {"revision": revision, "timeout": REQUEST_SECONDS, "files_metadata": True}
     try:
-        info = within(RESOLVE_SECONDS, lambda: HfApi().model_info(repo, **about))
+        info = call_with_timeout(RESOLVE_SECONDS, lambda: HfApi().model_info(repo, **about))
     except Exception as error:
         if not unreachable(error):
             raise
@@ -63,7 +63,7 @@ def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
             "it is not in the hub's local cache, and the hub cannot be reached "
             f"({type(error).__name__}): check the network, or give a folder or packaged:NAME"
         ) from error
-    files = wanted_files([sibling.rfilename for sibling in info.siblings or ()])
+    files = files_to_download([sibling.rfilename for sibling in info.siblings or ()])
     sizes = {sibling.rfilename: getattr(sibling, "size", 0) or 0 for sibling in info.siblings or ()}
     kept = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"))
     with room_for(kept, sum(sizes[name] for name in files), "HF_HOME"):
@@ -90,10 +90,10 @@ def cached_snapshot(repo: str, revision: str | None = None) -> Path | None:
     if not isinstance(config, str):
         return None
     folder = Path(config).parent
-    return folder if is_whole(folder) else None
+    return folder if is_complete(folder) else None
 
 
-def is_whole(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """Return whether a folder has all weights and a vocabulary."""
     if not any((folder / name).exists() for name in _VOCABULARIES):
         return False
@@ -109,7 +109,7 @@ def is_whole(folder: Path) -> bool:
     return False
 
 
-def wanted_files(names: list[str]) -> list[str]:
+def files_to_download(names: list[str]) -> list[str]:
     """Return the files of a repository to download: texts, and weights in one format; no code."""
     top = [name for name in names if "/" not in name]
     weights = [name for name in top if name.startswith("model") and name.endswith(".safetensors")]
@@ -127,7 +127,7 @@ def unreachable(error: BaseException) -> bool:
     return bool(bases & silent) and not bases & answered
 
 
-def within(seconds: float, call: Callable[[], _Result]) -> _Result:
+def call_with_timeout(seconds: float, call: Callable[[], _Result]) -> _Result:
     """Return the result of a call, or raise TimeoutError and abandon it."""
     outcome: dict[str, Any] = {}
 

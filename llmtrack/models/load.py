@@ -12,27 +12,33 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import gguf_conversion, hub, packaged, synthetic
 from llmtrack.models.attention import (
-    forget_stray_windows,
-    implementation,
-    share_keys,
-    slower_attention,
-    use_whole_attention,
+    attention_arguments,
+    remove_stray_windows,
+    share_keys_without_cache,
+    slow_attention_warning,
+    use_complete_attention,
 )
 from llmtrack.models.cache import read_manifest
 from llmtrack.models.decoder import (
-    headless,
+    headless_warning,
     refuse_adapter,
     refuse_incomplete,
+    refuse_lookahead,
     refuse_other_architectures,
-    refuse_peeking,
 )
 from llmtrack.models.digests import ModelDigests, model_digests
 from llmtrack.models.disk import Weights, count_weights
-from llmtrack.models.load_errors import explained, quantized_explained, reason_of, refuse_damaged, tokenizer_explained
-from llmtrack.models.probe_cache import Notes
+from llmtrack.models.load_errors import (
+    explaining,
+    explaining_quantization,
+    explaining_tokenizer,
+    reason_of,
+    refuse_damaged,
+)
+from llmtrack.models.probe_cache import ProbeCache
+from llmtrack.models.safe_view import LOCAL, explaining_custom_code, safe_view
 from llmtrack.models.source import PRESETS, ModelSource, missing_path, parse_candidates
-from llmtrack.models.view import LOCAL, code_explained, view
-from llmtrack.models.weights import refuse_unscaled, weight_files, weights_in
+from llmtrack.models.weights import refuse_unscaled, require_weights, weight_files
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +74,7 @@ class LoadedModel:
     file_size_bytes: int | None = None
     facts: dict[str, str | int | float | bool] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    notes: Notes = field(default_factory=Notes)
+    notes: ProbeCache = field(default_factory=ProbeCache)
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ def _identify(source: ModelSource, revision: str | None, device: str, as_gguf: b
         return ModelIdentity(source, None, None, digests, (*ignored, RANDOM_WEIGHTS))
     refuse_damaged(folder)
     refuse_adapter(folder)
-    weights_in(folder)
+    require_weights(folder)
     return ModelIdentity(source, folder, commit, _digests(source, folder), ignored)
 
 
@@ -191,13 +197,13 @@ def load_folder(
 
     refuse_damaged(folder)
     refuse_adapter(folder)
-    kind, files = weights_in(folder)
-    seen = str(view(folder))
-    with explained("config.json describes no model that transformers knows"), code_explained(folder):
+    kind, files = require_weights(folder)
+    seen = str(safe_view(folder))
+    with explaining("config.json describes no model that transformers knows"), explaining_custom_code(folder):
         config = AutoConfig.from_pretrained(seen, **LOCAL)
         refuse_other_architectures(config)
         restore_rope(config)
-        forget_stray_windows(config)
+        remove_stray_windows(config)
     shares: dict[str, Any] = {}
     if placed == SHARDED:
         refuse_unsharded(config)
@@ -206,13 +212,13 @@ def load_folder(
         shares = {"device_map": "auto"}
     _use_plain_kernels(config, device)
     _forget_impossible_pad(config)
-    with explained("its tokenizer cannot be read"), tokenizer_explained(folder), code_explained(folder):
+    with explaining("its tokenizer cannot be read"), explaining_tokenizer(folder), explaining_custom_code(folder):
         tokenizer = AutoTokenizer.from_pretrained(seen, **LOCAL)
-    with explained("its weights cannot be read"):
+    with explaining("its weights cannot be read"):
         refuse_unscaled(files, config)
     with (
-        explained("no model can be made of config.json and the weights"),
-        quantized_explained(config),
+        explaining("no model can be made of config.json and the weights"),
+        explaining_quantization(config),
         custom_code_refused(),
     ):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -222,7 +228,7 @@ def load_folder(
             use_safetensors=kind == "safetensors",
             weights_only=True,
             output_loading_info=True,
-            **implementation(config),
+            **attention_arguments(config),
             **shares,
             **LOCAL,
         )
@@ -231,8 +237,8 @@ def load_folder(
     if placed == SPREAD:
         refuse_offloaded(getattr(model, "hf_device_map", {}), device)
     model = (model if placed else model.to(device)).eval()
-    share_keys(model)
-    use_whole_attention(model)
+    share_keys_without_cache(model)
+    use_complete_attention(model)
     return model, tokenizer
 
 
@@ -323,9 +329,9 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
         model, tokenizer = load_folder(folder, device=device, dtype=dtype, placed=placed)
         seconds = time.perf_counter() - start
         digests = _digests(source, folder)
-        with explained("the model that config.json describes cannot compute"):
-            refuse_peeking(model, tokenizer, _notes(digests, placed))
-        warnings += (*headless(model.config), *slower_attention(model))
+        with explaining("the model that config.json describes cannot compute"):
+            refuse_lookahead(model, tokenizer, _notes(digests, placed))
+        warnings += (*headless_warning(model.config), *slow_attention_warning(model))
         weights = weight_files(folder)[0]
         if weights == "pickle":
             warnings.append("the weights are a pickle file, read with weights_only: prefer safetensors")
@@ -344,9 +350,9 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
     )
 
 
-def _notes(digests: ModelDigests, placed: str) -> Notes:
+def _notes(digests: ModelDigests, placed: str) -> ProbeCache:
     """Return the cached probe answers of a model; none for a shard."""
-    return Notes() if placed else Notes(digests.tags)
+    return ProbeCache() if placed else ProbeCache(digests.tags)
 
 
 def _folder_of(source: ModelSource, revision: str | None) -> tuple[Path | None, str | None]:

@@ -161,7 +161,7 @@ def refuse_pointer(path: Path) -> None:
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
+def explaining(what: str) -> Iterator[None]:
     """Convert unexpected library errors on a model's files to one line naming the failing part.
 
     Args:
@@ -171,7 +171,7 @@ def explained(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         # A missing dependency, rather than a bad folder, has its own message.
-        if isinstance(error, (LlmtrackError, ImportError)) or advice(error):
+        if isinstance(error, (LlmtrackError, ImportError)) or known_reason(error):
             raise
         raise ModelLoadError(
             f"{what} ({type(error).__name__}: {_flat(str(error))[:200]}): fetch the model again, or choose another one"
@@ -179,7 +179,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def quantized_explained(config: Any) -> Iterator[None]:
+def explaining_quantization(config: Any) -> Iterator[None]:
     """Convert errors on reading quantized weights to one line naming what is needed.
 
     Args:
@@ -202,7 +202,7 @@ def quantized_explained(config: Any) -> Iterator[None]:
 
 
 @contextmanager
-def tokenizer_explained(folder: Path) -> Iterator[None]:
+def explaining_tokenizer(folder: Path) -> Iterator[None]:
     """Convert errors on reading a tokenizer to one line naming what is needed, if known."""
     try:
         yield
@@ -225,10 +225,10 @@ def reason_of(error: BaseException) -> str:
     """Return the reason and remedy of a failure as one line, without library paths."""
     if isinstance(error, LlmtrackError):
         return _flat(str(error))
-    return advice(error) or f"{type(error).__name__}: {_flat(str(error))}"
+    return known_reason(error) or f"{type(error).__name__}: {_flat(str(error))}"
 
 
-def advice(error: BaseException) -> str:
+def known_reason(error: BaseException) -> str:
     """Return cause and remedy of a known error; empty for others."""
     bases = {base.__name__ for base in type(error).__mro__}
     for name, pattern, told in _KNOWN:
@@ -237,7 +237,7 @@ def advice(error: BaseException) -> str:
     return ""
 
 
-def tool_failed(tool: str, architecture: str, said: str, instead: str) -> str:
+def conversion_failure(tool: str, architecture: str, said: str, instead: str) -> str:
     """Return a one-line error: a converter cannot convert a model, and what to use instead.
 
     Args:

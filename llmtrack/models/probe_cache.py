@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from llmtrack.devices import name_of, on_gpu
 from llmtrack.host.machine import cpu_model
 from llmtrack.host.packages import installed_version
-from llmtrack.models.cache import cache_root, keep_note
+from llmtrack.models.cache import cache_root, write_note
 from llmtrack.spec.serialization import digest, from_json, to_json
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ _KERNELS = ("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "NVIDIA_TF32_")
 """Prefixes of environment variables that select kernels."""
 
 
-class Notes:
+class ProbeCache:
     """Cached probe answers of one model.
 
     Args:
@@ -40,9 +40,9 @@ class Notes:
     def __init__(self, *origin: Any) -> None:
         self._origin = origin
 
-    def also(self, *more: Any) -> Notes:
+    def also(self, *more: Any) -> ProbeCache:
         """Return the notes of the model after a further modification."""
-        return Notes(*self._origin, *more) if self._origin else self
+        return ProbeCache(*self._origin, *more) if self._origin else self
 
     def answer(
         self,
@@ -71,7 +71,7 @@ class Notes:
                 return known
         answer = ask()
         if worth(answer):
-            keep_note(note, json.dumps(to_json(answer)))
+            write_note(note, json.dumps(to_json(answer)))
         return answer
 
 

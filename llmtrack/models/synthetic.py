@@ -44,7 +44,7 @@ def build(
     from llmtrack.host.transformers_compat import no_init_weights
 
     preset = PRESETS[name]
-    place = torch.device(drawn_on(device))
+    place = torch.device(drawing_device(device))
     tokenizer = build_tokenizer(preset)
     config = config_of(preset, tokenizer)
     before = torch.get_default_dtype()
@@ -60,7 +60,7 @@ def build(
     return model.to(device).eval(), tokenizer
 
 
-def drawn_on(device: str) -> str:
+def drawing_device(device: str) -> str:
     """Return the device to draw random weights on: other kinds may not be reproducible."""
     return device if kind_of(device) in ("cpu", "cuda") else "cpu"
 
@@ -69,7 +69,7 @@ def digests(name: str, seed: int, device: str) -> ModelDigests:
     """Return `synthetic:sha256` of what determines weights, config and tokenizer, without hashing them."""
     from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
 
-    kind = kind_of(drawn_on(device))
+    kind = kind_of(drawing_device(device))
     shape = _digest(name, PRESETS[name])
     return ModelDigests(
         weights=_digest(name, PRESETS[name], seed, kind, WEIGHTS_VERSION, TRANSFORMERS_MAJOR),

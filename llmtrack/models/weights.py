@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zipfile import is_zipfile
 
 from llmtrack.errors import ModelLoadError
-from llmtrack.models.load_errors import advice
+from llmtrack.models.load_errors import known_reason
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ def weight_files(folder: Path) -> tuple[str, list[Path]]:
     return "none", []
 
 
-def weights_in(folder: Path) -> tuple[str, list[Path]]:
+def require_weights(folder: Path) -> tuple[str, list[Path]]:
     """Like `weight_files`, for a folder that must be a complete model.
 
     Raises:
@@ -57,7 +57,9 @@ def weights_in(folder: Path) -> tuple[str, list[Path]]:
     return kind, files
 
 
-def tensors(files: Sequence[Path], wanted: Iterable[str] | Callable[[str], bool]) -> Iterator[tuple[str, torch.Tensor]]:
+def read_tensors(
+    files: Sequence[Path], wanted: Iterable[str] | Callable[[str], bool]
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield tensors by name or predicate; they are memory-mapped and read on access.
 
     Raises:
@@ -87,7 +89,7 @@ def refuse_unscaled(files: Sequence[Path], config: Any) -> None:
         ModelLoadError: there are such weights, or a pickle file cannot be read.
     """
     quantized = any(getattr(each, "quantization_config", None) for each in (config, config.get_text_config()))
-    for name, held in tensors(files, lambda name: name.endswith((".weight", ".bias"))):
+    for name, held in read_tensors(files, lambda name: name.endswith((".weight", ".bias"))):
         if not quantized and held.ndim < _MASK_DIMENSIONS and not _is_plain(held.dtype):
             raise ModelLoadError(
                 f"its weights are stored as {str(held.dtype).removeprefix('torch.')} ({name} ...), which is nothing without "
@@ -119,7 +121,7 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
         held: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
         return {name: each for name, each in held.items() if isinstance(each, torch.Tensor)}
     except Exception as error:
-        if isinstance(error, OSError) or advice(error):
+        if isinstance(error, OSError) or known_reason(error):
             raise
         raise ModelLoadError(
             "its pickle file is damaged, or holds what is no weights, which llmtrack never runs: fetch it again, or choose "

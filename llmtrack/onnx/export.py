@@ -15,7 +15,7 @@ from onnx import ModelProto
 from llmtrack.errors import ScenarioError, in_words, is_out_of_memory
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.load import LoadedModel, load_model
-from llmtrack.models.load_errors import reason_of, tool_failed
+from llmtrack.models.load_errors import conversion_failure, reason_of
 from llmtrack.onnx import graph
 from llmtrack.onnx.attention import Rotary, fuse_attention, rotary_of
 from llmtrack.onnx.lengths import LENGTH_DEPENDENT_ROPE, STATIC_ROPE, Parity, rope_kind
@@ -113,7 +113,7 @@ def _export(loaded: LoadedModel, folder: Path) -> None:
         architecture = loaded.model.config.get_text_config().model_type
         said = f"{type(error).__name__}: {in_words(error)}"
         raise ScenarioError(
-            tool_failed("optimum's exporter", architecture, said, "use backend=torch"), kind="unsupported"
+            conversion_failure("optimum's exporter", architecture, said, "use backend=torch"), kind="unsupported"
         ) from error
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llmtrack.models.attention import score_cap
+from llmtrack.models.attention import score_cap_name
 from llmtrack.models.positions import context_length
 
 STATIC_ROPE = frozenset({"default", "linear", "yarn", "llama3"})
@@ -63,7 +63,7 @@ def why_not_fused(config: Mapping[str, Any]) -> str:
     if not _is_full(config) and any(config.get(name) for name in _LAYER_KINDS):
         return "layers of several kinds"
     # Unsupported by the operator; visible in the graph, but not in scores too small for it to matter.
-    return score_cap(config)
+    return score_cap_name(config)
 
 
 def thresholds(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -16,13 +16,13 @@ from typing import Any
 from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
 from llmtrack.host.packages import INSTALL_ONNX, installed_version, missing_modules, not_installed
 from llmtrack.host.transformers_compat import import_transformers
-from llmtrack.models.cache import MANIFEST, build_once, entry_stem, read_manifest
+from llmtrack.models.cache import MANIFEST, build_once, read_manifest, safe_name
 from llmtrack.models.digests import ModelDigests
-from llmtrack.models.disk import filled_up, no_space
-from llmtrack.models.durations import making
+from llmtrack.models.disk import caused_by_full_disk, disk_full_error
+from llmtrack.models.durations import timed_step
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.load_errors import reason_of
-from llmtrack.models.view import LOCAL
+from llmtrack.models.safe_view import LOCAL
 from llmtrack.onnx.session import MODEL_FILE
 from llmtrack.quantize.isolated import run_isolated
 from llmtrack.quantize.options import CalibrationText
@@ -62,7 +62,7 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
         ModelLoadError: the cache cannot be used, or its disk is full.
     """
     require_onnx(variant.quantization)
-    name = entry_stem(Path(identity.source.location).name)
+    name = safe_name(Path(identity.source.location).name)
     key = export_key(identity.digests)
     spec, revision = identity.source.spec, variant.revision if identity.source.kind == "hub" else None
 
@@ -178,7 +178,7 @@ def build_apart(
         OSError: the disk is full.
     """
     started = time.perf_counter()
-    with making(what, of):
+    with timed_step(what, of):
         facts = run_isolated(what, _guarded, str(folder), what, work, *arguments)
     return {**facts, "build_seconds": time.perf_counter() - started}
 
@@ -192,14 +192,14 @@ def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *argum
             # The result goes into the manifest, so it must be JSON.
             return json.loads(json.dumps(work(*arguments), default=float))
     except LlmtrackError as error:
-        if filled_up(error, Path(folder)):
-            raise no_space() from error
+        if caused_by_full_disk(error, Path(folder)):
+            raise disk_full_error() from error
         raise
     except MemoryError as error:
         raise ScenarioError(f"{what}: out of memory", kind="out_of_memory") from error
     except Exception as error:
-        if filled_up(error, Path(folder)):
-            raise no_space() from error
+        if caused_by_full_disk(error, Path(folder)):
+            raise disk_full_error() from error
         raise ScenarioError(f"{what} failed: {reason_of(error)[:300]}", kind="unsupported") from error
 
 

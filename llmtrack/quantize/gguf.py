@@ -15,7 +15,7 @@ from typing import Any
 
 from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
 from llmtrack.host.packages import install_command, installed_version
-from llmtrack.models.cache import build_once, entry_stem
+from llmtrack.models.cache import build_once, safe_name
 from llmtrack.models.disk import FLOAT_BITS, count_weights
 from llmtrack.models.folder import ModelFolder
 from llmtrack.models.packaged import download_command, fetch
@@ -56,7 +56,7 @@ def gguf_of(folder: ModelFolder, quantization: str, given: Sequence[tuple[str, S
     options = recipe.settled(given) if recipe else {}
     made_by: list[Any] = [dict(folder.tags), VERSION, quantization, version, installed_version(_PACKAGE)]
     key = digest([*made_by, options] if options else made_by)
-    stem = entry_stem(Path(folder.model_id).name)
+    stem = safe_name(Path(folder.model_id).name)
 
     def build(target: Path) -> dict[str, Any]:
         what = f"converting to GGUF ({recipe.name if recipe else 'float32'})"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llmtrack.models.cache import MANIFEST
 from llmtrack.models.folder import model_folder
-from llmtrack.models.view import LOCAL
+from llmtrack.models.safe_view import LOCAL
 
 
 def ending_model(spec: str, folder: Path, eos_id: int) -> Path:

@@ -151,7 +151,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
 
     def on_batch(batch: Batch) -> None:
         if batch.number == 1:
-            known = durations.last_time(work, model)
+            known = durations.last_duration_text(work, model)
             batches = plural(batch.of, "batch", "batches") + (f", {known}" if known else "")
             emit(Log(f"  {name}: scoring the perplexity of {task.corpus} in {batches} ..."))
         emit(Progress(name, f"batch {batch.number}/{batch.of}", batch.number / batch.of))
@@ -169,7 +169,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     start = clock()
     quality = score_texts(engine, corpus.texts, task, on_batch)
     seconds = clock() - start
-    durations.note(work, seconds, model)
+    durations.record_duration(work, seconds, model)
     readings, disturbing = watch.end()
     peak = beside.get("the peak memory", engine.peak_memory_bytes, None)
     metrics = quality.figures

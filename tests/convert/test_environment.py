@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from llmtrack.convert import conversion, environment
-from llmtrack.convert.conversion import known_to
-from llmtrack.convert.environment import BuildEnvironment, error_line, pinned
+from llmtrack.convert.conversion import explaining_unsupported
+from llmtrack.convert.environment import BuildEnvironment, error_line, pinned_requirements
 from llmtrack.convert.openvino import CONVERTER
 from llmtrack.errors import MissingDependencyError, ScenarioError
 from llmtrack.host.packages import find_uv
@@ -162,7 +162,7 @@ def test_a_tool_ends_when_its_caller_is_killed(package, tmp_path):
 
 def test_the_pins_of_each_converter_are_whole():
     for name in sorted(path.stem for path in (Path(environment.__file__).parent / "requirements").iterdir()):
-        found = pinned(name)
+        found = pinned_requirements(name)
         assert found
         assert all("==" in line and not line.startswith("torch==") for line in found), name
 
@@ -210,7 +210,7 @@ def test_the_line_that_says_most(said, line):
 def test_a_tool_that_does_not_know_a_model_is_told_in_words(tmp_path, monkeypatch, said, told):
     monkeypatch.setattr(conversion, "_onnx_supports", lambda architecture: architecture == "gemma3")
     (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
-    with pytest.raises(ScenarioError) as caught, known_to(CONVERTER, tmp_path):
+    with pytest.raises(ScenarioError) as caught, explaining_unsupported(CONVERTER, tmp_path):
         raise ScenarioError(f"trying failed: {said}", kind="unsupported")
     assert told in str(caught.value)
     assert caught.value.kind == "unsupported"
@@ -221,7 +221,7 @@ def test_a_tool_that_does_not_know_a_model_is_told_in_words(tmp_path, monkeypatc
 def test_only_a_backend_that_supports_the_model_is_offered_instead(tmp_path, monkeypatch):
     def offered(architecture):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": architecture}))
-        with pytest.raises(ScenarioError) as caught, known_to(CONVERTER, tmp_path):
+        with pytest.raises(ScenarioError) as caught, explaining_unsupported(CONVERTER, tmp_path):
             raise ScenarioError("NotImplementedError: no such model", kind="unsupported")
         return str(caught.value).rpartition("use backend=")[2]
 
@@ -235,6 +235,6 @@ def test_only_a_backend_that_supports_the_model_is_offered_instead(tmp_path, mon
 
 
 def test_a_tool_that_ran_out_of_memory_did_not_stumble_over_a_model(tmp_path):
-    with pytest.raises(ScenarioError, match=r"^killed$") as caught, known_to(CONVERTER, tmp_path):
+    with pytest.raises(ScenarioError, match=r"^killed$") as caught, explaining_unsupported(CONVERTER, tmp_path):
         raise ScenarioError("killed", kind="out_of_memory")
     assert caught.value.kind == "out_of_memory"

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmtrack.convert import conversion, fidelity
 from llmtrack.convert.conversion import convert
-from llmtrack.convert.fidelity import has_thresholds, parity_facts, says_alike, says_the_same
+from llmtrack.convert.fidelity import has_length_thresholds, parity_facts, require_correlation, require_parity
 from llmtrack.convert.genai import CONVERTER
 from llmtrack.engines.registry import load_engine
 from llmtrack.errors import ScenarioError
@@ -80,7 +80,7 @@ def without_last_layers(name: str, weight: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.slow(1)
 def test_the_same_model_says_the_same(source):
-    found = says_the_same(by_torch, source, source)
+    found = require_parity(by_torch, source, source)
     assert found["parity_top1_agreement"] == 1.0
     assert found["parity_max_share"] < 1e-5
 
@@ -89,13 +89,13 @@ def test_the_same_model_says_the_same(source):
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_quantized_model_is_taken_for_the_same_one_and_not_for_exact(source, tmp_path, bits):
     folder = changed(source, tmp_path / "rounded", rounded(bits))
-    assert says_alike(by_torch, source, folder) == {}
+    assert require_correlation(by_torch, source, folder) == {}
     with pytest.raises(ScenarioError, match="does not match PyTorch"):
-        says_the_same(by_torch, source, folder)
+        require_parity(by_torch, source, folder)
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize("check", [says_the_same, says_alike])
+@pytest.mark.parametrize("check", [require_parity, require_correlation])
 def test_a_graph_whose_head_hangs_on_another_layer_is_refused(source, tmp_path, check):
     """GenAI's builder 0.18 takes a layer whose width is the vocabulary's for the head."""
     folder = changed(source, tmp_path / "cut", without_last_layers)
@@ -106,7 +106,7 @@ def test_a_graph_whose_head_hangs_on_another_layer_is_refused(source, tmp_path, 
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize("check", [says_the_same, says_alike])
+@pytest.mark.parametrize("check", [require_parity, require_correlation])
 def test_logits_that_are_no_numbers_are_no_agreement(source, tmp_path, check):
     spoiled = spoiled_model("synthetic:tiny", tmp_path / "spoiled")
     with pytest.raises(ScenarioError, match="does not match PyTorch"):
@@ -163,19 +163,19 @@ class DecodesWithout(ByTorch):
 
 @pytest.mark.slow(2)
 def test_a_window_is_heeded_behind_it_too(windowed):
-    assert has_thresholds(windowed)
-    assert says_the_same(by_torch, windowed, windowed)["parity_max_share"] < 1e-5
+    assert has_length_thresholds(windowed)
+    assert require_parity(by_torch, windowed, windowed)["parity_max_share"] < 1e-5
 
 
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("made", [without_window, DecodesWithout])
 def test_a_window_that_is_left_out_is_found_where_it_begins_to_count(windowed, made):
     with pytest.raises(ScenarioError, match=r"at 80 tokens.*it is not used"):
-        says_the_same(made, windowed, windowed)
+        require_parity(made, windowed, windowed)
 
 
 def test_a_model_without_windows_has_no_thresholds(source):
-    assert not has_thresholds(source)
+    assert not has_length_thresholds(source)
 
 
 @pytest.mark.slow(1)
@@ -189,13 +189,13 @@ def test_what_is_quantized_is_compared_in_float_first_where_a_window_is_within_r
         made.append((tuple(arguments), label, check.func))
         return windowed
 
-    monkeypatch.setattr(conversion, "converted", converted)
+    monkeypatch.setattr(conversion, "convert_folder", converted)
     monkeypatch.setattr(conversion, "missing_modules", lambda backend: [])
     monkeypatch.setattr(conversion, "parity_facts", lambda folder: {})
     convert(CONVERTER, Variant(str(windowed), backend="genai", quantization=quantization), by_torch)
-    exact = (("-p", "fp32"), "float32", says_the_same)
+    exact = (("-p", "fp32"), "float32", require_parity)
     assert made[0] == exact
-    assert [check for _, _, check in made[1:]] == ([] if quantization == "none" else [says_alike])
+    assert [check for _, _, check in made[1:]] == ([] if quantization == "none" else [require_correlation])
 
 
 def test_what_was_found_is_tracked(tmp_path, monkeypatch):

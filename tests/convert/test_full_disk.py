@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from llmtrack.convert import genai, openvino
-from llmtrack.convert.conversion import converted
+from llmtrack.convert.conversion import convert_folder
 from llmtrack.convert.environment import BuildEnvironment
 from llmtrack.errors import ModelLoadError
 from llmtrack.host.formatting import MIB
@@ -71,7 +71,7 @@ def by_tool(converter, recipe):
     def make(model, monkeypatch):
         monkeypatch.setattr(BuildEnvironment, "python", never)
         bits = find_recipe(converter.backend, recipe).bits if recipe else 32
-        converted(converter, ModelFolder(model, "model"), [], recipe or "float32", bits, never)
+        convert_folder(converter, ModelFolder(model, "model"), [], recipe or "float32", bits, never)
 
     return make
 
@@ -155,7 +155,7 @@ def test_what_a_tool_says_of_a_full_disk_is_the_same_line(free, model, monkeypat
     for converter in (genai.CONVERTER, openvino.CONVERTER):
         own = type(converter)(converter.backend, converter.tool, converter.environment, lambda *_: [str(tool)], ())
         with pytest.raises(ModelLoadError) as caught:
-            converted(own, ModelFolder(model, "model"), [], "float32", 32, never)
+            convert_folder(own, ModelFolder(model, "model"), [], "float32", 32, never)
         assert re.fullmatch(
             r"the disk of \S+ is full: 132 MiB are free, and more are needed: free some space there, or set LLMTRACK_CACHE to a "
             "folder on another disk",

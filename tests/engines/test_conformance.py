@@ -46,7 +46,7 @@ class TestGenai(EngineConformance):
     @classmethod
     def _converted_here(cls) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(conversion, "converted", genai_converted)
+            patch.setattr(conversion, "convert_folder", genai_converted)
             yield
 
     def load(self, model: str) -> Engine:
@@ -63,7 +63,7 @@ class TestOpenvino(EngineConformance):
     @classmethod
     def _converted_here(cls) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(conversion, "converted", openvino_converted)
+            patch.setattr(conversion, "convert_folder", openvino_converted)
             yield
 
     def load(self, model: str) -> Engine:

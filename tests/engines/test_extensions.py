@@ -20,7 +20,7 @@ from llmtrack.engines.registry import load_engine
 from llmtrack.errors import ExtensionError, ScenarioError, UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.models.folder import model_folder
-from llmtrack.models.view import view
+from llmtrack.models.safe_view import safe_view
 from llmtrack.quantize import recipe
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.executors.worker_process import WorkerProcess
@@ -73,7 +73,7 @@ def test_a_synthetic_model_is_a_folder_of_the_same_weights(spec):
 
 def test_what_is_a_folder_stays_where_it_is_and_a_view_of_it_is_given(tiny_model_dir):
     found = model_folder(f"no/such/folder,{tiny_model_dir}")
-    assert (found.path, found.model_id) == (view(tiny_model_dir), str(tiny_model_dir))
+    assert (found.path, found.model_id) == (safe_view(tiny_model_dir), str(tiny_model_dir))
     weights = tiny_model_dir / "model.safetensors"
     assert (found.path / weights.name).samefile(weights)
     assert found.warnings[0].startswith("passed over no/such/folder")

@@ -19,7 +19,7 @@ from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
 from llmtrack.host import packages as installed
 from llmtrack.host.packages import available, install_command
 from llmtrack.llamacpp import decoder, library
-from llmtrack.llamacpp.decoder import Room
+from llmtrack.llamacpp.decoder import Capacity
 from llmtrack.models import gguf_conversion
 from llmtrack.models.gguf_file import GgufFacts, cached_values, file_type, read_facts, step_bytes
 from llmtrack.models.load import identify_model
@@ -243,10 +243,10 @@ def test_of_the_source_package_only_the_converter_is_unpacked(tmp_path):
 
 
 def test_a_context_serves_what_it_has_room_for():
-    room = Room(4, 512, 2048, 4)
-    assert room.holds(Room(1, 512, 512, 1))
-    assert not room.holds(Room(5, 256, 1280, 5))
-    assert room.and_also(Room(8, 256, 2048, 300)) == Room(8, 512, 2048, 300)
+    room = Capacity(4, 512, 2048, 4)
+    assert room.holds(Capacity(1, 512, 512, 1))
+    assert not room.holds(Capacity(5, 256, 1280, 5))
+    assert room.and_also(Capacity(8, 256, 2048, 300)) == Capacity(8, 512, 2048, 300)
 
 
 def test_llamacpp_has_its_recipes():

@@ -14,7 +14,7 @@ from llmtrack.engines.onnx import weight_sizes
 from llmtrack.engines.registry import load_engine, load_variant
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.host.packages import available
-from llmtrack.models.cache import MANIFEST, damage
+from llmtrack.models.cache import MANIFEST, describe_damage
 from llmtrack.quality.perplexity import score_documents
 from llmtrack.spec.scenario import Variant
 from llmtrack.tensors.padding import pad_rows
@@ -162,14 +162,14 @@ def test_a_damaged_entry_is_made_again(tmp_path, monkeypatch, kept_exports):
     # Of the right size and not the right content: what a disk does that fails.
     path = entry / "model.onnx"
     path.write_bytes(b"\xff" * path.stat().st_size)
-    assert "another content" in damage(entry)
+    assert "another content" in describe_damage(entry)
     engine = load_engine("synthetic:tiny", backend="onnx", device="cpu")
     assert engine.generate(GenerateRequest(PROMPTS, 2), lambda: None).new_ids
-    assert damage(entry) is None
+    assert describe_damage(entry) is None
     # And one that is cut short.
     path.write_bytes(path.read_bytes()[:1000])
     load_engine("synthetic:tiny", backend="onnx", device="cpu")
-    assert damage(entry) is None
+    assert describe_damage(entry) is None
     assert json.loads((entry / MANIFEST).read_text())["onnx_attention"] == "GroupQueryAttention"
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from llmtrack.engines.torch import probes, pytorch, step
 from llmtrack.models import decoder, probe_cache
-from llmtrack.models.probe_cache import Notes
+from llmtrack.models.probe_cache import ProbeCache
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.spec.scenario import Variant
 from tests.engines.test_rare_decoders import STATES, byte_tokenizer, random_model
@@ -83,7 +83,7 @@ def model():
 
 def answer(model, origin=("weights",), probe="probe", given=7):
     """Return the answer of a probe for a number."""
-    return Notes(*origin).answer(probe, model, int, lambda: given)
+    return ProbeCache(*origin).answer(probe, model, int, lambda: given)
 
 
 @pytest.mark.parametrize("change", CHANGES)

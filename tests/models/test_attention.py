@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.registry import load_engine
 from llmtrack.models import attention, synthetic
-from llmtrack.models.attention import EAGER, use_whole_attention
+from llmtrack.models.attention import EAGER, use_complete_attention
 from llmtrack.tensors.padding import pad_rows
 from tests.models.folders import load
 
@@ -95,7 +95,7 @@ def test_sinks_are_heeded(tmp_path):
 @pytest.mark.slow(1)
 def test_what_no_config_tells_of_is_found_by_a_short_pass(tmp_path, monkeypatch):
     """A cap of a mild 50 among scores of a standard deviation of 0.1 shows nowhere but in sharp scores."""
-    monkeypatch.setattr(attention, "implementation", lambda config: {})
+    monkeypatch.setattr(attention, "attention_arguments", lambda config: {})
     monkeypatch.setattr("llmtrack.models.load.implementation", lambda config: {})
     folder = saved(tmp_path / "model", "gemma2", spread=0.06, attn_logit_softcapping=50.0)
     assert load(folder).model.config._attn_implementation == EAGER
@@ -124,5 +124,5 @@ def test_the_attention_functions_are_left_as_they_were(tmp_path):
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     before = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    use_whole_attention(load(saved(tmp_path / "model", "llama")).model)
+    use_complete_attention(load(saved(tmp_path / "model", "llama")).model)
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before

@@ -37,7 +37,7 @@ def test_an_entry_is_built_once_with_its_manifest():
     manifest = cache.read_manifest(entry)
     assert manifest["made"] == "here"
     assert manifest["files"]["sub/file"]["size"] == len("content")
-    assert cache.damage(entry) is None
+    assert cache.describe_damage(entry) is None
 
 
 @pytest.mark.parametrize("harm", ["shorten", "delete", "manifest", "half", "list"])
@@ -54,7 +54,7 @@ def test_a_damaged_entry_is_noticed_and_built_again(harm):
         (entry / cache.MANIFEST).write_text('{"files": {')
     else:
         (entry / cache.MANIFEST).write_text("[]")
-    assert cache.damage(entry)
+    assert cache.describe_damage(entry)
     assert cache.build_once("x", build) == entry
     assert build.calls == 2
     assert (entry / "sub" / "file").read_text() == "content"
@@ -94,7 +94,7 @@ def test_what_was_replaced_at_equal_size_is_made_again_and_said(harm, looked_at_
     build = Builder()
     entry = cache.build_once("x", build)
     if looked_at_before:
-        assert cache.damage(entry) is None
+        assert cache.describe_damage(entry) is None
     time.sleep(0.05)  # past the tick of the file system's clock
     harm(entry / "sub" / "file")
     assert cache.build_once("x", build) == entry
@@ -102,7 +102,7 @@ def test_what_was_replaced_at_equal_size_is_made_again_and_said(harm, looked_at_
     assert (entry / "sub" / "file").read_text() == "content"
     assert [path.name for path in (entry / "sub").iterdir()] == ["file"]
     assert "the cached x is not as it was made" in caplog.text
-    assert cache.damage(entry) is None
+    assert cache.describe_damage(entry) is None
 
 
 def test_an_entry_in_the_place_of_another_is_made_again(own_cache):
@@ -110,7 +110,7 @@ def test_an_entry_in_the_place_of_another_is_made_again(own_cache):
     entry = cache.build_once("x", right)
     shutil.rmtree(entry)
     shutil.copytree(cache.build_once("y", other), entry)
-    assert cache.damage(entry) == "it was made as y"
+    assert cache.describe_damage(entry) == "it was made as y"
     assert (cache.build_once("x", right) / "sub" / "file").read_text() == "content"
 
 
@@ -118,7 +118,7 @@ def test_a_whole_entry_is_read_once_and_not_at_every_start(monkeypatch):
     monkeypatch.setattr(cache, "_TICK_NS", 0)
     build = Builder()
     entry = cache.build_once("x", build)
-    assert cache.damage(entry) is None
+    assert cache.describe_damage(entry) is None
     monkeypatch.setattr(cache, "sha256_of", lambda path: pytest.fail("read again"))
     assert cache.build_once("x", build) == entry
 
@@ -126,7 +126,7 @@ def test_a_whole_entry_is_read_once_and_not_at_every_start(monkeypatch):
 def test_what_a_file_browser_leaves_is_no_damage():
     entry = cache.build_once("x", Builder())
     (entry / ".DS_Store").write_text("")
-    assert cache.damage(entry) is None
+    assert cache.describe_damage(entry) is None
 
 
 def test_a_first_build_is_no_damage_to_speak_of(caplog):

@@ -12,7 +12,7 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.host.formatting import MIB
 from llmtrack.models import packaged
 from llmtrack.models.cache import build_once
-from llmtrack.models.disk import is_full, why_full
+from llmtrack.models.disk import full_disk_message, is_disk_full
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -95,6 +95,6 @@ def test_what_an_installer_says_of_a_full_disk_is_no_matter_of_the_network(cache
 
 def test_of_two_disks_it_is_the_one_with_less_room(cache, monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 5 if path == tmp_path.parent else 7 * MIB))
-    assert "set TMPDIR" in why_full(cache)
-    assert is_full("write failed: Disk quota exceeded")
-    assert not is_full("connection refused")
+    assert "set TMPDIR" in full_disk_message(cache)
+    assert is_disk_full("write failed: Disk quota exceeded")
+    assert not is_disk_full("connection refused")

@@ -16,7 +16,7 @@ def _notes(tmp_path, monkeypatch):
 
 def said(caplog, of="gpt2"):
     caplog.clear()
-    with caplog.at_level(logging.INFO, "llmtrack"), durations.making("exporting to ONNX", of):
+    with caplog.at_level(logging.INFO, "llmtrack"), durations.timed_step("exporting to ONNX", of):
         pass
     return [record.getMessage() for record in caplog.records]
 
@@ -26,34 +26,34 @@ def test_what_is_made_once_says_how_long_such_a_thing_took_the_last_time(caplog)
         "exporting to ONNX (once, then kept in the cache) ...",
         "exporting to ONNX took 0:00",
     ]
-    durations.note("exporting to ONNX", 94.2, "gpt2")
+    durations.record_duration("exporting to ONNX", 94.2, "gpt2")
     assert said(caplog)[0] == "exporting to ONNX (once, then kept in the cache; 1:34 the last time) ..."
-    durations.note("exporting to ONNX", 94.2, "llama")
+    durations.record_duration("exporting to ONNX", 94.2, "llama")
     assert said(caplog)[0] == "exporting to ONNX (once, then kept in the cache; 1:34 for llama the last time) ..."
 
 
 def test_what_fails_leaves_no_note(caplog):
-    with pytest.raises(ValueError, match="no"), durations.making("exporting", "m"):
+    with pytest.raises(ValueError, match="no"), durations.timed_step("exporting", "m"):
         raise ValueError("no")
-    assert durations.seconds_of("exporting") is None
+    assert durations.last_seconds("exporting") is None
 
 
 def test_what_is_quick_needs_no_word():
-    durations.note("scoring", 2.9)
-    assert durations.last_time("scoring") == ""
-    assert durations.seconds_of("scoring") == 2.9
+    durations.record_duration("scoring", 2.9)
+    assert durations.last_duration_text("scoring") == ""
+    assert durations.last_seconds("scoring") == 2.9
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"seconds": "long", "of": ""}', "\0"])
 def test_a_damaged_note_is_none(text):
-    durations.note("scoring", 60.0)
+    durations.record_duration("scoring", 60.0)
     (kept,) = durations.folder().iterdir()
     kept.write_text(text)
-    assert durations.last_time("scoring") == ""
+    assert durations.last_duration_text("scoring") == ""
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(durations, "folder", lambda: tmp_path / "file" / "notes")
-    durations.note("scoring", 60.0)
-    assert durations.last_time("scoring") == ""
+    durations.record_duration("scoring", 60.0)
+    assert durations.last_duration_text("scoring") == ""

@@ -99,15 +99,15 @@ def test_the_revision_is_resolved_once_and_all_files_come_from_that_commit(monke
 
 def test_weights_are_fetched_in_one_format_and_code_never():
     names = ["config.json", "tokenizer.json", "modeling_x.py", "model.safetensors", "pytorch_model.bin"]
-    assert hub.wanted_files(names) == ["config.json", "model.safetensors", "tokenizer.json"]
-    assert "pytorch_model.bin" in hub.wanted_files(["config.json", "pytorch_model.bin"])
-    assert hub.wanted_files(["onnx/model.safetensors", "README.md"]) == []
+    assert hub.files_to_download(names) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert "pytorch_model.bin" in hub.files_to_download(["config.json", "pytorch_model.bin"])
+    assert hub.files_to_download(["onnx/model.safetensors", "README.md"]) == []
 
 
 def test_all_shards_must_be_there(tmp_path):
     (tmp_path / "tokenizer.json").touch()
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "m1", "b": "m2"}}')
     (tmp_path / "m1").touch()
-    assert not hub.is_whole(tmp_path)
+    assert not hub.is_complete(tmp_path)
     (tmp_path / "m2").touch()
-    assert hub.is_whole(tmp_path)
+    assert hub.is_complete(tmp_path)

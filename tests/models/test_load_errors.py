@@ -14,7 +14,7 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
 from llmtrack.models import synthetic
 from llmtrack.models.load import clean_generation, identify_model
-from llmtrack.models.load_errors import POINTER, explained, reason_of, refuse_damaged
+from llmtrack.models.load_errors import POINTER, explaining, reason_of, refuse_damaged
 from tests.models.folders import edit, load
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
@@ -229,13 +229,13 @@ def test_ids_that_the_model_has_no_row_for_are_forgotten(given, kept):
     ids=lambda error: type(error).__name__,
 )
 def test_a_machine_that_is_too_small_is_not_taken_for_a_damaged_folder(error):
-    with pytest.raises(type(error)) as caught, explained("it cannot be read"):
+    with pytest.raises(type(error)) as caught, explaining("it cannot be read"):
         raise error
     assert reason_of(caught.value) == ("this machine has not enough memory: choose a smaller model or a 16-bit dtype")
 
 
 def test_a_package_that_is_not_installed_is_not_taken_for_a_damaged_folder():
-    with pytest.raises(ImportError), explained("it cannot be read"):
+    with pytest.raises(ImportError), explaining("it cannot be read"):
         raise ImportError("needs frob: pip install frob")
 
 

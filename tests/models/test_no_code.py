@@ -87,8 +87,8 @@ def test_code_of_a_model_does_not_run_wherever_it_comes_from(planted, tmp_path, 
 
 BACKENDS = {
     "onnx": (),
-    "genai": (conversion, "converted", genai_converted),
-    "openvino": (conversion, "converted", openvino_converted),
+    "genai": (conversion, "convert_folder", genai_converted),
+    "openvino": (conversion, "convert_folder", openvino_converted),
     "llamacpp": (),
 }
 

@@ -8,7 +8,7 @@ import torch
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import packaged
-from llmtrack.models.cache import damage
+from llmtrack.models.cache import describe_damage
 from llmtrack.models.load import load_model
 
 
@@ -66,7 +66,7 @@ def test_it_is_the_real_model(smollm2):
 
 
 def test_the_cached_files_are_as_they_were_made(smollm2_spec):
-    assert damage(packaged.ensure("smollm2")) is None
+    assert describe_damage(packaged.ensure("smollm2")) is None
 
 
 def test_a_fetch_that_fails_is_one_line_without_addresses(own_cache, monkeypatch):

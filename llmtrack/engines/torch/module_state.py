@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from llmtrack.models.positions import varies_with_length
+from llmtrack.models.positions import depends_on_length
 
 
 class ModuleState:
@@ -99,4 +99,4 @@ _ORIGINAL = "original_inv_freq"
 
 def _rescales(rope: Any) -> bool:
     kinds = getattr(rope, "rope_type", "dynamic")
-    return any(map(varies_with_length, kinds.values() if isinstance(kinds, Mapping) else (kinds,)))
+    return any(map(depends_on_length, kinds.values() if isinstance(kinds, Mapping) else (kinds,)))

@@ -16,7 +16,7 @@ from llmtrack.engines.torch.eager import step_logits, two_steps
 from llmtrack.engines.torch.scoring import Passes
 from llmtrack.engines.torch.step import Step
 from llmtrack.errors import ScenarioError
-from llmtrack.models.probe_cache import Notes
+from llmtrack.models.probe_cache import ProbeCache
 from llmtrack.onnx.lengths import check_lengths
 
 Steps = Callable[[torch.Tensor, torch.Tensor], "tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None"]
@@ -43,7 +43,7 @@ class Batching:
     generating: Sharing
 
 
-def agreeing_passes(model: Any, pad_id: int, notes: Notes) -> Passes:
+def agreeing_passes(model: Any, pad_id: int, notes: ProbeCache) -> Passes:
     """Return the passes of a model that gives the same logits with and without cache, within and beyond a window.
 
     Check a model before quantizing it: agreement depends on its code, not on rounding.
@@ -61,7 +61,7 @@ def agreeing_passes(model: Any, pad_id: int, notes: Notes) -> Passes:
     return passes
 
 
-def batching_of(model: Any, passes: Passes, step: Step, pad_id: int, notes: Notes) -> Batching:
+def batching_of(model: Any, passes: Passes, step: Step, pad_id: int, notes: ProbeCache) -> Batching:
     """Probe which rows of a model may share a batch.
 
     Probe a model before quantizing its activations: the effect of pads and other rows depends on its code, positions

@@ -36,7 +36,7 @@ from llmtrack.engines.torch.stamps import Stamps
 from llmtrack.engines.torch.step import emulation_warning, hidden_bytes, model_size_bytes, step_of, stored_dtypes
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.load import SHARDED, SPREAD, load_model
-from llmtrack.models.probe_cache import Notes
+from llmtrack.models.probe_cache import ProbeCache
 from llmtrack.quantize.recipe import Recipe, find_recipe
 from llmtrack.spec.options import chosen
 from llmtrack.spec.parameter import NONE
@@ -96,7 +96,7 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
         facts |= {**settled, **(recipe.applied(loaded.model, options=settled) or {})}
         warnings += recipe.warnings
         label = f"{recipe.dtype} weights ({label})"
-        notes = notes.also(recipe.name, recipe.version, settled) if _is_own(recipe) else Notes()
+        notes = notes.also(recipe.name, recipe.version, settled) if _is_own(recipe) else ProbeCache()
     return TorchEngine(
         loaded.model,
         loaded.tokenizer,
@@ -177,7 +177,7 @@ class TorchEngine(WithTokenizer):
         compiler: Compiler | None = None,
         passes: Passes | None = None,
         batching: Batching | None = None,
-        notes: Notes | None = None,
+        notes: ProbeCache | None = None,
     ) -> None:
         self.model: Any = model
         self.tokenizer = tokenizer
@@ -185,7 +185,7 @@ class TorchEngine(WithTokenizer):
         self._cards = sorted({str(each.device) for each in model.parameters() if on_gpu(each.device)})
         vocab_size = int(model.config.get_text_config().vocab_size)
         pad_id = tokens.pad_id(tokenizer, vocab_size)
-        notes = notes or Notes()
+        notes = notes or ProbeCache()
         self._passes = passes or agreeing_passes(model, pad_id, notes)
         self._device = self._passes.device
         self._eos_ids = tokens.eos_ids(model.generation_config, tokenizer)

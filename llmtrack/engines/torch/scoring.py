@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from llmtrack.engines.rows import Sharing
 from llmtrack.engines.torch.module_state import ModuleState, RescaledRopes
-from llmtrack.models.attention import share_keys
+from llmtrack.models.attention import share_keys_without_cache
 from llmtrack.models.positions import context_length, first_position, forward_inputs, positions_of
 from llmtrack.tensors.likelihood import predicted, sum_nll
 from llmtrack.tensors.padding import pad_rows
@@ -34,7 +34,7 @@ class Passes:
         self.first_position = first_position(model)
         if self.first_position and not any(map(_is_own, model._forward_pre_hooks.values())):
             model.register_forward_pre_hook(partial(_own_positions, self.first_position), with_kwargs=True)
-        share_keys(model)
+        share_keys_without_cache(model)
         self.device = next(model.parameters()).device
         self._model: Any = model
         for module in model.modules():  # hooks left by a call during loading

@@ -19,7 +19,7 @@ from llmtrack.engine import CacheGrowth, Operations
 from llmtrack.engines.torch.eager import greedy
 from llmtrack.engines.torch.module_state import ModuleState
 from llmtrack.errors import in_words
-from llmtrack.models.probe_cache import Notes
+from llmtrack.models.probe_cache import ProbeCache
 
 _PROMPTS = (2, 6)
 """Prompt lengths whose caches are compared to find what grows with the tokens."""
@@ -66,7 +66,7 @@ class Step:
     operations: Operations | None = None
 
 
-def step_of(model: Any, modules: ModuleState, notes: Notes) -> tuple[Step, tuple[str, ...]]:
+def step_of(model: Any, modules: ModuleState, notes: ProbeCache) -> tuple[Step, tuple[str, ...]]:
     """Return the bytes that a decode step reads, and a warning if it is only an upper bound.
 
     Args:

@@ -13,7 +13,7 @@ from llmtrack.errors import LlmtrackError
 from llmtrack.host.formatting import GIB, MIB
 from llmtrack.measure.gpus import ask, card_of
 from llmtrack.measure.memory import available_bytes
-from llmtrack.models.cache import cache_root, entry_stem, keep_note
+from llmtrack.models.cache import cache_root, safe_name, write_note
 from llmtrack.models.source import PRESETS, ModelSource, parse_candidates
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Variant
@@ -48,7 +48,7 @@ def keep(measured: Measurement) -> None:
     """Record the peak memory of a measured variant."""
     peak = measured.metrics.get("peak_memory_mib")
     if peak:
-        keep_note(_note(measured.scenario.variant), json.dumps({"bytes": int(peak * MIB)}))
+        write_note(_note(measured.scenario.variant), json.dumps({"bytes": int(peak * MIB)}))
 
 
 def weights_bytes(model: str) -> int:
@@ -64,7 +64,7 @@ def _weights(source: ModelSource) -> int:
     if source.kind == "synthetic":
         return PRESETS[source.location].weights.stored()
     if source.kind == "packaged":
-        folders = (cache_root() / "models").glob(f"{entry_stem(source.location)}-*")
+        folders = (cache_root() / "models").glob(f"{safe_name(source.location)}-*")
         return max(map(_size, folders), default=0)
     if source.kind == "hub":
         snapshots = _hub_cache().glob(f"models--{source.location.replace('/', '--')}/snapshots/*")

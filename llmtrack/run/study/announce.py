@@ -49,12 +49,12 @@ def plan_of(experiments: Sequence[Experiment], scenarios: int, took: Mapping[str
 
 def last_time(experiment: Experiment, environment_id: str) -> float | None:
     """Return the seconds that the same scenarios took last time in this environment, including the report, or None."""
-    return durations.seconds_of(_key(experiment, environment_id))
+    return durations.last_seconds(_key(experiment, environment_id))
 
 
 def keep_time(experiment: Experiment, environment_id: str, seconds: float) -> None:
     """Record the duration of an experiment whose scenarios were all measured."""
-    durations.note(_key(experiment, environment_id), seconds)
+    durations.record_duration(_key(experiment, environment_id), seconds)
 
 
 def say_support(console: Console, machine: Mapping[str, str], scenarios: Iterable[Scenario]) -> None:

@@ -15,7 +15,7 @@ from llmtrack.errors import LlmtrackError
 from llmtrack.host.machine import cpu_flags
 from llmtrack.metrics import metric
 from llmtrack.models import durations
-from llmtrack.models.cache import cache_root, entry_stem
+from llmtrack.models.cache import cache_root, safe_name
 from llmtrack.quantize.recipe import recipes
 from llmtrack.run.reproduce import variant_of
 from llmtrack.run.tune.search_space import Candidate
@@ -159,7 +159,7 @@ def _builds(variant: Variant, size: float) -> Iterator[tuple[str, float, bool]]:
     """
     backend, recipe = variant.backend, variant.quantization
     label = recipe if recipe != NONE else variant.dtype
-    stem = entry_stem(re.split(r"[:/\\]", variant.model.split(",")[0].rstrip("/\\"))[-1])
+    stem = safe_name(re.split(r"[:/\\]", variant.model.split(",")[0].rstrip("/\\"))[-1])
     if backend in _EXPORTS:
         yield _step("exporting to ONNX", _EXPORTS[backend] * size, _is_made(rf"{stem}.*-{backend}-[0-9a-f]+"))
         if recipe != NONE:
@@ -174,7 +174,7 @@ def _builds(variant: Variant, size: float) -> Iterator[tuple[str, float, bool]]:
 
 
 def _step(what: str, prior: float, there: bool) -> tuple[str, float, bool]:
-    known = durations.seconds_of(what)
+    known = durations.last_seconds(what)
     return what, prior if known is None else known, there
 
 

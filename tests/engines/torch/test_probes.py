@@ -112,7 +112,7 @@ def test_a_model_that_says_something_else_with_its_cache_is_refused(tmp_path, mo
     if SHARES_WITHOUT_CACHE:
         pytest.skip("this version of transformers computes the same both ways")
     for module in (load, scoring):
-        monkeypatch.setattr(module, "share_keys", lambda model: None)
+        monkeypatch.setattr(module, "share_keys_without_cache", lambda model: None)
     folder = saved(tmp_path / "model", "gemma3n_text", **GEMMA_3N)
     with pytest.raises(ScenarioError, match=r"other logits of Gemma3n.* with its cache") as caught:
         load_engine(folder, device="cpu", dtype="float32")

@@ -13,7 +13,7 @@ import pytest
 from llmtrack.errors import ModelLoadError
 from llmtrack.models.digests import model_digests
 from llmtrack.models.load_errors import refuse_damaged
-from llmtrack.models.view import seen, view
+from llmtrack.models.safe_view import safe_view, visible_files
 from tests.models.folders import edit
 from tests.models.planted import plant
 
@@ -36,7 +36,7 @@ def test_a_view_holds_the_model_and_nothing_else(folder, tmp_path):
     (folder / "additional_chat_templates" / "evil.py").write_text("")
     (folder / "tokenizer.model").mkdir()
     (folder / "vocab.pkl").write_bytes(b"")
-    assert held(view(folder)) == before | {"additional_chat_templates/tools.jinja"}
+    assert held(safe_view(folder)) == before | {"additional_chat_templates/tools.jinja"}
 
 
 def test_settings_name_no_code_and_are_else_what_they_were(folder, tmp_path):
@@ -45,10 +45,10 @@ def test_settings_name_no_code_and_are_else_what_they_were(folder, tmp_path):
     nested = {"auto_map": {}, "attn_implementation": {"": "org/kernel"}, "hidden_size": 4}
     edit(folder / "config.json", auto_map={"AutoConfig": "org/name--evil.C"}, attn_implementation="org/kernel")
     edit(folder / "config.json", experts_implementation="org/kernel:f", vision=[nested], note="a/b")
-    clean = json.loads((view(folder) / "config.json").read_text())
+    clean = json.loads((safe_view(folder) / "config.json").read_text())
     assert clean == {**config, "vision": [{"hidden_size": 4}], "note": "a/b"}
-    assert model_digests(view(folder)).weights == digests.weights
-    assert model_digests(view(folder)).tokenizer == digests.tokenizer
+    assert model_digests(safe_view(folder)).weights == digests.weights
+    assert model_digests(safe_view(folder)).tokenizer == digests.tokenizer
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
@@ -64,7 +64,7 @@ def test_settings_that_cannot_be_read_for_a_moment_do_not_pass_with_their_code(f
 
     monkeypatch.setattr(Path, "read_text", read_text)
     with pytest.raises(ModelLoadError, match=rf"{name} cannot be read .*: permit it, or fetch the model again"):
-        view(folder)
+        safe_view(folder)
     with pytest.raises(ModelLoadError, match=f"{name} cannot be read"):
         refuse_damaged(folder)
 
@@ -73,7 +73,7 @@ def test_settings_that_cannot_be_read_for_a_moment_do_not_pass_with_their_code(f
 def test_settings_that_another_reader_may_understand_do_not_pass(folder, damage):
     (folder / "config.json").write_text(damage)
     with pytest.raises(ModelLoadError, match=r"config\.json is damaged"):
-        view(folder)
+        safe_view(folder)
 
 
 @pytest.mark.parametrize("depth", [100, 900, 5_000, 50_000])
@@ -83,34 +83,34 @@ def test_code_named_in_deeply_nested_settings_does_not_pass(folder, depth):
         '{"a": ' + "[" * depth + '{"auto_map": {"AutoConfig": "evil.C"}}' + "]" * depth + "}"
     )
     try:
-        seen = (view(folder) / "config.json").read_text()
+        visible_files = (safe_view(folder) / "config.json").read_text()
     except ModelLoadError as error:
         assert "config.json is damaged" in str(error)  # noqa: PT017 - either is right
     else:
-        assert "auto_map" not in seen
+        assert "auto_map" not in visible_files
 
 
 def test_an_attention_that_transformers_has_itself_stays(folder):
     edit(folder / "config.json", attn_implementation="eager")
-    assert json.loads((view(folder) / "config.json").read_text())["attn_implementation"] == "eager"
+    assert json.loads((safe_view(folder) / "config.json").read_text())["attn_implementation"] == "eager"
 
 
 def test_a_view_is_made_once_and_again_where_the_folder_or_the_view_has_changed(folder):
-    first = view(folder)
-    assert view(folder) == first
+    first = safe_view(folder)
+    assert safe_view(folder) == first
     (folder / "vocab.txt").write_text("a")
-    second = view(folder)
+    second = safe_view(folder)
     assert second != first
     (second / "evil.py").write_text("")
-    assert "evil.py" not in held(view(folder))
+    assert "evil.py" not in held(safe_view(folder))
     (second / "vocab.txt").unlink()
     (second / "vocab.txt").write_text("other")
-    assert (view(folder) / "vocab.txt").read_text() == "a"
+    assert (safe_view(folder) / "vocab.txt").read_text() == "a"
 
 
 def test_without_a_cache_views_are_the_process_own(folder, cache):
     cache.write_text("no folder")
-    assert (view(folder) / "config.json").is_file()
+    assert (safe_view(folder) / "config.json").is_file()
 
 
 @pytest.mark.parametrize("refused", ["symlink_to", "both"])
@@ -121,10 +121,10 @@ def test_where_no_links_can_be_made_the_view_is_a_copy(folder, monkeypatch, refu
     monkeypatch.setattr(Path, "symlink_to", no)
     if refused == "both":
         monkeypatch.setattr(os, "link", no)
-    found = view(folder)
-    assert held(found) == set(seen(folder))
+    found = safe_view(folder)
+    assert held(found) == set(visible_files(folder))
     assert not any(path.is_symlink() for path in found.iterdir())
-    assert view(folder) == found
+    assert safe_view(folder) == found
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/x.safetensors", "a/../../x.safetensors"])
@@ -132,7 +132,7 @@ def test_an_index_that_leaves_the_folder_is_refused(folder, name):
     (folder / "model.safetensors").rename(folder.parent / "x.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(ModelLoadError, match="outside of the folder"):
-        view(folder)
+        safe_view(folder)
 
 
 @pytest.mark.slow(3)
@@ -152,4 +152,4 @@ def test_every_file_of_every_tokenizer_is_seen(folder):
         (folder / name).write_text("")
     # Those of encoders and of translators.
     others = {"byte_maps.json", "entity_vocab.json", "prophetnet.tokenizer", "target_vocab.json"}
-    assert names - set(seen(folder)) <= others | {"word_pronunciation.json", "word_shape.json"}
+    assert names - set(visible_files(folder)) <= others | {"word_pronunciation.json", "word_shape.json"}

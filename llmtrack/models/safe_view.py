@@ -39,7 +39,7 @@ _IMPLEMENTATION = "_implementation"
 _UNKNOWN_CLASS = re.compile("Unrecognized|does not recognize|does not exist")
 
 
-def seen(folder: Path) -> dict[str, Path]:
+def visible_files(folder: Path) -> dict[str, Path]:
     """Return the visible files of a model folder, by name.
 
     Raises:
@@ -61,15 +61,15 @@ def seen(folder: Path) -> dict[str, Path]:
     return found
 
 
-def view(folder: Path) -> Path:
+def safe_view(folder: Path) -> Path:
     """Return a folder with only the visible files of a model.
 
     It is cached per state of the model's folder. Nothing is copied if links are possible.
 
     Raises:
-        ModelLoadError: as `seen`, or its settings cannot be read, or it cannot be created.
+        ModelLoadError: as `visible_files`, or its settings cannot be read, or it cannot be created.
     """
-    files = seen(folder)
+    files = visible_files(folder)
     written = {name: clean for name in _SETTINGS if name in files and (clean := _without_code(files[name]))}
     targets = {name: str(path.resolve()) for name, path in files.items() if name not in written}
     stem = digest([str(folder.resolve()), targets, written, _stamps(files)])
@@ -86,25 +86,25 @@ def view(folder: Path) -> Path:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[Path]:
+def isolated_file(path: Path) -> Iterator[Path]:
     """Provide a folder with only a link to one file."""
     with tempfile.TemporaryDirectory(prefix="llmtrack-view-") as folder:
         _link(str(path.resolve()), Path(folder, path.name))
         yield Path(folder)
 
 
-def names_code(folder: Path) -> bool:
+def names_custom_code(folder: Path) -> bool:
     """Return whether a model's settings refer to custom code."""
     return any(_without_code(folder / name) is not None for name in _SETTINGS if (folder / name).is_file())
 
 
 @contextmanager
-def code_explained(folder: Path) -> Iterator[None]:
+def explaining_custom_code(folder: Path) -> Iterator[None]:
     """Explain that a model needs custom code, if transformers lacks its class and its settings name code."""
     try:
         yield
     except Exception as error:
-        if _UNKNOWN_CLASS.search(str(error)) and names_code(folder):
+        if _UNKNOWN_CLASS.search(str(error)) and names_custom_code(folder):
             raise ModelLoadError(NEEDS_CODE) from error
         raise
 
