@@ -37,7 +37,7 @@ from llmtrack.metrics.table import PARAMS as PARAMS
 from llmtrack.metrics.table import SPIKE as SPIKE
 from llmtrack.metrics.table import TAGS as TAGS
 
-_LAST = Shown("")
+_HIDDEN = Shown("")
 Described = TypeVar("Described", Metric, Param)
 
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
@@ -49,17 +49,17 @@ INTERVAL_KEYS = frozenset(
 
 
 def metric(name: str) -> Metric:
-    """Return a metric's entry, or safe defaults for an unknown one."""
+    """Look up a metric's entry, with safe defaults for an unknown one."""
     return METRIC_BY_NAME.get(name) or Metric(name, "-", "-", "not known", "not known", timed=True)
 
 
 def format_metric(name: str, value: Any) -> str:
     """Format a metric's value as in tables."""
-    return (metric(name).shown or _LAST).render(value)
+    return (metric(name).shown or _HIDDEN).render(value)
 
 
 def role(param: str) -> Role:
-    """Return a param's role; unknown params count as configuration."""
+    """Look up a param's role; unknown params count as configuration."""
     return PARAM_BY_NAME[param].role if param in PARAM_BY_NAME else Param.role
 
 
@@ -70,4 +70,4 @@ def params_with(*roles: Role) -> tuple[str, ...]:
 
 def in_column_order(entries: Iterable[Described]) -> list[Described]:
     """Sort metrics or params by the order of their columns."""
-    return sorted(entries, key=lambda entry: (entry.shown or _LAST).place)
+    return sorted(entries, key=lambda entry: (entry.shown or _HIDDEN).place)

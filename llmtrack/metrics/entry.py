@@ -1,4 +1,4 @@
-"""Types of the entries for metrics, params and tags."""
+"""Row types of the tables of metrics, params and tags, and formatters of values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Need = Literal["work", "machine", "convention", "text", "tokens", "reference"]
 Sureness = Literal["sampled", "exact", "once"]
 Role = Literal["configuration", "work", "convention", "repeats", "named", "found", "implied"]
 
+# Least number written without an exponent.
 _PLAIN = 1e-4
-"""Least number that is written without an exponent."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric.
+    """A number of a run.
 
     Attributes:
         unit: `-` for a ratio.
@@ -105,8 +105,8 @@ class Param:
         shown: display in tables if runs differ in it, above them if they agree; None for only on request.
         role: what a difference means: another `configuration` (the default for unknown params), other `work`, another
             scoring `convention`; or none of them, because it only records how often a call `repeats`, what is `named`
-            (a setting that changes nothing measured, or whose effect other params tell), what was `found` of this run
-            alone, which is no difference between scenarios, or something `implied` by others.
+            (a setting that changes nothing measured, or whose effect other params tell), what was `found` in this run
+            alone, or something `implied` by others.
         choice: phrase in takeaways for a user's choice, with `{}` for the value; empty for name and value; None if it
             is not a choice but follows from the model or belongs to how quality is judged.
     """
@@ -135,14 +135,14 @@ class Tag:
 
 
 def decimals(places: int) -> Callable[[Any], str]:
-    """Return a formatter with a fixed number of decimals, and two significant digits of what is smaller."""
+    """Return a formatter with a fixed number of decimals, and two significant digits for smaller values."""
     least = 10 ** min(0, 1 - places)
 
-    def written(value: Any) -> str:
+    def render(value: Any) -> str:
         small = _PLAIN <= abs(value) < least
         return significant(value, 2) if small else f"{value:,.{places}f}"
 
-    return written
+    return render
 
 
 def percent(places: int) -> Callable[[Any], str]:

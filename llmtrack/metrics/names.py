@@ -5,10 +5,10 @@ from __future__ import annotations
 SPREAD_STATS = ("n", "ci_low", "ci_high", "mean", "sd", "p90", "p99")
 SPREAD_PREFIX = "spread/"
 INTERVAL_ENDS = {"low": "ci_low", "high": "ci_high"}
-"""Ends of a 95 % interval as metrics of their own, and the statistics that they repeat."""
+"""Suffixes of a 95 % interval's ends as metrics of their own, and the statistics that they repeat."""
 SERIES_PREFIX = "series/"
 SYSTEM_PREFIX = "system/"
-"""Of series under MLflow's own names, which its page of system metrics shows."""
+"""Prefix of series under MLflow's own names, which its page of system metrics shows."""
 ENV_TAG_PREFIX = "llmtrack.env."
 SEARCHED_FACTS = ("cpu", "git_branch", "gpu")
 """Environment facts with their own tags, for searching."""
@@ -33,12 +33,12 @@ def spread_key(metric: str, stat: str) -> str:
 
 
 def interval_key(metric: str, end: str) -> str:
-    """Return the key of an end of a metric's 95 % interval, by which MLflow draws and searches it."""
+    """Return the key of an end of a metric's 95 % interval, for MLflow's charts and searches."""
     return f"{metric}.{end}"
 
 
 def series_key(name: str) -> str:
-    """Return the key of a metric with a value per step; MLflow's system metrics have theirs already."""
+    """Return the key of a metric with a value per step; MLflow's system metrics keep their names."""
     return name if is_series(name) else f"{SERIES_PREFIX}{name}"
 
 

@@ -45,8 +45,6 @@ class Begun:
 
     Attributes:
         run_key: identity of the run; unchanged when an interrupted run resumes.
-        facts: as in `Measurement`.
-        tags: as in `Measurement`.
         started_at: seconds since the epoch, of the first start.
     """
 
@@ -81,18 +79,14 @@ Emit = Callable[[Event], None]
 
 
 class Collected:
-    """Collects the outcomes among events, and forwards all others.
-
-    Attributes:
-        outcomes: in the order of their arrival.
-    """
+    """Collect the outcomes among events, in order, and forward all others."""
 
     def __init__(self, forward: Emit) -> None:
         self.outcomes: list[Outcome] = []
         self._forward = forward
 
     def __call__(self, event: Event) -> None:
-        """Handle an event."""
+        """Collect an outcome, or forward any other event."""
         if isinstance(event, (Measurement, Failure)):
             self.outcomes.append(event)
         else:
@@ -103,11 +97,11 @@ _KINDS = {kind.__name__: kind for kind in (Log, Warn, Progress, Begun, Steps, So
 
 
 def event_to_json(event: Event) -> Any:
-    """Convert an event to JSON-ready data."""
+    """Convert an event to JSON-ready data; `event_from_json` rebuilds it."""
     return {"kind": type(event).__name__, "data": to_json(event)}
 
 
 def event_from_json(data: Any) -> Event:
-    """Rebuild an event from `event_to_json`'s result."""
+    """Rebuild an event."""
     event: Event = from_json(data["data"], _KINDS[data["kind"]])
     return event

@@ -35,11 +35,11 @@ class Checked:
 
 @dataclass(frozen=True)
 class NoOptions(Checked):
-    """Options of a backend or recipe without options."""
+    """Options class of a backend or recipe that has none."""
 
 
 def why_unusable(config: Any) -> str:
-    """Explain why an object cannot serve as an options class; return an empty text if it can."""
+    """Explain why an object cannot serve as an options class; empty if it can."""
     if not (isinstance(config, type) and is_dataclass(config)):
         return "its options are not a dataclass"
     try:
@@ -51,39 +51,41 @@ def why_unusable(config: Any) -> str:
     return ""
 
 
-def chosen(config: type[Config], given: Iterable[tuple[str, Any]]) -> Config:
+def chosen(config: type[Config], options: Iterable[tuple[str, Any]]) -> Config:
     """Build a config from the (name, value) pairs that name its fields; ignore the others.
 
     Raises:
         UsageError: a value is invalid.
     """
-    own = {each.name: each for each in parameters(config)}
-    return config(**{name: own[name].accept(value) for name, value in given if name in own})
+    known = {each.name: each for each in parameters(config)}
+    return config(**{name: known[name].accept(value) for name, value in options if name in known})
 
 
-def check_options(who: str, configs: Iterable[type], given: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+def check_options(
+    owner: str, configs: Iterable[type], options: Iterable[tuple[str, Any]]
+) -> tuple[tuple[str, Any], ...]:
     """Validate and convert (name, value) pairs; each name must belong to one of the configs.
 
     Args:
-        who: name of the owner for error messages.
+        owner: backend or recipe, for error messages.
 
     Raises:
         UsageError: a name is unknown (the message suggests close matches) or a value is invalid.
     """
-    own = {each.name: each for config in configs for each in parameters(config)}
-    found = []
-    for name, value in given:
-        if name not in own:
-            near = get_close_matches(name, own, n=2)
+    known = {each.name: each for config in configs for each in parameters(config)}
+    accepted = []
+    for name, value in options:
+        if name not in known:
+            near = get_close_matches(name, known, n=2)
             hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-            takes = f"it takes {', '.join(sorted(own))}" if own else "it takes none"
-            raise UsageError(f"{who} takes no option {truncated(name)!r}{hint}: {takes}")
-        found.append((name, own[name].accept(value)))
-    return tuple(found)
+            takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+            raise UsageError(f"{owner} takes no option {truncated(name)!r}{hint}: {takes}")
+        accepted.append((name, known[name].accept(value)))
+    return tuple(accepted)
 
 
 def parameters(config: type) -> tuple[Parameter, ...]:
-    """Return a config's parameters: its own first, then those of each inherited group."""
+    """List a config's parameters: its own first, then those of each inherited group."""
     return _parameters(config)
 
 
@@ -100,20 +102,16 @@ def _parameters(config: type[Any]) -> tuple[Parameter, ...]:
 
 
 def tracked_settings(config: Any, **resolved: Any) -> dict[str, Any]:
-    """Return the parameters to track with a study.
-
-    Args:
-        resolved: resolved values that replace or add to the config's own.
-    """
-    own = {each.name: getattr(config, each.name) for each in parameters(type(config)) if each.option.tracked}
+    """Return the parameters to track with a study, with resolved values in place of, or beside, the config's own."""
+    settings = {each.name: getattr(config, each.name) for each in parameters(type(config)) if each.option.tracked}
     return {
         name: format_value(value) if value is None or isinstance(value, tuple) else value
-        for name, value in (own | resolved).items()
+        for name, value in (settings | resolved).items()
     }
 
 
 def non_defaults(config: Any, tracked_only: bool = True) -> dict[str, str]:
-    """Return the non-default parameters, as command-line text."""
+    """Return the parameters that differ from their default, as command-line text."""
     return {
         each.name: format_value(getattr(config, each.name))
         for each in parameters(type(config))

@@ -1,4 +1,4 @@
-"""One parameter: its type and bounds, and how its values are parsed and formatted."""
+"""Validate, parse and format parameters and arguments; every error is one line for the user."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ class Option:
     Attributes:
         help: one sentence.
         min: minimum value, or minimum length of a text.
-        max: maximum value.
         above: exclusive lower bound.
         below: exclusive upper bound.
         choices: accepted values; empty for any.
         read: parses a text into the value, or raises a `UsageError`.
-        tracked: whether it is tracked with a study; not if it only affects printing or may hold credentials.
+        tracked: False for what only affects printing or may hold credentials.
         tries: for backend options, the values that `tune` tries beside the default, given the number of CPUs available
             for computing (0 on another device); None for the default only.
         nothing: the word that stands for None.
@@ -62,7 +61,6 @@ class Parameter:
     Attributes:
         kind: int, float, bool or str; of a list, the type of its values.
         many: whether it is a list (a tuple).
-        optional: whether it may be None.
     """
 
     name: str
@@ -74,7 +72,7 @@ class Parameter:
 
     @property
     def flag(self) -> str:
-        """Command-line name."""
+        """Its command-line name."""
         return flag_of(self.name)
 
     @property
@@ -99,7 +97,7 @@ class Parameter:
         return " and ".join(parts)
 
     def parse(self, text: str) -> Any:
-        """Parse a text.
+        """Parse a text as on the command line.
 
         Raises:
             UsageError: the value is invalid.
@@ -134,20 +132,22 @@ class Parameter:
             raise UsageError(f"{self.name}: give 1 to {MOST_VALUES:,} values, separated by commas")
         return tuple(dict.fromkeys(map(self._one, values)))
 
-    def _one(self, given: Any) -> Any:
+    def _one(self, argument: Any) -> Any:
         """Convert a text or a Python value; NumPy scalars, which JSON cannot encode, become plain numbers."""
-        if self.kind is str and not isinstance(given, bool):
-            given = self._text(given)
+        if self.kind is str and not isinstance(argument, bool):
+            argument = self._text(argument)
         try:
-            value = self._convert(given) if isinstance(given, str) else getattr(given, "item", lambda: given)()
+            value = (
+                self._convert(argument) if isinstance(argument, str) else getattr(argument, "item", lambda: argument)()
+            )
         except (ValueError, RuntimeError):  # RuntimeError: a PyTorch tensor with several elements
-            raise UsageError(f"{self.name} {truncated(given)!r} is not {_KINDS[self.kind]}") from None
+            raise UsageError(f"{self.name} {truncated(argument)!r} is not {_KINDS[self.kind]}") from None
         self._check(value)
         return value
 
-    def _text(self, given: Any) -> str:
+    def _text(self, argument: Any) -> str:
         """Convert to text; a custom `read` may accept other types, such as PyTorch dtypes."""
-        return str(given) if self.option.read else require_text(self.name, given)
+        return str(argument) if self.option.read else require_text(self.name, argument)
 
     def _convert(self, text: str) -> Any:
         if self.kind is bool:
@@ -214,7 +214,7 @@ def require_integer(name: str, value: Any, least: int = 1) -> int:
 
 
 def unexpected(word: str, example: str) -> str:
-    """Explain a word that belongs to no option: usually the rest of a value whose quotes the shell removed.
+    """Explain an argument that belongs to no option: usually the rest of a value whose quotes the shell removed.
 
     Args:
         example: how to pass a value that contains a space.
@@ -228,7 +228,7 @@ def unexpected(word: str, example: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Return the text unchanged if it can be stored and printed.
+    """Return a text unchanged if it can be stored and printed.
 
     Raises:
         UsageError: it contains a NUL or invalid UTF-8.
@@ -250,11 +250,8 @@ def read_number(name: str, value: str | float, option: Option = Option("")) -> f
 def require_text(name: str, value: object) -> str:
     """Return a text or path as text.
 
-    Args:
-        name: name of the argument for the message.
-
     Raises:
-        UsageError: it is neither.
+        UsageError: it is neither; the message names the argument.
     """
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
@@ -263,16 +260,12 @@ def require_text(name: str, value: object) -> str:
 
 
 def optional_text(name: str, value: object) -> str | None:
-    """Return a text, or None for None; raises as `one_text`."""
+    """Return a text or path as text, or None; raises as `require_text`."""
     return None if value is None else require_text(name, value)
 
 
 def require_texts(name: str, values: object) -> tuple[str, ...]:
-    """Return a tuple of texts; a single text counts as one.
-
-    Raises:
-        UsageError: a value is not a text.
-    """
+    """Return texts as a tuple, a single text as a tuple of one; raises as `require_text`."""
     if isinstance(values, (str, os.PathLike)) or not isinstance(values, Iterable):
         return (require_text(name, values),)
     return tuple(require_text(name, each) for each in values)

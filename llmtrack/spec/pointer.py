@@ -1,4 +1,4 @@
-"""A pointer to a model that stays where it is, on disk or in the hub: how it is loaded, and the digests of its files."""
+"""Point to a model on disk or in the hub without copying it: how to load it, and the digests of its files."""
 
 from __future__ import annotations
 
@@ -17,33 +17,30 @@ _FILE = "llmtrack.json"
 @serializable()
 @dataclass(frozen=True)
 class Pointer:
-    """What a registered model holds in place of weights.
+    """Content of a registered model in place of weights.
 
     Attributes:
-        variant: what is loaded, resolved.
-        digests: of the files that were measured, by the names that engines tell theirs under.
+        variant: what to load, resolved.
+        digests: of the measured files, by the names under which engines report them.
     """
 
     variant: Variant
     digests: Mapping[str, str]
 
     def write(self, folder: Path) -> None:
-        """Write it to a folder."""
+        """Write it into a folder; see `read_pointer`."""
         (folder / _FILE).write_text(json.dumps(to_json(self), indent=1) + "\n", encoding="utf-8")
 
-    def check(self, found: Mapping[str, str]) -> None:
-        """Refuse other files than those that were measured.
-
-        Args:
-            found: what the loaded engine tells.
+    def check(self, loaded: Mapping[str, str]) -> None:
+        """Compare the digests that the loaded engine reports with the registered ones.
 
         Raises:
             ModelLoadError: a digest differs.
         """
         for name, digest in self.digests.items():
-            if found.get(name) != digest:
+            if loaded.get(name) != digest:
                 raise ModelLoadError(
-                    f"{self.variant.model} is not the model that was registered ({name} is {found.get(name)}, was {digest}): "
+                    f"{self.variant.model} is not the model that was registered ({name} is {loaded.get(name)}, was {digest}): "
                     "restore its files, or measure it again and promote that run"
                 )
 

@@ -20,7 +20,7 @@ class Variant:
     """The part of a scenario that determines which model is loaded.
 
     Attributes:
-        model: a model or a comma-separated list of candidates, tried in order (see `llmtrack.models`).
+        model: a model or a comma-separated list of candidates, tried in order; see `llmtrack.models`.
         revision: git revision of a hub model, or None for its default branch.
         backend: engine name, an entry point of the group `llmtrack.engines`.
         device: `auto`, or a name of `llmtrack.devices.KINDS`, optionally with a number.
@@ -45,8 +45,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class QualityCheck:
-    """What to score beside a timed task, on the same loaded engine, so that speed is never reported without its cost in
-    quality.
+    """What to score beside a timed task on the same engine: speed is never reported without its cost in quality.
 
     Attributes:
         reference: variant to compare next-token distributions with (KL divergence, top-1 agreement), or None.

@@ -12,7 +12,7 @@ class Item:
 
     Attributes:
         name: its number in the corpus, and its beginning.
-        values: its metrics by name.
+        values: metrics by name.
     """
 
     name: str
@@ -26,18 +26,16 @@ class Text:
     Its rows are the units that are scored: documents, or windows over the stream.
 
     Attributes:
-        protocol: `documents` or `rolling`.
-        rows: number of rows.
         bytes: UTF-8 bytes of the original text covered by the predicted tokens; None if the tokenizer reports no
             offsets.
-        words: words of that text; None likewise.
+        words: of that text; None likewise.
         unknown: predicted tokens that stand for text outside the vocabulary.
         lost: bytes of the text that the tokenizer dropped.
         cut: tokens cut off at the ends.
         skipped: documents of one token, which predict nothing.
         block: minimum number of predicted tokens per resampling block of the standard error; 0 for one block per row.
         tokens_digest: digest of the token ids read and predicted.
-        text_digest: digest of the text covered by the predicted tokens; None if the tokenizer reports no offsets.
+        text_digest: digest of the text that `bytes` counts; None likewise.
         names: of the first rows, if they are documents.
     """
 
@@ -79,10 +77,9 @@ class Part:
     """One worker's share of the scores of a text.
 
     Attributes:
-        text: the whole text.
         of: number of batches of the whole text.
         batches: scores of this worker's batches, by batch number from 0.
-        seconds: scoring time, without loading the model.
+        seconds: without loading the model.
     """
 
     text: Text
@@ -100,7 +97,6 @@ class RowSums:
         agreeing: positions at which both models rank the same token first.
         nats: negative log-likelihood under the model.
         reference_nats: the same under the reference.
-        tokens: number of predicted tokens.
     """
 
     kl: float
@@ -117,8 +113,8 @@ class Compared:
     Attributes:
         all_rows: rows compared by all workers together.
         ids_digest: digest of their token ids.
-        sums: results of this worker's rows, by row number from 0.
-        spent: comparison time in seconds, without loading the models.
+        sums: of this worker's rows, by row number from 0.
+        spent: seconds without loading the models.
     """
 
     all_rows: int

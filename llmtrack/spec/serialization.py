@@ -24,15 +24,12 @@ class UnknownFieldsError(ValueError):
 
 
 def to_json(value: Any, kind: Any = None) -> Any:
-    """Convert a dataclass to JSON-ready data.
-
-    Pass `kind` (a `tagged` union) to record which member it is.
-    """
+    """Convert a dataclass to JSON-ready data; give `kind`, a `tagged` union, to record which member it is."""
     return _converter.unstructure(value, unstructure_as=kind)
 
 
 def from_json(data: Any, kind: Any) -> Any:
-    """Rebuild a dataclass, or a member of a `tagged` union, from `to_json`'s result.
+    """Rebuild a dataclass, or a member of a `tagged` union.
 
     Raises:
         UnknownFieldsError: only unknown fields are wrong.
@@ -64,14 +61,14 @@ def serializable(*omitted: str) -> Callable[[Class], Class]:
     Unknown fields are rejected instead of dropped.
 
     Args:
-        omitted: fields that are left out if empty, for compatibility with data from before they existed.
+        omitted: fields left out if empty, as in data from before they existed.
     """
 
     def register(kind: Class) -> Class:
         # Built on first use: field types may be declared later in the module.
         def unstructure(_: Any) -> Any:
-            whole: Callable[[Any], dict[str, Any]] = make_dict_unstructure_fn(kind, _converter)
-            return lambda value: {key: v for key, v in whole(value).items() if v or key not in omitted}
+            all_fields: Callable[[Any], dict[str, Any]] = make_dict_unstructure_fn(kind, _converter)
+            return lambda value: {key: v for key, v in all_fields(value).items() if v or key not in omitted}
 
         def structure(_: Any) -> Any:
             return make_dict_structure_fn(kind, _converter, _cattrs_forbid_extra_keys=True)
@@ -84,6 +81,6 @@ def serializable(*omitted: str) -> Callable[[Class], Class]:
 
 
 def digest(value: Any) -> str:
-    """Return 16 hex digits that identify a JSON-ready value."""
+    """Digest a JSON-ready value as 16 hex digits."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -57,7 +57,6 @@ class GenerateTask:
     Attributes:
         prompts: one text per row.
         prompt_tokens: repeat and cut each prompt to exactly this many tokens.
-        max_new_tokens: new tokens per row.
         padding_side: side of the pads in a batch of unequal lengths: `left` or `right`.
         ignore_eos: suppress the end-of-sequence token, so that every row gets `max_new_tokens` tokens.
         batch_size: rows per call, in the order of the prompts; None for one call.
@@ -98,9 +97,7 @@ class PerplexityTask(Checked):
             `rolling`, the maximum tokens of context.
         stride: for `rolling`, new tokens of each window after the first; 0 for `max_length`, the cheapest.
         bos_rule: see `llmtrack.quality.encoding`.
-        batch_size: does not change the result.
-        padding_side: does not change the result.
-        workers: does not change the result.
+        batch_size: like `padding_side` and `workers`, does not change the result.
 
     Raises:
         UsageError: a setting is invalid, or belongs to the other protocol.
@@ -132,11 +129,7 @@ class PerplexityTask(Checked):
             for name in ("stride", "max_tokens"):
                 if getattr(self, name):
                     raise UsageError(f"{name} belongs to protocol=rolling: leave it 0 with {self.protocol}")
-        if self.stride > self.max_length:
-            raise UsageError(
-                f"stride {self.stride} is not possible: use 1 to max_length, which is {self.max_length}, "
-                "or 0 for max_length"
-            )
+        _check_stride(self, "stride", "max_length")
         if self.max_tokens == 1:
             raise UsageError(f"max_tokens {self.max_tokens} is not possible: use 2 or more, or 0 for all")
 
@@ -151,8 +144,7 @@ class ShardTask(PerplexityTask):
     """Score one shard of a corpus, as one of several workers; `llmtrack.quality.shards` merges the results.
 
     Attributes:
-        number: shard number, from 0.
-        of: number of shards.
+        number: from 0 to `of` - 1.
         occasion: id shared by all shards of one scoring, so that a worker prepares the text only once.
     """
 
@@ -216,11 +208,7 @@ class TrainTask(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.window_stride > self.sequence_length:
-            raise UsageError(
-                f"window_stride {self.window_stride} is not possible: use 1 to sequence_length, which is "
-                f"{self.sequence_length}, or 0 for sequence_length"
-            )
+        _check_stride(self, "window_stride", "sequence_length")
         self.scoring  # noqa: B018 - validates the scoring settings
 
     @property
@@ -240,8 +228,15 @@ Task = Union[GenerateTask, PerplexityTask, ShardTask, TrainTask]  # noqa: UP007 
 tagged(Task)
 
 
+def _check_stride(task: Checked, stride: str, length: str) -> None:
+    """Refuse a stride beyond the window, which would skip tokens."""
+    value, most = getattr(task, stride), getattr(task, length)
+    if value > most:
+        raise UsageError(f"{stride} {value} is not possible: use 1 to {length}, which is {most}, or 0 for {length}")
+
+
 def not_asked(task: Task) -> tuple[str, ...]:
-    """Return the settings that do not change the result (output folder, printing, a single worker)."""
+    """Name the settings that do not change the result: output folder, printing, a single worker."""
     if isinstance(task, TrainTask):
         return ("output", "explain")
     # Settings at their default are left out, so that ids do not change when a setting is added.
@@ -249,7 +244,7 @@ def not_asked(task: Task) -> tuple[str, ...]:
 
 
 def workload_id(task: Task, corpus_digest: str = "") -> str:
-    """Digest of the work itself: prompts and lengths, or the corpus and how it is cut.
+    """Digest the work itself: prompts and lengths, or the corpus and how it is cut.
 
     It excludes what is scored beside a timed task (`Scenario.quality`; params record its convention), and settings of
     how the work is done (cache, padding, scoring batch size): scenarios of one workload may be compared.

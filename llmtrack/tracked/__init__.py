@@ -1,3 +1,1 @@
 """Tracked runs as read back: parsed once by `tracking/`, plain data for decisions and reports."""
-
-from __future__ import annotations

@@ -39,10 +39,10 @@ def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
     columns: dict[str, Any] = {name: _identity(runs, name, dtype) for name, dtype in ID_COLUMNS.items()}
 
     def add(rows: Sequence[Mapping[str, Any]], known: Mapping[str, type]) -> None:
-        found = set[str]().union(*rows)
-        for name in _known_first(found, known):
+        names = set[str]().union(*rows)
+        for name in _known_first(names, known):
             kind = known.get(name)
-            if name in found:
+            if name in names:
                 columns[name] = _array(*_typed([row.get(name) for row in rows], kind))
             else:
                 columns[name] = empty(_DTYPE_OF_KIND[kind or str])
@@ -65,30 +65,30 @@ def runs_of(table: pd.DataFrame) -> Runs:
     params: list[dict[str, Any]] = [{} for _ in range(count)]
     metrics: list[dict[str, float]] = [{} for _ in range(count)]
     environment: list[dict[str, str]] = [{} for _ in range(count)]
-    asked = table.attrs.get(PARAM_COLUMNS, ())
+    param_columns = table.attrs.get(PARAM_COLUMNS, ())
     for column in map(str, table.columns):
-        where: Sequence[dict[str, Any]] = params
+        rows: Sequence[dict[str, Any]] = params
         name = column
         if column in ID_COLUMNS:
-            where = identity
+            rows = identity
         elif column.startswith(ENV):
-            where, name = environment, column.removeprefix(ENV)
+            rows, name = environment, column.removeprefix(ENV)
         elif column in schema.METRIC_BY_NAME or (
-            column not in schema.PARAM_BY_NAME and column not in asked and table[column].dtype == "float64"
+            column not in schema.PARAM_BY_NAME and column not in param_columns and table[column].dtype == "float64"
         ):
-            where = metrics
-        values, there = table[column].tolist(), table[column].notna().tolist()
-        for row, value, is_there in zip(where, values, there, strict=True):
-            if is_there:
+            rows = metrics
+        values, tracked = table[column].tolist(), table[column].notna().tolist()
+        for row, value, is_tracked in zip(rows, values, tracked, strict=True):
+            if is_tracked:
                 row[name] = value
     return Runs(
         Run(
-            **{"run_id": "", **own, "warnings": lines_of(own.get("warnings", ""))},
-            params=asked_for,
-            metrics=figures,
+            **{"run_id": "", **fields, "warnings": lines_of(fields.get("warnings", ""))},
+            params=conditions,
+            metrics=numbers,
             environment=facts,
         )
-        for own, asked_for, figures, facts in zip(identity, params, metrics, environment, strict=True)
+        for fields, conditions, numbers, facts in zip(identity, params, metrics, environment, strict=True)
     )
 
 
@@ -120,13 +120,13 @@ def pick(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     return table[list(columns)]
 
 
-def check_columns(asked: Sequence[str], known: Sequence[str]) -> None:
+def check_columns(columns: Sequence[str], known: Sequence[str]) -> None:
     """Validate column names.
 
     Raises:
         UsageError: one does not exist; the message suggests close matches.
     """
-    unknown = [name for name in asked if name not in known]
+    unknown = [name for name in columns if name not in known]
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=4, cutoff=0.6)
         near += [name for name in known if unknown[0].lower() in name.lower() and name not in near][:4]
@@ -146,7 +146,7 @@ def _identity(runs: Sequence[Run], name: str, dtype: str) -> Any:
 
 
 def _typed(values: list[Any], kind: type | None) -> tuple[list[Any], str]:
-    """Return values converted to a common type with its dtype: the known kind if all fit, else the narrowest that fits."""
+    """Convert values to a common type and its dtype: the known kind if all fit, else the narrowest that fits."""
     kinds = {type(value) for value in values if value is not None}
     if not kinds:
         return values, _DTYPE_OF_KIND[kind or int]
@@ -166,7 +166,7 @@ def _array(values: list[Any], dtype: str) -> Any:
     return np.array(values, dtype) if dtype == "float64" else pd.array(values, dtype)  # type: ignore[call-overload]
 
 
-def _known_first(found: Collection[str], known: Iterable[str]) -> list[str]:
-    """Return the known names in their order, then the others sorted."""
+def _known_first(names: Collection[str], known: Iterable[str]) -> list[str]:
+    """Return all known names in their order, then the others sorted."""
     first = list(known)
-    return first + sorted(set(found).difference(first))
+    return first + sorted(set(names).difference(first))

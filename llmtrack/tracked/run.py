@@ -42,7 +42,7 @@ REFERENCE_DIGESTS = tuple(schema.REFERENCE_TAG_PREFIX + name for name in MODEL_D
 
 @dataclass(frozen=True)
 class Spread:
-    """Tracked spread of a metric: number of repeats, and 95 % interval of the median."""
+    """Spread of a metric: number of repeats, and 95 % interval of the median."""
 
     n: int
     low: float
@@ -51,12 +51,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Difference of two runs of equal settings in a metric.
+    """Difference in a metric of two runs of equal settings.
 
     Attributes:
         share: by which the larger value exceeds the smaller (0.16: 16 %).
-        names: of both, each with its experiment.
-        values: of both.
+        names: of both runs, each with its experiment.
     """
 
     share: float
@@ -69,7 +68,7 @@ class Family:
     """Number of scenarios in a run's study: of the same work, and in total.
 
     Attributes:
-        proofs: number of comparisons measured afresh after the search of a tuned study, if this run is one side of one.
+        proofs: comparisons remeasured after the search of a tuned study, if this run is one side of one.
     """
 
     of_work: int = 1
@@ -88,29 +87,23 @@ class MetricValues(dict[str, float]):
 class Run:
     """A tracked run; equal only to itself. Missing texts are empty, and missing values are absent from the mappings.
 
+    `metrics/` describes the tags that its texts come from.
+
     Attributes:
-        run_id: MLflow run id.
-        run_name: MLflow run name.
         status: one of `STATUSES`.
         kind: `scenario` or `study`; empty if not from llmtrack.
         experiment: llmtrack experiment.
-        mlflow_experiment: MLflow experiment.
         outcome: `finished`, `failed`, `killed` or `same_as`.
         failure: kind of failure.
         reason: why it failed, was killed or was not measured.
         same_as: the scenario that it is equal to.
         baseline: whether it is the baseline of its study; None if not tracked.
         position: place of its scenario in the study, from 0; None if not tracked.
-        question: question of its study.
         asked: JSON of the parameters that reproduce its experiment.
-        scenario_id: digest of the scenario.
-        workload_id: digest of the work.
-        environment_id: digest of the machine and versions.
-        warnings: about the quality of the measurement.
         params: conditions by name; None for an explicit none.
         metrics: by name, including spreads; NaN if not tracked.
         environment: facts of the machine and versions.
-        samples: raw samples by metric, once read (see `decide.verdicts.with_samples`).
+        samples: raw samples by metric, once read; see `decide.verdicts.with_samples`.
         floors: noise floor by metric; None if not looked up.
         family: size of its study; None if not looked up.
     """
@@ -151,7 +144,7 @@ class Run:
 
     @property
     def scenario(self) -> str:
-        """Scenario name."""
+        """Its scenario's name."""
         return str(self.params.get("scenario", ""))
 
     @property
@@ -202,8 +195,8 @@ class Run:
             return self.environment.get(name.removeprefix(ENV))
         if name == "warnings":
             return "\n".join(self.warnings) or None
-        found = getattr(self, name) if name in IDENTITY else None
-        return None if found == "" else found
+        value = getattr(self, name) if name in IDENTITY else None
+        return None if value == "" else value
 
     def has(self, name: str) -> bool:
         """Return whether a value was tracked."""
@@ -215,13 +208,13 @@ class Run:
 
     def text(self, name: str) -> str:
         """Return a value as one line of text; empty if missing."""
-        found = self.get(name)
-        return "" if found is None else _on_one_line(str(found))
+        value = self.get(name)
+        return "" if value is None else _on_one_line(str(value))
 
     def number(self, name: str) -> float | None:
-        """Return a value as a number, or None if missing or infinite (which cannot be compared)."""
-        found = self.get(name)
-        number = None if found is None else float(found)
+        """Return a value as a number, or None if missing or infinite, which cannot be compared."""
+        value = self.get(name)
+        number = None if value is None else float(value)
         return number if number is not None and math.isfinite(number) else None
 
     def spread(self, metric: str) -> Spread | None:
@@ -234,7 +227,7 @@ class Run:
         return all(self.get(name) == other.get(name) for name in names)
 
     def as_scenario(self, scenario: str, **changes: Any) -> Run:
-        """Return the run under another scenario's name, with other changes."""
+        """Return the run under another scenario's name, with other changes of its fields."""
         return replace(self, params={**self.params, "scenario": scenario}, **changes)
 
 

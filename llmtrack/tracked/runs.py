@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
-from typing import SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 from llmtrack import metrics as schema
 from llmtrack.host.formatting import plural
@@ -19,7 +19,7 @@ Key = tuple[str, ...]
 
 _PLACE = ("experiment", "scenario", "environment_id")
 # Values known only once a model is loaded, and the requested values that stand in for them in failed runs.
-_AS_ASKED = {"model_id": "model", "device": "device_requested", "dtype": "dtype_requested"}
+_AS_REQUESTED = {"model_id": "model", "device": "device_requested", "dtype": "dtype_requested"}
 _NOT_SET = frozenset(("found", "implied"))
 """Roles of params that are no settings."""
 _EVER = datetime.max.replace(tzinfo=timezone.utc)
@@ -75,17 +75,17 @@ class Runs(tuple[Run, ...]):
 
     def first_of_each(self, *names: str) -> Runs:
         """Return the first run of each combination of values."""
-        found: dict[Key, Run] = {}
+        first: dict[Key, Run] = {}
         for run, key in zip(self, keys(self, names), strict=True):
-            found.setdefault(key, run)
-        return Runs(found.values())
+            first.setdefault(key, run)
+        return Runs(first.values())
 
     @property
     def params(self) -> list[str]:
         """Params of any run by which scenarios may differ: settings, not findings; known ones first, in order."""
-        found = {name for run in self for name in run.params}
-        known = [name for name in schema.PARAM_BY_NAME if name in found and schema.role(name) not in _NOT_SET]
-        return known + sorted(found - set(schema.PARAM_BY_NAME))
+        names = {name for run in self for name in run.params}
+        known = [name for name in schema.PARAM_BY_NAME if name in names and schema.role(name) not in _NOT_SET]
+        return known + sorted(names - set(schema.PARAM_BY_NAME))
 
     def configuration(self, across_work: bool = False) -> list[str]:
         """Return the values that distinguish configurations: of the loaded model, the work, and how it is done.
@@ -94,8 +94,8 @@ class Runs(tuple[Run, ...]):
             across_work: ignore differences in the work and the scoring convention.
         """
         roles = {"configuration"} if across_work else {"configuration", "work", "convention"}
-        told = [name for name in self.params if schema.role(name) in roles and name not in LOADED]
-        return [*LOADED, *told, *(() if across_work else ("workload_id",))]
+        settings = [name for name in self.params if schema.role(name) in roles and name not in LOADED]
+        return [*LOADED, *settings, *(() if across_work else ("workload_id",))]
 
     def cells(self, across_work: bool = False) -> list[Key]:
         """Return the cell of each run; see `newest_of_each`."""
@@ -111,60 +111,51 @@ class Runs(tuple[Run, ...]):
         Args:
             across_work: for a scenario remeasured on different work, keep only the newest work.
         """
-        place = [*_PLACE, *(_AS_ASKED.get(name, name) for name in VARIANT)]
-        asked = keys(self, place if across_work else [*place, "scenario_id"])
+        place = [*_PLACE, *(_AS_REQUESTED.get(name, name) for name in VARIANT)]
+        requests = keys(self, place if across_work else [*place, "scenario_id"])
         cells = self.cells(across_work)
         seen: set[Key] = set()
-        seen_asked: set[Key] = set()
-        kept: set[int] = set()
+        seen_requests: set[Key] = set()
+        newest: set[int] = set()
         for row in sorted(range(len(self)), key=lambda row: self[row].start_time or _NEVER, reverse=True):
-            if cells[row] not in seen and (self[row].is_finished or asked[row] not in seen_asked):
-                kept.add(row)
+            if cells[row] not in seen and (self[row].is_finished or requests[row] not in seen_requests):
+                newest.add(row)
             seen.add(cells[row])
-            seen_asked.add(asked[row])
-        return Runs(run for row, run in enumerate(self) if row in kept)
+            seen_requests.add(requests[row])
+        return Runs(run for row, run in enumerate(self) if row in newest)
 
     def in_order_of_time(self) -> Runs:
         """Sort by the start of the study, then in its order."""
-        began: dict[str, datetime] = {}
+        start: dict[str, datetime] = {}
         for run in self:
-            began[run.study_id] = min(began.get(run.study_id, _EVER), run.start_time or _EVER)
-        # Runs without a study or time come last.
-        return Runs(
-            sorted(
-                self,
-                key=lambda run: (began[run.study_id], not run.study_id, run.study_id, *_place_in_study(run)),
-            )
-        )
+            start[run.study_id] = min(start.get(run.study_id, _EVER), run.start_time or _EVER)
+
+        def key(run: Run) -> tuple[Any, ...]:
+            # Runs without a study or time come last.
+            return start[run.study_id], not run.study_id, run.study_id, *_place_in_study(run)
+
+        return Runs(sorted(self, key=key))
 
     def in_order_of_study(self) -> Runs:
         """Sort by the place of the scenario in its study; runs of older versions, which have none, as measured."""
         return Runs(sorted(self, key=_place_in_study))
 
     def unfinished(self, experiments: bool = False) -> list[str]:
-        """List the unfinished runs, one line per state.
-
-        Args:
-            experiments: also name the experiment of each.
-        """
-        named: dict[str, list[str]] = {}
+        """Describe the unfinished runs, one line per state, on request with the experiment of each."""
+        names_of: dict[str, list[str]] = {}
         for run in self.where(lambda run: not run.is_finished):
-            called = f"{run.name} ({run.text('experiment')})" if experiments else run.name
-            named.setdefault(run.status, []).append(called)
+            name = f"{run.name} ({run.text('experiment')})" if experiments else run.name
+            names_of.setdefault(run.status, []).append(name)
         lines = []
-        for status, names in named.items():
-            one, several = STATES.get(status, (f"is {status}", f"are {status}"))
-            words = one if len(names) == 1 else several
+        for status, names in names_of.items():
+            singular, plural_words = STATES.get(status, (f"is {status}", f"are {status}"))
+            words = singular if len(names) == 1 else plural_words
             lines.append(f"{len(names)} of {plural(len(self), 'scenario')} {words}: {', '.join(names)}.")
         return lines
 
 
 class Baselines:
-    """Baselines of studies, looked up once for a whole table.
-
-    Args:
-        runs: possible baselines.
-    """
+    """Baselines of studies, looked up once for a whole table."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
         self._of_study: dict[str, list[Run]] = {}
@@ -178,9 +169,9 @@ class Baselines:
         A study with several questions has several baselines: the one of the same work counts, else the study's only
         one.
         """
-        own = self._of_study.get(run.study_id, [])
-        same_work = (each for each in own if run.workload_id and each.workload_id == run.workload_id)
-        return next(same_work, own[0] if len(own) == 1 else None)
+        baselines = self._of_study.get(run.study_id, [])
+        same_work = (each for each in baselines if run.workload_id and each.workload_id == run.workload_id)
+        return next(same_work, baselines[0] if len(baselines) == 1 else None)
 
 
 def keys(runs: Iterable[Run], names: Sequence[str]) -> list[Key]:
@@ -195,9 +186,9 @@ def _place_in_study(run: Run) -> tuple[float, datetime, datetime]:
 
 
 def _plain(run: Run, name: str) -> str:
-    found = run.get(name)
-    return "" if found is None else str(found)
+    value = run.get(name)
+    return "" if value is None else str(value)
 
 
 def _as_known(run: Run, name: str) -> str:
-    return _plain(run, name) or (_plain(run, _AS_ASKED[name]) if name in _AS_ASKED else "")
+    return _plain(run, name) or (_plain(run, _AS_REQUESTED[name]) if name in _AS_REQUESTED else "")

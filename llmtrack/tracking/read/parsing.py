@@ -20,25 +20,12 @@ if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun
 
 _PREFIX = "llmtrack."
-_FIELDS = (
-    "kind",
-    "experiment",
-    "study_id",
-    "suite_id",
-    "outcome",
-    "failure",
-    "reason",
-    "same_as",
-    "question",
-    "asked",
-    "scenario_id",
-    "workload_id",
-    "environment_id",
-    "model_uri",
-)
-"""Fields stored in tags of the same name; `warnings`, `baseline` and `position` have a special format."""
+_SPECIAL = ("warnings", "baseline", "position")
+_OF_MLFLOW = ("run_id", "run_name", "status", "mlflow_experiment", "start_time", "end_time")
+# Texts, each in the tag of its name.
+_FIELDS = tuple(name for name in IDENTITY if name not in (*_SPECIAL, *_OF_MLFLOW))
 
-_TAGS = frozenset(_PREFIX + name for name in (*_FIELDS, "warnings", "baseline", "position"))
+_TAGS = frozenset(_PREFIX + name for name in (*_FIELDS, *_SPECIAL))
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
 Value = TypeVar("Value")
