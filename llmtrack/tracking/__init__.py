@@ -1,1 +1,1 @@
-"""Everything that talks to MLflow: names, records, spool, tracker and queries."""
+"""The side that talks to MLflow: `write/` tracks runs, `read/` reads them back."""

@@ -18,11 +18,11 @@ class DefaultExperiment:
     """See `mlflow.tracking.default_experiment.DefaultExperimentProvider`; importing it here would be circular."""
 
     def in_context(self) -> bool:
-        """Return whether this process is `mlflow run` of an llmtrack project."""
+        """Whether this process is `mlflow run` of an llmtrack project."""
         return runs_project(sys.argv)
 
     def get_experiment_id(self) -> str:
-        """Return the id of the experiment, created if missing."""
+        """Id of the experiment, created if missing."""
         from mlflow import MlflowClient, get_tracking_uri
 
         from llmtrack.tracking import store

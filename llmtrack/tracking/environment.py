@@ -40,7 +40,7 @@ INSTRUCTION_SETS = (
     "sve2",
 )
 
-# Identity of code and machine, which does not affect speed.
+# Facts that identify code and machine but do not affect speed.
 NOT_SPEED = frozenset(
     {
         "git_branch",
@@ -64,29 +64,27 @@ _GIT_TIMEOUT_S = 10
 
 
 def environment(worker_facts: Mapping[str, str] | None = None, model_folders: Sequence[Path] = ()) -> dict[str, str]:
-    """Return facts about this machine and code, merged with the worker's (torch, threads, GPU).
-
-    Never fails: unknown facts are left out.
+    """Describe this machine and code, merged with the worker's facts (torch, threads, GPU); unknown facts are left out.
 
     Args:
-        worker_facts: the worker's facts, including its machine if it is another one.
-        model_folders: folders of the models, whose repository may be the user's for `git_branch` etc.
+        worker_facts: include the machine if it is another one.
+        model_folders: where the user's repository is looked for, too.
     """
     # The CI server's branch is that of the user's repository.
-    own = {f"llmtrack_{key}": value for key, value in _git((FOLDER,)).items() if key != "git_branch"}
+    llmtrack = {f"llmtrack_{key}": value for key, value in _git((FOLDER,)).items() if key != "git_branch"}
     worker = {key: str(value) for key, value in (worker_facts or {}).items()}
     # A remote worker describes its own machine; do not mix in facts of this one.
-    here = {} if "machine" in worker else machine_facts()
-    return {**here, **_git(_user_folders(model_folders)), **own, **worker}
+    machine = {} if "machine" in worker else machine_facts()
+    return {**machine, **_git(_user_folders(model_folders)), **llmtrack, **worker}
 
 
 def environment_id(facts: Mapping[str, str]) -> str:
-    """Return the digest of the facts that affect speed: hardware, versions, threads; not the git commit."""
+    """Digest the facts that affect speed: hardware, versions, threads; not the git commit."""
     return digest({key: str(value) for key, value in facts.items() if key not in NOT_SPEED})
 
 
 def environment_tags(facts: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts as tags, with the environment id and the version tag shown by MLflow."""
+    """Convert facts to tags, with the environment id and the tags that MLflow shows as a version."""
     tags = {schema.ENV_TAG_PREFIX + key: str(value) for key, value in facts.items()}
     tags["llmtrack.environment_id"] = environment_id(facts)
     tags["llmtrack.version"] = __version__
@@ -99,7 +97,7 @@ def environment_tags(facts: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def machine_facts() -> dict[str, str]:
-    """Return facts about this machine and its versions; unknown ones are left out."""
+    """Describe this machine and its versions; unknown facts are left out."""
     import psutil
 
     # All Arm CPUs of macOS support it without reporting it.
@@ -123,7 +121,7 @@ def machine_facts() -> dict[str, str]:
 
 @cache
 def _git(folders: tuple[Path, ...]) -> dict[str, str]:
-    """Return commit, branch and dirty state of the first folder in a repository, if git is available."""
+    """Describe the first folder in a repository by commit, branch and dirty state; empty without git."""
     for folder in folders:
         # A virtual environment within a repository is not that repository's code.
         if _run_git(folder, "check-ignore", "--quiet", ".") is not None:
@@ -141,33 +139,32 @@ def _git(folders: tuple[Path, ...]) -> dict[str, str]:
 
 
 def _branch(folder: Path) -> str:
-    """Return the checked-out branch, or the one named by the CI server."""
     branch = _run_git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
     return branch or next(filter(None, map(os.environ.get, _BRANCH_VARIABLES)), "")
 
 
 def _user_folders(model_folders: Sequence[Path]) -> tuple[Path, ...]:
-    """Return candidate folders of the user's repository: working folder, models, program.
+    """List where the user's repository may be: working folder, models, program.
 
     MLflow starts a project in the project's own folder, so llmtrack's own repository comes last.
     """
     program = getattr(sys.modules.get("__main__"), "__file__", None)
     folders = [Path.cwd(), *model_folders, *([Path(program).absolute().parent] if program else [])]
-    found = list(dict.fromkeys(folder if folder.is_dir() else folder.parent for folder in folders))
-    own = _repository(FOLDER)
-    return tuple(sorted(found, key=lambda folder: own != "" and _repository(folder) == own))
+    existing = dict.fromkeys(folder if folder.is_dir() else folder.parent for folder in folders)
+    llmtrack = _repository(FOLDER)
+    return tuple(sorted(existing, key=lambda folder: llmtrack != "" and _repository(folder) == llmtrack))
 
 
 @cache
 def _repository(folder: Path) -> str:
-    """Return the root of a folder's repository, or an empty text."""
+    """Return the root of a folder's repository; empty if it is in none."""
     return _run_git(folder, "rev-parse", "--show-toplevel") or ""
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:
     try:
-        # Do not take locks that could disturb the user's git commands.
-        done = subprocess.run(
+        # Locks could disturb the user's git commands.
+        process = subprocess.run(
             ["git", "--no-optional-locks", *arguments],
             cwd=folder,
             capture_output=True,
@@ -176,4 +173,4 @@ def _run_git(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None

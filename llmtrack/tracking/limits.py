@@ -1,7 +1,6 @@
-"""Fit keys and values into MLflow's limits (pure functions).
+"""Fit keys and values into MLflow's limits, and record each change in a tag.
 
-The limits are those of MLflow 3, which silently truncates long values and rejects a whole batch for one bad key; both
-are handled visibly here.
+MLflow 3 silently truncates long values and rejects a whole batch for one bad key.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ MAX_PARAM_VALUE = 6_000
 MAX_TAG_VALUE = 8_000
 MAX_RUN_NAME = 200
 NOT_IN_MODEL_NAMES = re.compile(r"[/:.%\"']")
-"""Characters that MLflow accepts in the name of no model, logged or registered."""
+"""Characters that MLflow rejects in the name of a logged or registered model."""
 SHORTENED_MARK = " ...[shortened]"
-
 
 _BAD_KEY_CHARACTER = re.compile(r"[^\w.\- :/]")
 
@@ -46,7 +44,7 @@ class Fitted:
 
 
 def fit_key(key: str) -> str:
-    """Return a key that MLflow accepts, unchanged if it already does."""
+    """Convert a key to one that MLflow accepts."""
     key = _BAD_KEY_CHARACTER.sub("_", _encodable(key))[:MAX_KEY]
     # MLflow treats a key as a path, which must be relative, normalized and confined to its root.
     fitted = posixpath.normpath(key).lstrip("/") or "_"
@@ -67,10 +65,7 @@ def fit_limits(
     tags: Mapping[str, str],
     run_name: str,
 ) -> Fitted:
-    """Fit a run's data into MLflow's limits, without credentials.
-
-    The tag `llmtrack.omitted` records the changes.
-    """
+    """Fit a run's data into MLflow's limits, without credentials; the tag `llmtrack.omitted` records the changes."""
     omitted = [tags["llmtrack.omitted"]] if "llmtrack.omitted" in tags else []
     fitted_params = _fit_texts("param", params, MAX_PARAM_VALUE, omitted)
     fitted_metrics: dict[str, float] = {}

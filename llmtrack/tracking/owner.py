@@ -1,4 +1,4 @@
-"""Record which process writes a run, to distinguish abandoned runs from live ones."""
+"""Tag the process that writes a run, to distinguish abandoned runs from live ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmtrack.spec.serialization import digest
 
 TAG = "llmtrack.process"
 ABANDONED = "its process ended without a word: it was killed (SIGKILL), or the machine stopped"
-"""Reason of a run whose process is gone."""
+"""Reason of a run whose process has exited."""
 
 PROC = Path("/proc")
 _DEAD = frozenset("ZXx")
@@ -22,12 +22,12 @@ _DEAD = frozenset("ZXx")
 
 def host_id() -> str:
     """Return a stable id of this machine or container."""
-    names = (read_text(Path("/etc/machine-id")), platform.node(), _namespace())
+    names = (read_text(Path("/etc/machine-id")), platform.node(), pid_namespace())
     return digest(names)
 
 
 def this_process() -> str:
-    """Return the tag value: machine, its boot, process id, and process start."""
+    """Identify this process: machine, boot, process id, and process start."""
     return " ".join((host_id(), boot_id(), str(os.getpid()), started(os.getpid()) or "?"))
 
 
@@ -39,7 +39,7 @@ def is_gone(owner: str) -> bool:
     _, boot, pid, since = parts
     if boot != boot_id():
         # A container on another machine may have the same names.
-        return bool(read_text(Path("/etc/machine-id"))) and not _in_container()
+        return bool(read_text(Path("/etc/machine-id"))) and not in_pid_namespace()
     # Process ids are reused, but not with the same start time.
     return started(int(pid)) != since
 
@@ -60,8 +60,5 @@ def started(pid: int) -> str | None:
 @cache
 def boot_id() -> str:
     """Return an id of the machine's current boot."""
-    found = read_text(PROC / "sys/kernel/random/boot_id") or sysctl("kern.bootsessionuuid")
-    return found.replace(" ", "") or "?"
-
-
-_namespace, _in_container = pid_namespace, in_pid_namespace
+    boot = read_text(PROC / "sys/kernel/random/boot_id") or sysctl("kern.bootsessionuuid")
+    return boot.replace(" ", "") or "?"

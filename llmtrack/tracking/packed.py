@@ -1,7 +1,7 @@
-"""Pack values that no search needs into two JSON tags that MLflow's pages do not show.
+"""Pack tags that no search needs into two JSON tags that MLflow's pages do not show, and unpack them.
 
 One has the facts of the environment, which many runs share, the other the run's own values. Older versions had a tag per
-value, or `llmtrack.environment`; a value that does not fit still has its own.
+value, or `llmtrack.environment`; a value that does not fit still has its own tag.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ _ELSEWHERE = {"llmtrack.scenario": "scenario", "llmtrack.version": "env.llmtrack
 
 
 def pack(tags: Mapping[str, str], running: bool = False) -> dict[str, str]:
-    """Return the tags of a run in MLflow.
+    """Convert the tags of a record to those of its run in MLflow.
 
     Args:
-        tags: all tags of its record.
-        running: whether it is still written to, so that others must know its process.
+        running: keep the tags `WHILE_RUNNING`, by which others know the process that writes the run.
     """
     own: dict[str, str] = {}
     facts: dict[str, str] = {}
@@ -58,7 +57,7 @@ def pack(tags: Mapping[str, str], running: bool = False) -> dict[str, str]:
             groups[key.removeprefix(_PREFIX)] = {key: text}
         elif key not in _ELSEWHERE and (running or key not in WHILE_RUNNING):
             own[key] = text
-    details = {name: _value(name, of_group) for name, of_group in groups.items()}
+    details = {name: _value(name, group) for name, group in groups.items()}
     while len(text := _json(details)) > MAX_TAG_VALUE:
         largest = max(details, key=lambda name: len(_json(details[name])))
         del details[largest]
@@ -73,10 +72,10 @@ def pack(tags: Mapping[str, str], running: bool = False) -> dict[str, str]:
 def unpack(text: str) -> Mapping[str, Any]:
     """Parse the tag of a run's own values; empty if invalid."""
     try:
-        found = json.loads(text)
+        values = json.loads(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 @lru_cache(maxsize=1024)
@@ -85,13 +84,13 @@ def facts_of(text: str) -> Mapping[str, str]:
     return {str(name): str(value) for name, value in unpack(text).items()}
 
 
-def packed_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the given tags that runs no longer have individually."""
+def packed_only(tags: Mapping[str, str]) -> dict[str, str]:
+    """Select the tags that runs no longer have individually, so that MLflow cannot search for them."""
     return {key: value for key, value in tags.items() if isinstance(key, str) and value and column(key)}
 
 
 def column(tag: str) -> str:
-    """Return the column of a tag that runs no longer have individually, else an empty text."""
+    """Return the column of a tag that runs no longer have individually; empty for any other tag."""
     if tag.startswith(ENV_TAG_PREFIX):
         return "" if tag in _SEARCHED else f"env.{tag.removeprefix(ENV_TAG_PREFIX)}"
     if tag.startswith(DIGEST_PREFIX):
@@ -100,14 +99,14 @@ def column(tag: str) -> str:
 
 
 def artifact(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts as a readable JSON artifact by path; empty if there are none."""
+    """Lay out the facts as a readable JSON artifact, by its path; empty without facts."""
     facts = {key: value for key, value in tags.items() if key.startswith(ENV_TAG_PREFIX)}
     text = json.dumps(_without_prefix(facts, ENV_TAG_PREFIX), indent=1, sort_keys=True, ensure_ascii=False)
     return {ARTIFACT: text + "\n"} if facts else {}
 
 
 def split_spread(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
-    """Separate the spread from the metrics; return both, the spread as a JSON tag.
+    """Split metrics into values and a JSON tag of their spread.
 
     The intervals of metrics that tables show stay metrics, for MLflow's own charts and searches; nothing reads them back.
     If the tag is too small, the last metrics are left out; `samples.json` has them.
@@ -118,33 +117,33 @@ def split_spread(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[s
         name, dot, stat = key.removeprefix(SPREAD_PREFIX).rpartition(".")
         if key not in own and dot and math.isfinite(value):
             spreads.setdefault(name, {})[stat] = value
-    for name, found in spreads.items():
+    for name, spread in spreads.items():
         # A single value has no interval.
-        if schema.metric(name).has_interval and found.get("n", 0) > 1:
+        if schema.metric(name).has_interval and spread.get("n", 0) > 1:
             ends = schema.INTERVAL_ENDS.items()
-            own |= {schema.interval_key(name, end): found[stat] for end, stat in ends if stat in found}
+            own |= {schema.interval_key(name, end): spread[stat] for end, stat in ends if stat in spread}
     while len(text := _json(spreads)) > MAX_TAG_VALUE:
         spreads.popitem()
     return own, {SPREAD: text} if spreads else {}
 
 
 def join_spread(spreads: Any) -> dict[str, float]:
-    """Return the spread as metrics, from its parsed JSON; empty if invalid."""
+    """Convert the parsed JSON of spreads back to metrics; empty if invalid."""
     try:
         return {
-            spread_key(name, stat): float(found[stat])
-            for name, found in spreads.items()
+            spread_key(name, stat): float(spread[stat])
+            for name, spread in spreads.items()
             for stat in SPREAD_STATS
-            if stat in found
+            if stat in spread
         }
     except (ValueError, TypeError, AttributeError):
         return {}
 
 
-def _value(name: str, of_group: Mapping[str, str]) -> Any:
+def _value(name: str, group: Mapping[str, str]) -> Any:
     if name == "digest":
-        return _without_prefix(of_group, DIGEST_PREFIX)
-    (text,) = of_group.values()
+        return _without_prefix(group, DIGEST_PREFIX)
+    (text,) = group.values()
     return unpack(text) if _PREFIX + name == SPREAD else text
 
 

@@ -36,16 +36,15 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
     from mlflow import MlflowClient
 
-
 DEFAULT_EXPERIMENT = "llmtrack"
 DEFAULT_DATABASE = "mlflow.db"
 
 CONNECT_S = 5.0
 SILENCE_S = 30.0
-"""Without a byte from the server during a statement, as long as `MLFLOW_HTTP_REQUEST_TIMEOUT` of an HTTP server."""
+"""Longest silence of a server during a statement, equal to the HTTP timeout in `_DEFAULTS`."""
 
-# MLflow's defaults block a call for about four minutes if the server is down.
-# At the end of a run, MLflow prints the server's address including credentials.
+# MLflow's own defaults block a call for about four minutes if the server is down, and print the server's address with
+# its credentials at the end of a run.
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
@@ -62,11 +61,10 @@ _TIMEOUTS = {"postgresql": "connect_timeout", "mysql": "connect_timeout"}
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _SERVERS = ("http", "https")
 _BARE_SCHEMES = ("databricks", "databricks-uc")
-
-
+# Arguments of MySQL's drivers.
 _MYSQL = {"connect_timeout": round(CONNECT_S), "read_timeout": round(SILENCE_S), "write_timeout": round(SILENCE_S)}
-"""Arguments of MySQL's drivers."""
 
+# Host, port and name of the databases whose silence is bounded.
 _bounded: set[tuple[str | None, int | None, str | None]] = set()
 
 
@@ -79,26 +77,25 @@ def resolve_tracking_uri(uri: str | None = None) -> str:
     Raises:
         UsageError: the URI names MLflow's old file store (which MLflow rejects), no file, or no server address.
     """
-    given = optional_text("tracking URI", uri)
-    asked = given or os.environ.get("MLFLOW_TRACKING_URI") or _SQLITE + DEFAULT_DATABASE
-    register_address(asked)
-    scheme = asked.partition(":")[0].lower() if ":" in asked else ""
+    uri = optional_text("tracking URI", uri) or os.environ.get("MLFLOW_TRACKING_URI") or _SQLITE + DEFAULT_DATABASE
+    register_address(uri)
+    scheme = uri.partition(":")[0].lower() if ":" in uri else ""
     if scheme == "sqlite":
-        return _absolute_sqlite(asked)
-    path = Path(os.path.expanduser(unquote(urlsplit(asked).path) if scheme == "file" else asked))
-    if scheme in ("", "file") and asked not in _BARE_SCHEMES:
+        return _absolute_sqlite(uri)
+    path = Path(os.path.expanduser(unquote(urlsplit(uri).path) if scheme == "file" else uri))
+    if scheme in ("", "file") and uri not in _BARE_SCHEMES:
         if path.is_dir() or path.suffix not in (".db", ".sqlite", ".sqlite3"):
             raise UsageError(
-                f"tracking URI {redact(asked)!r} is a folder: MLflow no longer writes its old file store; "
+                f"tracking URI {redact(uri)!r} is a folder: MLflow no longer writes its old file store; "
                 "use sqlite:///mlflow.db or a server's http:// address"
             )
         return _sqlite_uri(path.absolute())
-    if scheme in _SERVERS and not _is_address(asked):
+    if scheme in _SERVERS and not _is_address(uri):
         raise UsageError(
-            f"tracking URI {redact(asked)!r} is no address of a server: write {scheme}://HOST:PORT, and special characters of a "
+            f"tracking URI {redact(uri)!r} is no address of a server: write {scheme}://HOST:PORT, and special characters of a "
             "password as %XX (/ is %2F)"
         )
-    return asked
+    return uri
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -115,15 +112,15 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def connect(uri: str) -> MlflowClient:
-    """Return a client of an initialised store, with bounded waits unless the user has configured them.
+    """Connect to an initialised store, with bounded waits unless the user has configured them.
 
     Raises:
         TrackingError: the database cannot be opened, its driver is missing, or MLflow does not support the store.
     """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    # MLflow also logs a traceback of what it raises, which is reported in one line.
-    logging.getLogger("mlflow.store.db.utils").addFilter(_raises_nothing)
+    # MLflow also logs a traceback of the errors that it raises; they are reported in one line.
+    logging.getLogger("mlflow.store.db.utils").addFilter(_is_below_error)
     initialise(uri)
     try:
         return _client(uri)
@@ -136,7 +133,7 @@ def connect(uri: str) -> MlflowClient:
 
 
 def open_store(uri: str) -> MlflowClient:
-    """Return a client of a store that has just answered; fails within seconds otherwise.
+    """Connect to a store for writing, which creates a missing database; fail within seconds if it does not answer.
 
     Raises:
         UnreachableError: nothing answers.
@@ -145,7 +142,7 @@ def open_store(uri: str) -> MlflowClient:
     check_reachable(uri)
     client = connect(uri)
     if _is_database(uri):
-        return client  # Initialising has just read it.
+        return client  # `initialise` has just read it.
     try:
         client.search_experiments(max_results=1)
     except Exception as error:
@@ -154,13 +151,17 @@ def open_store(uri: str) -> MlflowClient:
     return client
 
 
-def open_existing(uri: str) -> MlflowClient:
-    """Return a client for reading; unlike `open_store` it never creates a database.
+def open_existing(tracking_uri: str | None = None) -> MlflowClient:
+    """Connect to a store for reading, which creates no database; fail within seconds if it does not answer.
+
+    Args:
+        tracking_uri: see `resolve_tracking_uri`.
 
     Raises:
         UnreachableError: nothing answers.
         TrackingError: there is no such database, or the store refuses.
     """
+    uri = resolve_tracking_uri(tracking_uri)
     path = sqlite_path(uri)
     if path is not None and not path.is_file():
         raise TrackingError(
@@ -212,13 +213,10 @@ def user_lock(purpose: str, *of: str) -> BaseFileLock:
 
 
 def bound_silence(uri: str) -> None:
-    """Let statements of a database fail where it stays silent, instead of waiting for ever.
+    """Let statements fail if the database stays silent: drivers wait for ever for one that keeps its connections open.
 
-    psycopg2 has one hook for all connections of a process; those to other databases wait as they did. An own hook of the
-    process (gevent's) stays.
-
-    Args:
-        uri: SQLAlchemy's address of the database.
+    psycopg2 has one hook for all connections of a process; connections to other databases wait as before, and a hook
+    that the process has set already (gevent's) stays.
     """
     from sqlalchemy import event
     from sqlalchemy.engine import Engine, make_url
@@ -233,20 +231,20 @@ def bound_silence(uri: str) -> None:
         event.listen(Engine, "do_connect", _limit_mysql)
 
 
-def _limit_mysql(dialect: Any, record: Any, arguments: Any, named: dict[str, Any]) -> None:
+def _limit_mysql(dialect: Any, record: Any, arguments: Any, keywords: dict[str, Any]) -> None:
     """Add time limits to the arguments of a new connection, unless the address sets its own."""
-    place = (named.get("host"), named.get("port"), named.get("database") or named.get("db"))
-    if dialect.driver in ("pymysql", "mysqldb") and place in _bounded:
+    database = (keywords.get("host"), keywords.get("port"), keywords.get("database") or keywords.get("db"))
+    if dialect.driver in ("pymysql", "mysqldb") and database in _bounded:
         for name, seconds in _MYSQL.items():
-            named.setdefault(name, seconds)
+            keywords.setdefault(name, seconds)
 
 
 def _wait(psycopg2: Any, connection: Any) -> None:
-    """Wait until a connection of psycopg2 has done what it is at."""
-    told = psycopg2.parse_dsn(connection.dsn)
-    place = (told.get("host"), int(told["port"]) if "port" in told else None, told.get("dbname"))
+    """Wait for a connection of psycopg2, as its documentation says, but not for ever."""
+    dsn = psycopg2.parse_dsn(connection.dsn)
+    database = (dsn.get("host"), int(dsn["port"]) if "port" in dsn else None, dsn.get("dbname"))
     connecting = connection.status == psycopg2.STATUS_SETUP
-    seconds = (CONNECT_S if connecting else SILENCE_S) if place in _bounded else None
+    seconds = (CONNECT_S if connecting else SILENCE_S) if database in _bounded else None
     while (state := connection.poll()) != psycopg2.POLL_OK:
         reads, writes = state == psycopg2.POLL_READ, state == psycopg2.POLL_WRITE
         file = [connection.fileno()]
@@ -255,20 +253,19 @@ def _wait(psycopg2: Any, connection: Any) -> None:
 
 
 def _has_tables(uri: str) -> bool:
-    """Return whether a database has all MLflow tables; unlike MLflow, without retries."""
+    """Return whether a database has all tables of MLflow; unlike MLflow, do not retry."""
     from mlflow.store.db.base_sql_model import Base
     from sqlalchemy import create_engine, inspect
     from sqlalchemy.engine import make_url
     from sqlalchemy.pool import NullPool
 
-    named = _TIMEOUTS.get(make_url(uri).drivername.partition("+")[0])
-    engine = create_engine(uri, poolclass=NullPool, connect_args={named: round(CONNECT_S)} if named else {})
+    option = _TIMEOUTS.get(make_url(uri).drivername.partition("+")[0])
+    engine = create_engine(uri, poolclass=NullPool, connect_args={option: round(CONNECT_S)} if option else {})
     return {*Base.metadata.tables, "alembic_version"} <= {*inspect(engine).get_table_names()}
 
 
 def check_reachable(uri: str) -> None:
-    """Fail within seconds if a server's port does not answer (a silent host would block far longer), or a folder is
-    missing.
+    """Check that a server's port answers within seconds, or that the folder of a database exists.
 
     Raises:
         UnreachableError: nothing answers.
@@ -313,25 +310,25 @@ def ensure_experiment(client: MlflowClient, name: str) -> str:
     """
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         try:
             return client.create_experiment(name, artifact_location=_artifact_location(client, name))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-            found = client.get_experiment_by_name(name)  # Another process created it.
-    if found is None or found.lifecycle_stage == "deleted":
-        number = found.experiment_id if found else "ID"
+            experiment = client.get_experiment_by_name(name)  # Another process created it.
+    if experiment is None or experiment.lifecycle_stage == "deleted":
+        number = experiment.experiment_id if experiment else "ID"
         raise TrackingError(
             f"experiment {name!r} was deleted in MLflow: restore it with "
             f"`mlflow experiments restore --experiment-id {number}` or use another name"
         )
-    return found.experiment_id
+    return experiment.experiment_id
 
 
 def default_experiment(client: MlflowClient) -> str:
-    """Return the name of the MLflow experiment to write to: from MLflow's variables, else `llmtrack`.
+    """Name the MLflow experiment to write to: from MLflow's variables, else `llmtrack`.
 
     Raises:
         mlflow.MlflowException: the store failed, or has no experiment with the id in MLFLOW_EXPERIMENT_ID.
@@ -343,7 +340,7 @@ def default_experiment(client: MlflowClient) -> str:
 
 
 def experiment_of_run(client: MlflowClient, run_id: str) -> tuple[str, str]:
-    """Return id and name of a run's MLflow experiment.
+    """Return the id and name of a run's MLflow experiment.
 
     Raises:
         TrackingError: there is no such run.
@@ -364,7 +361,7 @@ def experiment_of_run(client: MlflowClient, run_id: str) -> tuple[str, str]:
 
 
 def experiment_names(client: MlflowClient) -> dict[str, str]:
-    """Return the names of active MLflow experiments by id.
+    """Return the names of the active MLflow experiments by id.
 
     Raises:
         TrackingError: the store cannot be read.
@@ -382,26 +379,23 @@ def experiment_names(client: MlflowClient) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _quiet_opening() -> Iterator[None]:
-    """Suppress MLflow's migration log on first use, and its long retries on a lost connection.
-
-    MLflow retries connecting ten times over 100 s, logging five lines each; the setting is not exposed.
-    """
+    """Suppress MLflow's migration log on first use, and its retries: ten over 100 s, each with five lines, and no setting."""
     from mlflow.store.db import utils
 
     loggers = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic")]
-    before = [logger.level for logger in loggers], utils.MAX_RETRY_COUNT
+    levels, retries = [logger.level for logger in loggers], utils.MAX_RETRY_COUNT
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     utils.MAX_RETRY_COUNT = _ATTEMPTS
     try:
         yield
     finally:
-        levels, utils.MAX_RETRY_COUNT = before
+        utils.MAX_RETRY_COUNT = retries
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
 
-def _raises_nothing(record: logging.LogRecord) -> bool:
+def _is_below_error(record: logging.LogRecord) -> bool:
     return record.levelno < logging.ERROR
 
 
@@ -413,7 +407,7 @@ def _is_address(uri: str) -> bool:
     """Return whether a URI has a host, and a valid port if any."""
     try:
         parts = urlsplit(uri)
-        # With a / ? or # in the password, its rest would be taken for the path, and the user for the host.
+        # A / ? or # in the password would turn its rest into the path, and the user into the host.
         cut_off = "@" not in parts.netloc and ":" in parts.netloc and "@" in uri and parts.netloc[0] != "["
         return bool(parts.hostname) and parts.port != 0 and not cut_off
     except ValueError:
@@ -455,6 +449,6 @@ def _artifact_location(client: MlflowClient, name: str) -> str | None:
     if path is None:
         return None
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:60]
-    place = path.parent / "mlartifacts" / f"{slug}-{digest([path.name, name])[:8]}"
+    folder = path.parent / "mlartifacts" / f"{slug}-{digest([path.name, name])[:8]}"
     # MLflow also decodes plain paths: `a%20b` would become another folder.
-    return place.as_uri() if set("%?#") & set(str(place)) else str(place)
+    return folder.as_uri() if set("%?#") & set(str(folder)) else str(folder)

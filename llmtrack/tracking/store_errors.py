@@ -52,8 +52,6 @@ _LOCAL_ERRORS = frozenset(
     )
     if hasattr(errno, name)
 )
-
-
 # Database messages and their meaning.
 _DATABASE = {
     "database is locked": "another program keeps the database locked: end it, or wait until it is done",
@@ -76,7 +74,7 @@ class UnreachableError(TrackingError):
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Return whether retrying the same call is useless."""
+    """Return whether repeating the call is useless."""
     return getattr(error, "error_code", None) in _PERMANENT_CODES
 
 
@@ -95,7 +93,7 @@ def is_local(error: BaseException) -> bool:
 
 
 def refusal(uri: str, error: BaseException) -> str:
-    """Explain in one line why a server rejects requests, with the remedy if known."""
+    """Explain why a server rejects requests, with the remedy if known."""
     text = one_line(error)
     if "invalid host header" in text.lower():
         host = urlsplit(uri).hostname
@@ -122,16 +120,12 @@ def is_denied(error: BaseException) -> bool:
 
 
 def missing_permission(uri: str, experiment: str = "", permission: str = "EDIT") -> str:
-    """Explain which permission is missing and the remedy.
-
-    Args:
-        experiment: experiment that needs it; empty if unknown.
-        permission: MLflow's name of it.
-    """
-    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
-    what = f"the experiment {experiment!r}" if experiment else "its experiment"
+    """Explain which permission is missing on an experiment (empty: unknown), and the remedy."""
+    name = os.environ.get("MLFLOW_TRACKING_USERNAME")
+    user = f"the user {name!r}" if name else "this user"
+    target = f"the experiment {experiment!r}" if experiment else "its experiment"
     return (
-        f"{f'the user {user!r}' if user else 'this user'} needs the permission {permission} on {what}: ask whoever "
+        f"{user} needs the permission {permission} on {target}: ask whoever "
         f"administers {redact(uri)} for it, or use another experiment (experiment_name, MLFLOW_EXPERIMENT_NAME)"
     )
 
@@ -148,22 +142,22 @@ def one_line_errors(client: MlflowClient) -> Iterator[None]:
 
 
 def read_error(client: MlflowClient, error: BaseException) -> TrackingError:
-    """Return the error for a store that cannot be read."""
+    """Make the error for a store that cannot be read, with the remedy if permission is denied."""
     uri = client.tracking_uri
     remedy = f": {missing_permission(uri, permission='READ')}" if is_denied(error) else ""
     return TrackingError(f"cannot read from {redact(uri)}: {one_line(error)}{remedy}")
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as one short line without credentials or SQL statements."""
+    """Shorten an error to one line without credentials or SQL statements."""
     return truncate(redact(_meaning(in_words(error)), secrets_of(os.environ)), 300, "...")
 
 
 def _meaning(text: str) -> str:
     """Explain a database message with the remedy, if known."""
-    for said, meant in _DATABASE.items():
-        if said in text:
-            return meant
+    for message, meaning in _DATABASE.items():
+        if message in text:
+            return meaning
     if outdated := _SCHEMA.search(text):
         return _other_release(outdated[1])
     return _STATEMENT.sub("", text)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PREFIX = "mlflow.sharedViewState."
-# Maximum length of an experiment tag.
+# MLflow's maximum length of an experiment tag.
 MOST_CHARACTERS = 5000
 # Views of older studies are reduced to their run filter and later removed, because MLflow reads all tags of an experiment
 # whenever its page opens. Without a view MLflow shows its overview; `llmtrack report` restores the view.
 MOST_KEPT, MOST_SHORT = 200, 1_500
-_WHICH_RUNS = (
+_RUN_SELECTION = (
     "searchFilter",
     "orderByKey",
     "orderByAsc",
@@ -38,13 +38,11 @@ def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str |
 
     Args:
         views: JSON by key, a study's id; one too long for a tag is left out.
-        experiment_id: MLflow experiment.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Raises:
         TrackingError: the store refuses.
     """
-    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    client = store.open_existing(tracking_uri)
     with store_errors.one_line_errors(client):
         for key, text in views.items():
             if len(text) <= MOST_CHARACTERS:
@@ -53,9 +51,9 @@ def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str |
 
 
 def existing_views(experiment_id: str, tracking_uri: str | None = None) -> frozenset[str]:
-    """Return the keys of an experiment's views; empty if unreadable."""
-    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    with contextlib.suppress(Exception):  # a plain link works, too
+    """List the keys of an experiment's views; empty if unreadable."""
+    client = store.open_existing(tracking_uri)
+    with contextlib.suppress(Exception):  # a link without a view works, too
         tags = client.get_experiment(experiment_id).tags
         return frozenset(tag.removeprefix(PREFIX) for tag in tags if tag.startswith(PREFIX))
     return frozenset()
@@ -77,12 +75,12 @@ def _forget_oldest(client: MlflowClient, experiment_id: str) -> None:
 
 
 def _shortened(text: str) -> str:
-    """Return a view with the same runs, in MLflow's default columns and charts."""
+    """Reduce a view to its runs, in MLflow's default columns and charts."""
     try:
         view = json.loads(text)
     except ValueError:  # MLflow's own format, saved by the user over ours
         return text
-    return json.dumps({name: view[name] for name in _WHICH_RUNS if name in view}, separators=(",", ":"))
+    return json.dumps({name: view[name] for name in _RUN_SELECTION if name in view}, separators=(",", ":"))
 
 
 def _study(tag: str) -> str:
@@ -90,10 +88,7 @@ def _study(tag: str) -> str:
 
 
 def runs_link(server: str, experiment_id: str, key: str = "", charts: bool = False) -> str:
-    """Return the link to an experiment's runs in MLflow, with a prepared view if a key is given.
-
-    MLflow versions without such views show their default table.
-    """
+    """Link to an experiment's runs in MLflow, with the view of a key; releases without views show their default table."""
     link = f"{_root(server)}#/experiments/{experiment_id}/runs?{KIND}"
     if key:
         link += f"&viewStateShareKey={quote(key)}"
@@ -101,13 +96,7 @@ def runs_link(server: str, experiment_id: str, key: str = "", charts: bool = Fal
 
 
 def run_link(server: str, experiment_id: str, run_id: str, artifact: str = "") -> str:
-    """Return the link to a run in MLflow, or to one of its artifacts.
-
-    Args:
-        server: its address; empty for a link relative to its pages.
-        experiment_id: MLflow experiment.
-        artifact: its path.
-    """
+    """Link to a run in MLflow, or to one of its artifacts; an empty server gives a link relative to MLflow's pages."""
     path = f"/artifacts/{quote(artifact)}" if artifact else ""
     return f"{_root(server)}#/experiments/{experiment_id}/runs/{run_id}{path}?{KIND}"
 

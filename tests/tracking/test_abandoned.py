@@ -54,15 +54,15 @@ def test_a_machine_that_was_started_anew_has_none_of_its_processes(monkeypatch):
     monkeypatch.setattr(owner, "read_text", lambda path: "something")
     monkeypatch.setattr(owner, "host_id", lambda: host)
     monkeypatch.setattr(owner, "boot_id", lambda: "now")
-    monkeypatch.setattr(owner, "_in_container", lambda: False)
+    monkeypatch.setattr(owner, "in_pid_namespace", lambda: False)
     assert is_gone(before)
-    monkeypatch.setattr(owner, "_in_container", lambda: True)
+    monkeypatch.setattr(owner, "in_pid_namespace", lambda: True)
     assert not is_gone(before), "a container of the same name may run elsewhere"
 
 
 def test_worlds_of_process_ids_are_told_apart(monkeypatch):
     here = host_id()
-    monkeypatch.setattr(owner, "_namespace", lambda: "pid:[4026539999]")
+    monkeypatch.setattr(owner, "pid_namespace", lambda: "pid:[4026539999]")
     assert host_id() != here
 
 

@@ -41,10 +41,6 @@ _FILE = "samples.json"
 def raw_samples(run_id: str, tracking_uri: str | None = None) -> dict[str, tuple[float, ...]]:
     """Return the samples of each metric in measurement order; empty if the run has none.
 
-    Args:
-        run_id: MLflow run id of a scenario.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
-
     Raises:
         UsageError: the artifact `samples.json` is not in llmtrack's format.
         TrackingError: there is no store.
@@ -55,20 +51,14 @@ def raw_samples(run_id: str, tracking_uri: str | None = None) -> dict[str, tuple
 def samples_by_run(
     run_ids: Sequence[str], tracking_uri: str | None = None, lenient: bool = False
 ) -> dict[str, Samples]:
-    """Return the raw samples of several runs by id; see `raw_samples`.
-
-    Args:
-        run_ids: MLflow run ids of scenarios.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
-        lenient: skip unreadable ones.
-    """
-    forgiven = (LlmtrackError,) if lenient else ()
-    found: dict[str, Samples] = {}
-    with suppress(*forgiven):
+    """Return the raw samples of several runs by id, on request without the unreadable ones; see `raw_samples`."""
+    ignored = (LlmtrackError,) if lenient else ()
+    samples: dict[str, Samples] = {}
+    with suppress(*ignored):
         for run_id, text in zip(run_ids, artifact_texts(run_ids, _FILE, tracking_uri), strict=True):
-            with suppress(*forgiven):
-                found[run_id] = _samples(run_id, text)
-    return found
+            with suppress(*ignored):
+                samples[run_id] = _samples(run_id, text)
+    return samples
 
 
 def _samples(run_id: str, text: str) -> dict[str, tuple[float, ...]]:
@@ -99,17 +89,12 @@ def measurements(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    named = run_of_id(Source(store.resolve_tracking_uri(tracking_uri)), require_text("run_id", run_id))
-    if named is None:
+    run = run_of_id(Source(tracking_uri), require_text("run_id", run_id))
+    if run is None:
         raise UsageError(f"there is no run {run_id!r}: `llmtrack runs` lists them")
     rows = [
-        (
-            metric,
-            schema.METRIC_BY_NAME[metric].unit if metric in schema.METRIC_BY_NAME else "-",
-            number,
-            value,
-        )
-        for metric, values in raw_samples(named.run_id, tracking_uri).items()
+        (metric, schema.metric(metric).unit, number, value)
+        for metric, values in raw_samples(run.run_id, tracking_uri).items()
         for number, value in enumerate(values, start=1)
     ]
     dtypes = {"metric": "string", "unit": "string", "repeat": "Int64", "value": "float64"}
@@ -117,17 +102,12 @@ def measurements(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
 
 
 def series(run_id: str, name: str, tracking_uri: str | None = None) -> list[float]:
-    """Return the values of a run's series by step; empty if there is no such run or series.
-
-    Args:
-        run_id: MLflow run id.
-        name: without prefix, such as `token_latency_ms`.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+    """Return the values of a run's series, such as `token_latency_ms`, by step; empty without such a run or series.
 
     Raises:
         TrackingError: the store cannot be read.
     """
-    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    client = store.open_existing(tracking_uri)
     with store_errors.one_line_errors(client):
         history = client.get_metric_history(run_id, schema.series_key(name))
     return [entry.value for entry in sorted(history, key=lambda entry: entry.step)]
@@ -141,11 +121,6 @@ def artifact_text(run_id: str, path: str, tracking_uri: str | None = None) -> st
 def artifact_texts(run_ids: Sequence[str], path: str, tracking_uri: str | None = None) -> list[str]:
     """Return a text artifact of each run, in order; empty if it is missing or unreadable.
 
-    Args:
-        run_ids: MLflow run ids.
-        path: such as `sample.txt`.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
-
     Raises:
         TrackingError: there is no store.
     """
@@ -153,39 +128,33 @@ def artifact_texts(run_ids: Sequence[str], path: str, tracking_uri: str | None =
     roots = direct.artifact_roots(uri, run_ids)
     folders = {run_id: folder for run_id, root in (roots or {}).items() if (folder := _folder(root))}
     if roots is not None and len(folders) == len(roots):
-        return [_text_in(folders[each], path) if each in folders else "" for each in run_ids]
-    # Suppress MLflow's progress bar for tiny files.
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        return [_text_in(folders[run_id], path) if run_id in folders else "" for run_id in run_ids]
+    _hide_progress()
     client = store.open_existing(uri)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda run_id: _fetched(client, run_id, path), run_ids))
+        return list(pool.map(lambda run_id: _download_text(client, run_id, path), run_ids))
 
 
 def local_artifact(run_id: str, path: str, tracking_uri: str | None = None) -> Path | None:
     """Return the local path of an artifact, or None if it is missing or remote.
 
-    Args:
-        run_id: MLflow run id.
-        path: such as `report.html`.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
-
     Raises:
         TrackingError: there is no store.
     """
-    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    client = store.open_existing(tracking_uri)
     with store_errors.one_line_errors(client):
         folder = _folder(client.get_run(run_id).info.artifact_uri)
     return folder / path if folder and (folder / path).is_file() else None
 
 
-def _fetched(client: MlflowClient, run_id: str, path: str) -> str:
+def _download_text(client: MlflowClient, run_id: str, path: str) -> str:
     """Download a text artifact through MLflow; empty if missing."""
     from mlflow.exceptions import MlflowException
 
     with tempfile.TemporaryDirectory() as folder:
         try:
             # List first: MLflow retries the download of a missing file several times.
-            if path not in {each.path for each in client.list_artifacts(run_id)}:
+            if path not in {artifact.path for artifact in client.list_artifacts(run_id)}:
                 return ""
             client.download_artifacts(run_id, path, folder)
         except (MlflowException, OSError):
@@ -214,9 +183,6 @@ def fetch_checkpoints(scenarios: Sequence[Scenario], tracking_uri: str | None = 
 
     In a list of candidates, an unavailable one is left for the loader to report.
 
-    Args:
-        tracking_uri: the store that holds the runs.
-
     Raises:
         UsageError: the only candidate is unavailable.
         TrackingError: the store cannot be read.
@@ -228,47 +194,41 @@ def fetch_checkpoints(scenarios: Sequence[Scenario], tracking_uri: str | None = 
         for source in candidates:
             if source.kind == "run":
                 try:
-                    _fetch(source, tracking_uri)
+                    _fetch_checkpoint(source, tracking_uri)
                 except (UsageError, ModelLoadError):
                     if len(candidates) == 1:
                         raise
 
 
-def _fetch(source: ModelSource, tracking_uri: str | None) -> Path:
+def _fetch_checkpoint(source: ModelSource, tracking_uri: str | None) -> Path:
     run_id, path = run_of(source)
 
     def build(folder: Path) -> dict[str, Any]:
-        client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-        needed = _size(client, source.spec, run_id, path)
-        # Suppress MLflow's progress bar for a few files.
-        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        client = store.open_existing(tracking_uri)
+        size = _checkpoint_size(client, source.spec, run_id, path)
+        _hide_progress()
         downloads = folder / "download"
         downloads.mkdir()
-        with room_for(folder, needed):
+        with room_for(folder, size):
             try:
-                fetched = Path(client.download_artifacts(run_id, path, str(downloads)))
-                for file in fetched.iterdir():
+                for file in Path(client.download_artifacts(run_id, path, str(downloads))).iterdir():
                     shutil.move(str(file), folder / file.name)
             except Exception as error:  # MLflow has no common error for store, artifact server and local disk.
-                raise ModelLoadError(
-                    f"{source.spec}: its files cannot be fetched ({store_errors.one_line(error)}): check the run's artifacts"
-                ) from error
+                raise _unfetched(source.spec, error) from error
         shutil.rmtree(downloads)
         return {"run_id": run_id, "path": path}
 
     return build_once(run_entry(run_id, path), build)
 
 
-def _size(client: MlflowClient, spec: str, run_id: str, path: str) -> int:
+def _checkpoint_size(client: MlflowClient, spec: str, run_id: str, path: str) -> int:
     """Return the bytes of a model folder; reject a missing one at once, as MLflow would retry."""
     from mlflow.exceptions import MlflowException
 
     try:
-        sizes = {each.path: each.file_size or 0 for each in client.list_artifacts(run_id, path)}
+        sizes = {artifact.path: artifact.file_size or 0 for artifact in client.list_artifacts(run_id, path)}
     except OSError as error:  # A dangling link in a file store.
-        raise ModelLoadError(
-            f"{spec}: its files cannot be fetched ({store_errors.one_line(error)}): check the run's artifacts"
-        ) from error
+        raise _unfetched(spec, error) from error
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise store_errors.read_error(client, error) from error
@@ -278,3 +238,13 @@ def _size(client: MlflowClient, spec: str, run_id: str, path: str) -> int:
             f"{spec}: the run has no model folder of that name: give the run of a training with log_checkpoint=artifact"
         )
     return sum(sizes.values())
+
+
+def _unfetched(spec: str, error: Exception) -> ModelLoadError:
+    reason = store_errors.one_line(error)
+    return ModelLoadError(f"{spec}: its files cannot be fetched ({reason}): check the run's artifacts")
+
+
+def _hide_progress() -> None:
+    """Suppress MLflow's progress bar, which it would show for a few small files."""
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")

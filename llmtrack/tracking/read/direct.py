@@ -1,9 +1,9 @@
-"""Read runs directly from a local SQLite database: nine tenths of MLflow's time go into an object per value.
+"""Read runs directly from a local SQLite database, where MLflow spends nine tenths of its time on an object per value.
 
-The file is opened read-only, and no statement blocks writers for long. It is only used if MLflow's release and the
-table columns are known; otherwise MLflow reads, as for every other store. A test on generated histories checks that
-values mean the same as in MLflow. If the database itself is of the known release, MLflow is not even imported, which
-would take longer than reading.
+The file is opened read-only, and no statement blocks writers for long. All functions return None, and MLflow reads, if
+its release or the columns of its tables are unknown, as for every other store. A test on generated histories checks
+that values mean the same as in MLflow. For a database of the known release MLflow is not even imported, which would
+take longer than reading.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ _TABLES = {
     "tags": "key value run_uuid",
     "latest_metrics": "key value timestamp step is_nan run_uuid",
 }
-_SCANNED, _ASKED = 20_000, 500
-"""Rows per table-scan statement, and runs per lookup statement."""
+_ROWS_PER_SCAN, _RUNS_PER_LOOKUP = 20_000, 500
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 # Cached, because looking it up in files takes longer than a query.
 installed_version = cache(packages.installed_version)
 
 
 class RunHead(NamedTuple):
-    """A run's identity: its id, MLflow experiment id, and tags."""
+    """A run as it is looked up: id, MLflow experiment id, and tags."""
 
     run_id: str
     experiment_id: str
@@ -57,16 +56,12 @@ class RunHead(NamedTuple):
 
 
 def experiment_names(uri: str) -> dict[str, str] | None:
-    """Return the names of active MLflow experiments by id, in MLflow's order, or None to fall back to MLflow.
-
-    Args:
-        uri: the resolved store.
-    """
+    """Return the names of active MLflow experiments by id, in MLflow's order."""
 
     def ask(database: sqlite3.Connection) -> dict[str, str] | None:
         migrated = database.execute("SELECT version_num FROM alembic_version").fetchall()
-        apart = database.execute("SELECT 1 FROM experiments WHERE workspace != 'default' LIMIT 1").fetchone()
-        if migrated != [(MIGRATED,)] or apart or "MLFLOW_ENABLE_WORKSPACES" in os.environ:
+        workspaces = database.execute("SELECT 1 FROM experiments WHERE workspace != 'default' LIMIT 1").fetchone()
+        if migrated != [(MIGRATED,)] or workspaces or "MLFLOW_ENABLE_WORKSPACES" in os.environ:
             return None
         return dict(
             database.execute(
@@ -75,24 +70,24 @@ def experiment_names(uri: str) -> dict[str, str] | None:
             ).fetchall()
         )
 
-    return _asked(uri, ask, _TABLES | _EXPERIMENTS)
+    return _query(uri, ask, _TABLES | _EXPERIMENTS)
 
 
 def experiment_tags(uri: str, key: str) -> dict[str, str] | None:
-    """Return the values of a tag by MLflow experiment id, or None to fall back to MLflow; see `read`."""
+    """Return the values of a tag by MLflow experiment id."""
 
     def ask(database: sqlite3.Connection) -> dict[str, str]:
         text = "SELECT CAST(experiment_id AS TEXT), value FROM experiment_tags WHERE key = ?"
         return dict(database.execute(text, (key,)).fetchall())
 
-    return _asked(uri, ask, {"experiment_tags": "key value experiment_id"})
+    return _query(uri, ask, {"experiment_tags": "key value experiment_id"})
 
 
-def newest(uri: str, experiment_ids: Sequence[str], wanted: RunFilter, limit: int) -> list[RunHead] | None:
-    """Return the newest matching runs, or None to fall back to MLflow; see `read`."""
+def newest(uri: str, experiment_ids: Sequence[str], run_filter: RunFilter, limit: int) -> list[RunHead] | None:
+    """Return the newest matching runs."""
 
     def ask(database: sqlite3.Connection) -> list[RunHead]:
-        condition, values = _condition(experiment_ids, wanted)
+        condition, values = _condition(experiment_ids, run_filter)
         text = f"SELECT run_uuid, CAST(experiment_id AS TEXT) FROM runs WHERE {condition} ORDER BY start_time DESC, run_uuid LIMIT {limit}"
         of_run = "SELECT key, value FROM tags WHERE run_uuid = ?"
         return [
@@ -100,48 +95,45 @@ def newest(uri: str, experiment_ids: Sequence[str], wanted: RunFilter, limit: in
             for run_id, number in database.execute(text, values).fetchall()
         ]
 
-    return None if wanted.is_mlflow_filter else _asked(uri, ask)
+    return None if run_filter.is_mlflow_filter else _query(uri, ask)
 
 
 def artifact_roots(uri: str, run_ids: Sequence[str]) -> dict[str, str] | None:
-    """Return the artifact URI of each existing run, or None to fall back to MLflow."""
+    """Return the artifact URI of each existing run."""
 
     def ask(database: sqlite3.Connection) -> dict[str, str]:
         text = "SELECT run_uuid, artifact_uri FROM runs WHERE run_uuid IN (SELECT value FROM json_each(?))"
         return dict(database.execute(text, (json.dumps(list(run_ids)),)).fetchall())
 
-    return _asked(uri, ask)
+    return _query(uri, ask)
 
 
 def read(
     uri: str,
     experiment_names: Mapping[str, str],
     experiment_ids: Sequence[str],
-    wanted: RunFilter,
+    run_filter: RunFilter,
     on_page: Callable[[int], None],
 ) -> RunParser | None:
-    """Return the matching runs, or None to fall back to MLflow.
+    """Read the matching runs of some MLflow experiments, with the names of all experiments by id.
 
     Args:
-        uri: the resolved store.
-        experiment_names: MLflow experiment names by id.
-        experiment_ids: experiments to search.
         on_page: called with the number of runs.
     """
 
     def ask(database: sqlite3.Connection) -> RunParser:
-        found = RunParser(experiment_names)
+        parser = RunParser(experiment_names)
         with gc_paused():
-            _fill(found, database, experiment_ids, wanted)
-        return found
+            _fill(parser, database, experiment_ids, run_filter)
+        return parser
 
-    found = None if wanted.is_mlflow_filter else _asked(uri, ask)
-    if found is not None:
-        on_page(len(found))
-    return found
+    parser = None if run_filter.is_mlflow_filter else _query(uri, ask)
+    if parser is not None:
+        on_page(len(parser))
+    return parser
 
 
-def _asked(uri: str, ask: Callable[[sqlite3.Connection], Found], tables: Mapping[str, str] = _TABLES) -> Found | None:
+def _query(uri: str, ask: Callable[[sqlite3.Connection], Answer], tables: Mapping[str, str] = _TABLES) -> Answer | None:
     """Query a database; None if it is unknown or unreadable."""
     path = store.sqlite_path(uri)
     if path is None or "?" in uri or not _is_known_mlflow():
@@ -166,24 +158,26 @@ def _is_known_mlflow() -> bool:
     return bool(release) and release <= NEWEST
 
 
-def _fill(found: RunParser, database: sqlite3.Connection, experiment_ids: Sequence[str], wanted: RunFilter) -> None:
+def _fill(
+    parser: RunParser, database: sqlite3.Connection, experiment_ids: Sequence[str], run_filter: RunFilter
+) -> None:
     """Add runs first and then their values, so that a finished run is complete."""
-    condition, values = _condition(experiment_ids, wanted)
+    condition, values = _condition(experiment_ids, run_filter)
     # A run without a name uses its tag's.
-    named = "SELECT value FROM tags WHERE tags.run_uuid = runs.run_uuid AND key = 'mlflow.runName'"
-    name = f"COALESCE(NULLIF(name, ''), ({named}), name)"
-    wanted_runs = database.execute(
+    tag = "SELECT value FROM tags WHERE tags.run_uuid = runs.run_uuid AND key = 'mlflow.runName'"
+    name = f"COALESCE(NULLIF(name, ''), ({tag}), name)"
+    rows = database.execute(
         f"SELECT run_uuid, {name}, status, CAST(experiment_id AS TEXT), start_time, end_time FROM runs WHERE {condition}",
         values,
     ).fetchall()
-    for run in wanted_runs:
-        found.begin(*run)
+    for row in rows:
+        parser.begin(*row)
     (count,) = database.execute("SELECT COUNT(*) FROM runs").fetchone()
     # Values of a run are found by an index; for most of the runs, a table scan is faster.
-    read_table = _all if 2 * len(found) > count else partial(_of_runs, tuple(found.run_ids))
+    read_table = _all if 2 * len(parser) > count else partial(_of_runs, tuple(parser.run_ids))
     # Skip NaN, and series, whose last value does not describe the run as a whole.
     numbers = f"NOT is_nan AND key NOT LIKE '{SERIES_PREFIX}%' AND key NOT LIKE '{SYSTEM_PREFIX}%'"
-    found.put(
+    parser.put(
         params=read_table(database, "params", "value"),
         metrics=read_table(database, "latest_metrics", "value", numbers),
         tags=read_table(
@@ -192,36 +186,36 @@ def _fill(found: RunParser, database: sqlite3.Connection, experiment_ids: Sequen
     )
 
 
-def _condition(experiment_ids: Sequence[str], wanted: RunFilter) -> tuple[str, list[Any]]:
-    """Return the SQL condition for the matching runs, with its parameters."""
+def _condition(experiment_ids: Sequence[str], run_filter: RunFilter) -> tuple[str, list[Any]]:
+    """Translate a filter to an SQL condition with its parameters."""
     parts = ["lifecycle_stage = 'active'", "experiment_id IN (SELECT value FROM json_each(?))"]
     values: list[Any] = [json.dumps([int(each) for each in experiment_ids])]
 
-    def among(table: str, condition: str) -> str:
+    def exists(table: str, condition: str) -> str:
         return f"EXISTS (SELECT 1 FROM {table} WHERE {table}.run_uuid = runs.run_uuid AND {condition})"
 
-    for tag, value in wanted.equal_tags.items():
-        parts.append(among("tags", "key = ? AND value = ?"))
+    for tag, value in run_filter.equal_tags.items():
+        parts.append(exists("tags", "key = ? AND value = ?"))
         values += [tag, value]
-    for text, limit in wanted.limits.items():
+    for text, limit in run_filter.limits.items():
         parts.append(f"{text} ?")
         values.append(limit)
-    if wanted.run_id:
+    if run_filter.run_id:
         parts.append("run_uuid GLOB ?")
-        values.append(f"{wanted.run_id}*")
-    if wanted.has_tag:
-        parts.append(among("tags", "key = ?"))
-        values.append(wanted.has_tag)
-    holds = "INSTR(LOWER({}), LOWER(?))"
-    if wanted.model:
-        parts.append(among("params", f"key IN ('model_id', 'model') AND {holds.format('value')}"))
-        values.append(wanted.model.strip())
-    if wanted.search:
+        values.append(f"{run_filter.run_id}*")
+    if run_filter.has_tag:
+        parts.append(exists("tags", "key = ?"))
+        values.append(run_filter.has_tag)
+    contains = "INSTR(LOWER({}), LOWER(?))"
+    if run_filter.model:
+        parts.append(exists("params", f"key IN ('model_id', 'model') AND {contains.format('value')}"))
+        values.append(run_filter.model.strip())
+    if run_filter.search:
         # By the tag, like MLflow: old runs have their name only there.
-        named = among("tags", f"key = 'mlflow.runName' AND {holds.format('value')}")
-        param = among("params", f"key IN ('scenario', 'model_id', 'model') AND {holds.format('value')}")
-        parts.append(f"({named} OR {param})")
-        values += [wanted.search.strip()] * 2
+        name = exists("tags", f"key = 'mlflow.runName' AND {contains.format('value')}")
+        param = exists("params", f"key IN ('scenario', 'model_id', 'model') AND {contains.format('value')}")
+        parts.append(f"({name} OR {param})")
+        values += [run_filter.search.strip()] * 2
     return " AND ".join(parts), values
 
 
@@ -229,8 +223,8 @@ def _all(database: sqlite3.Connection, table: str, value: str, condition: str = 
     """Yield run, key and value of a whole table in chunks, so as not to block writers."""
     (last,) = database.execute(f"SELECT MAX(rowid) FROM {table}").fetchone()
     text = f"SELECT run_uuid, key, {value} FROM {table} WHERE rowid BETWEEN ? AND ? AND {condition}"
-    for first in range(0, (last or 0) + 1, _SCANNED):
-        yield from database.execute(text, (first, first + _SCANNED - 1)).fetchall()
+    for first in range(0, (last or 0) + 1, _ROWS_PER_SCAN):
+        yield from database.execute(text, (first, first + _ROWS_PER_SCAN - 1)).fetchall()
 
 
 def _of_runs(
@@ -240,5 +234,5 @@ def _of_runs(
     text = (
         f"SELECT run_uuid, key, {value} FROM {table} WHERE run_uuid IN (SELECT value FROM json_each(?)) AND {condition}"
     )
-    for first in range(0, len(run_ids), _ASKED):
-        yield from database.execute(text, (json.dumps(run_ids[first : first + _ASKED]),)).fetchall()
+    for first in range(0, len(run_ids), _RUNS_PER_LOOKUP):
+        yield from database.execute(text, (json.dumps(run_ids[first : first + _RUNS_PER_LOOKUP]),)).fetchall()

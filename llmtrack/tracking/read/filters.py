@@ -16,7 +16,6 @@ from llmtrack.tracked.run import STATUSES
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-
 _OPERATOR = re.compile(r"[=<>]|\s(?:i?like\s+['\"]|in\s*\(|is\s+(?:not\s+)?null)", re.IGNORECASE)
 _AGO = re.compile(r"(\d+)\s*([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -26,15 +25,13 @@ Moment = str | date
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Filter of runs.
+    """Filter of runs; what is None or empty does not restrict.
 
     Attributes:
         experiment: llmtrack experiment.
         model: part of the model's name.
         kind: `scenario` or `study`.
         search: an MLflow filter, or a word.
-        status: run status.
-        tags: required tags.
         since: inclusive lower bound of the start time.
         until: exclusive upper bound of the start time.
         run_id: the id or its first characters.
@@ -54,11 +51,7 @@ class RunFilter:
     has_tag: str = ""
 
     def __post_init__(self) -> None:
-        """Validate the arguments.
-
-        Raises:
-            UsageError: one has a wrong type.
-        """
+        """Validate the types; raises a UsageError."""
         for name in ("experiment", "study_id", "model", "kind", "search", "status"):
             optional_text(name.removesuffix("_id"), getattr(self, name))
         if not isinstance(self.tags, Mapping) or not all(isinstance(each, str) for each in self.tags):
@@ -99,7 +92,7 @@ class RunFilter:
         return limits
 
     def filters(self) -> list[str]:
-        """Return MLflow filters whose results together include every matching run, and possibly more.
+        """Translate to MLflow filters whose results together include every matching run, and possibly more.
 
         Raises:
             UsageError: the status or a time is invalid, or a value cannot be quoted.
@@ -123,9 +116,9 @@ class RunFilter:
         if self.search and not self.is_mlflow_filter:
             keys = ("attributes.run_name", "params.scenario", "params.model_id", "params.model")
             places[1] = [f"{key} ILIKE {_pattern(self.search)}" for key in keys]
-        return [" and ".join(filter(None, [*fixed, *chosen])) for chosen in itertools.product(*places)]
+        return [" and ".join(filter(None, [*fixed, *words])) for words in itertools.product(*places)]
 
-    def holds(self, run: Run) -> bool:
+    def matches(self, run: Run) -> bool:
         """Return whether a run contains the words literally, since `_` and `%` are wildcards in MLflow."""
         models = [run.data.params.get("model_id", ""), run.data.params.get("model", "")]
         if self.model and not _contain(models, self.model):
@@ -147,10 +140,10 @@ def milliseconds(moment: Moment) -> int:
         UsageError: the text is invalid.
     """
     if isinstance(moment, str):
-        ago = _AGO.fullmatch(moment.strip().lower())
-        if ago:
+        age = _AGO.fullmatch(moment.strip().lower())
+        if age:
             try:
-                span = timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+                span = timedelta(**{_UNITS[age[2]]: int(age[1])})
                 return round(1000 * (datetime.now(timezone.utc) - span).timestamp())
             except (OverflowError, ValueError):
                 raise UsageError(f"{moment[:60]!r} ago is out of range: use less, such as 52w") from None
@@ -199,5 +192,5 @@ def _contain(texts: Iterable[str], word: str) -> bool:
 
 
 def _pattern(word: str) -> str:
-    # Replace quotes, which would end MLflow's string, by wildcards, which match at least what is wanted.
+    # Replace quotes, which would end MLflow's string, by wildcards, which match them among others.
     return "'%" + re.sub(r"['\"\\]", "_", word.strip()) + "%'"

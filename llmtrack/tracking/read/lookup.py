@@ -19,7 +19,7 @@ from llmtrack.tracking.read.source import Source
 SHORT_ID = 8
 """Printed characters of an id."""
 
-_WHOLE = re.compile(r"[0-9a-f]{32}")
+_COMPLETE_ID = re.compile(r"[0-9a-f]{32}")
 _ID = re.compile(rf"[0-9a-f]{{{SHORT_ID},32}}")
 _STUDY = re.compile(r"\w+-\d{8}-\d{6}-[0-9a-f]{4}")
 _MOST_NAMED = 5
@@ -29,7 +29,7 @@ _MOST_TAGGED = 1000
 
 def is_id(text: str) -> bool:
     """Return whether a text is a complete run id."""
-    return bool(_WHOLE.fullmatch(text))
+    return bool(_COMPLETE_ID.fullmatch(text))
 
 
 def may_be_id(text: str) -> bool:
@@ -51,24 +51,20 @@ def run_of_id(source: Source, text: str) -> RunHead | None:
     """
     if not may_be_id(text):
         return None
-    found = source.newest(RunFilter(run_id=text), _MOST_NAMED)
-    if len(found) > 1:
+    matches = source.newest(RunFilter(run_id=text), _MOST_NAMED)
+    if len(matches) > 1:
         raise UsageError(
-            f"several runs begin with {text!r} ({', '.join(run.run_id for run in found)}): give more of the id"
+            f"several runs begin with {text!r} ({', '.join(run.run_id for run in matches)}): give more of the id"
         )
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | None:
-    """Give a run an alias; any other run of its MLflow experiment loses it.
+    """Give a run an alias, which any other run of its MLflow experiment loses; return the run that had it, or None.
 
     Args:
         name: letters, digits and `_.-`.
         run_id: run of a scenario, or of a study for all its scenarios; the first 8 characters suffice.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
-
-    Returns:
-        The run that had the alias before, or None.
 
     Raises:
         UsageError: the name is invalid, or there is no such run.
@@ -76,17 +72,18 @@ def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | 
     """
     key = alias_tag(name)
     source = Source(tracking_uri)
-    named = run_of_id(source, run_id)
-    if named is None:
+    run = run_of_id(source, run_id)
+    if run is None:
         raise UsageError(f"there is no run {run_id!r}: `llmtrack runs` lists them")
-    before = next((run.run_id for run in _holders(source, key) if run.experiment_id == named.experiment_id), None)
+    holders = _holders(source, key)
+    before = next((holder.run_id for holder in holders if holder.experiment_id == run.experiment_id), None)
     with store_errors.one_line_errors(source.client):
-        source.client.set_experiment_tag(named.experiment_id, key, named.run_id)
+        source.client.set_experiment_tag(run.experiment_id, key, run.run_id)
     return before
 
 
 def run_of_alias(source: Source, name: str, experiment: str | None = None) -> str:
-    """Return the id of the run with an alias, or of the run that a version in MLflow's registry was made of.
+    """Return the id of the run with an alias, or of the run that a registered version was made of.
 
     Args:
         name: an alias, or `MODEL@ALIAS` of a registered model.
@@ -104,11 +101,11 @@ def run_of_alias(source: Source, name: str, experiment: str | None = None) -> st
         if experiment in (None, source.names[run.experiment_id], run.tags.get("llmtrack.experiment"))
     ]
     if not holders:
-        where = f" in experiment {experiment!r}" if experiment else ""
-        raise UsageError(f"no run has the alias {name!r}{where}: give it by `llmtrack alias {name} RUN_ID`")
-    places = sorted({source.names[run.experiment_id] for run in holders})
-    if len(places) > 1:
-        raise UsageError(f"runs of several experiments have the alias {name!r} ({', '.join(places)}): name one")
+        scope = f" in experiment {experiment!r}" if experiment else ""
+        raise UsageError(f"no run has the alias {name!r}{scope}: give it by `llmtrack alias {name} RUN_ID`")
+    experiments = sorted({source.names[run.experiment_id] for run in holders})
+    if len(experiments) > 1:
+        raise UsageError(f"runs of several experiments have the alias {name!r} ({', '.join(experiments)}): name one")
     return holders[0].run_id
 
 
@@ -125,11 +122,11 @@ def alias_tag(name: str) -> str:
 
 def _holders(source: Source, key: str) -> list[RunHead]:
     """Return the runs with an alias, one of each MLflow experiment."""
-    given = source.experiment_tags(key)
-    holders = [run for run_id in given.values() if (run := run_of_id(source, run_id)) is not None]
-    older = source.newest(RunFilter(has_tag=key), _MOST_TAGGED)
-    for run in sorted(older, key=lambda run: int(run.tags[key]), reverse=True):
-        if run.experiment_id not in {*given, *(each.experiment_id for each in holders)}:
+    aliased = source.experiment_tags(key)
+    holders = [run for run_id in aliased.values() if (run := run_of_id(source, run_id)) is not None]
+    tagged = source.newest(RunFilter(has_tag=key), _MOST_TAGGED)
+    for run in sorted(tagged, key=lambda run: int(run.tags[key]), reverse=True):
+        if run.experiment_id not in {*aliased, *(holder.experiment_id for holder in holders)}:
             holders.append(run)
     return holders
 

@@ -34,8 +34,8 @@ Values = Iterable[tuple[str, str, Value]]
 
 
 @dataclass
-class _Read:
-    """Raw data of a run so far."""
+class _RawRun:
+    """Untyped data of a run so far."""
 
     name: str | None
     status: str
@@ -49,29 +49,28 @@ class _Read:
 
 
 class RunParser:
-    """Collects the raw data of runs and builds typed runs.
+    """Collect the raw data of runs and build typed runs, with the names of MLflow experiments by id.
 
     Thousands of runs share few distinct texts: each is stored once, and parsed once per param.
     """
 
     def __init__(self, experiment_names: Mapping[str, str]) -> None:
-        """Start with the names of MLflow experiments by id."""
         self._experiment_names = experiment_names
-        self._read: dict[str, _Read] = {}
+        self._runs: dict[str, _RawRun] = {}
         self._texts: dict[str, str] = {}
 
     def __len__(self) -> int:
-        return len(self._read)
+        return len(self._runs)
 
     @property
     def run_ids(self) -> Collection[str]:
-        """Ids of the runs, in order of arrival."""
-        return self._read.keys()
+        """Ids of the runs, as added."""
+        return self._runs.keys()
 
     def add(self, run: MlflowRun) -> None:
         """Add an MLflow run, unless present."""
         info, data = run.info, run.data
-        if info.run_id in self._read:
+        if info.run_id in self._runs:
             return
         run_id = info.run_id
         self.begin(run_id, info.run_name, info.status, info.experiment_id, info.start_time, info.end_time)
@@ -92,44 +91,44 @@ class RunParser:
     ) -> None:
         """Add a new run without values."""
         experiment = self._experiment_names.get(experiment_id, "")
-        self._read[run_id] = _Read(name, status, experiment, start_time, end_time)
+        self._runs[run_id] = _RawRun(name, status, experiment, start_time, end_time)
 
     def put(self, params: Values[str], metrics: Values[float], tags: Values[str]) -> None:
         """Add values to present runs, metrics without series; values of other runs are ignored."""
         # Older versions stored spreads as metrics and digests as params, which are used then.
-        read, text_of = self._read.get, self._texts.setdefault
+        raw, text_of = self._runs.get, self._texts.setdefault
         for run_id, key, number in metrics:
-            if key not in schema.INTERVAL_KEYS and (run := read(run_id)) is not None:
+            if key not in schema.INTERVAL_KEYS and (run := raw(run_id)) is not None:
                 run.metrics[key] = number
         for run_id, key, text in tags:
-            if (run := read(run_id)) is None:
+            if (run := raw(run_id)) is None:
                 continue
             if key == schema.DETAILS_TAG:
                 _put_details(run, packed.unpack(text), text_of)
             else:
                 _put_tag(run, key, text_of(text, text))
         for run_id, key, text in params:
-            if (run := read(run_id)) is not None:
+            if (run := raw(run_id)) is not None:
                 run.params[key] = text_of(text, text)
 
     def runs(self) -> Runs:
         """Build all runs, newest first."""
         texts: dict[str, set[str]] = defaultdict(set)
-        for read in self._read.values():
-            for name, text in read.params.items():
+        for raw in self._runs.values():
+            for name, text in raw.params.items():
                 texts[name].add(text)
-        typed = {name: _typed(name, found) for name, found in texts.items()}
+        typed = {name: _typed(name, distinct) for name, distinct in texts.items()}
         # Names that clash with other columns are prefixed.
         taken = {*IDENTITY, *schema.METRIC_BY_NAME}
         of_params = {name: f"params.{name}" if name in taken else name for name in texts}
         taken = {*IDENTITY, *schema.PARAM_BY_NAME, *of_params.values()}
-        found = set[str]().union(*(read.metrics for read in self._read.values()))
-        of_metrics = {name: f"metrics.{name}" for name in found & taken}
-        newest = sorted(self._read.items(), key=lambda each: (each[1].start_time or 0, each[0]), reverse=True)
-        return Runs(_run(run_id, read, of_params, typed, of_metrics) for run_id, read in newest)
+        metrics = set[str]().union(*(raw.metrics for raw in self._runs.values()))
+        of_metrics = {name: f"metrics.{name}" for name in metrics & taken}
+        newest = sorted(self._runs.items(), key=lambda item: (item[1].start_time or 0, item[0]), reverse=True)
+        return Runs(_run(run_id, raw, of_params, typed, of_metrics) for run_id, raw in newest)
 
 
-def _put_tag(run: _Read, key: str, text: str) -> None:
+def _put_tag(run: _RawRun, key: str, text: str) -> None:
     if key in _TAGS:
         run.tags[key.removeprefix(_PREFIX)] = text
     elif key in (schema.ENVIRONMENT_TAG, packed.OLDER_ENVIRONMENT):
@@ -141,12 +140,12 @@ def _put_tag(run: _Read, key: str, text: str) -> None:
     elif key.startswith(schema.DIGEST_PREFIX):
         run.params[key.removeprefix(schema.DIGEST_PREFIX)] = text
     elif key == TAG and run.status == RUNNING and is_gone(text):
-        # Its process is gone; `close_abandoned` will end it.
+        # `close_abandoned` has yet to end it.
         run.status = KILLED
         run.tags |= {"outcome": "killed", "reason": ABANDONED}
 
 
-def _put_details(run: _Read, details: Mapping[str, Any], text_of: Callable[[str, str], str]) -> None:
+def _put_details(run: _RawRun, details: Mapping[str, Any], text_of: Callable[[str, str], str]) -> None:
     for name, value in details.items():
         if name == "spread":
             run.metrics |= packed.join_spread(value)
@@ -158,31 +157,31 @@ def _put_details(run: _Read, details: Mapping[str, Any], text_of: Callable[[str,
 
 def _run(
     run_id: str,
-    read: _Read,
+    raw: _RawRun,
     of_params: Mapping[str, str],
     typed: Mapping[str, Mapping[str, Any]],
     of_metrics: Mapping[str, str],
 ) -> Run:
-    tags = read.tags
-    params = {of_params[name]: typed[name][text] for name, text in read.params.items()}
-    named: dict[str, Any] = {name: tags.get(name, "") for name in _FIELDS}
-    metrics = read.metrics
+    tags = raw.tags
+    params = {of_params[name]: typed[name][text] for name, text in raw.params.items()}
+    texts: dict[str, Any] = {name: tags.get(name, "") for name in _FIELDS}
+    metrics = raw.metrics
     if of_metrics:
         metrics = {of_metrics.get(name, name): value for name, value in metrics.items()}
     return Run(
         run_id,
-        read.name or "",
-        read.status,
-        mlflow_experiment=read.experiment,
-        start_time=_moment(read.start_time),
-        end_time=_moment(read.end_time),
+        raw.name or "",
+        raw.status,
+        mlflow_experiment=raw.experiment,
+        start_time=_moment(raw.start_time),
+        end_time=_moment(raw.end_time),
         baseline=tags["baseline"] == "true" if "baseline" in tags else None,
         position=int(tags["position"]) if tags.get("position", "").isdecimal() else None,
         warnings=lines_of(tags.get("warnings", "")),
         params=params,
         metrics=metrics,
-        environment=read.environment,
-        **named,
+        environment=raw.environment,
+        **texts,
     )
 
 

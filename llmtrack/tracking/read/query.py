@@ -79,7 +79,7 @@ def runs(
         UsageError: no such experiment, study or column, or MLflow rejects the filter.
         TrackingError: the store cannot be read.
     """
-    found = frame_of(
+    table = frame_of(
         tracked_runs(
             experiment,
             study,
@@ -94,7 +94,7 @@ def runs(
             until=until,
         )
     )
-    return found if columns is None else pick(found, require_texts("column", columns))
+    return table if columns is None else pick(table, require_texts("column", columns))
 
 
 def tracked_runs(
@@ -114,66 +114,59 @@ def tracked_runs(
     """Return tracked runs, newest first; see `runs` for arguments and errors."""
     source = Source(tracking_uri)
     everywhere = list(source.names)
-    named, _, scenario = (optional_text("study", study) or "").partition("#")
-    study_id = _study_id(source, named, experiment) if study else None
-    # Other interpretations are reported below.
-    of_tags = dict(tags) if isinstance(tags, Mapping) else tags or {}
+    selector, _, scenario = (optional_text("study", study) or "").partition("#")
+    study_id = _study_id(source, selector, experiment) if study else None
+    # `RunFilter` reports tags that are no mapping.
+    searched = dict(tags) if isinstance(tags, Mapping) else tags or {}
     if study_id and kind == "scenario" and study_id.startswith(f"{SUITE}-"):
-        of_tags = {**of_tags, "llmtrack.suite_id": study_id}
+        searched = {**searched, "llmtrack.suite_id": study_id}
         study_id = None
-    # Only older versions have a tag for each value: filter the others after reading.
-    of_values = packed.packed_tags(of_tags) if isinstance(of_tags, Mapping) else {}
-    left = {key: of_tags[key] for key in of_tags if key not in of_values} if of_values else of_tags
-    wanted = RunFilter(experiment, study_id, model, kind, search, status, left, since, until)
+    # Only older versions have a tag for each value: filter by the others after reading.
+    packed_tags = packed.packed_only(searched) if isinstance(searched, Mapping) else {}
+    if packed_tags:
+        searched = {key: value for key, value in searched.items() if key not in packed_tags}
+    run_filter = RunFilter(experiment, study_id, model, kind, search, status, searched, since, until)
     with _progress(progress) as on_page:
-        found = _gather(source, everywhere, wanted, on_page)
-        if not len(found) and experiment is not None:
+        parser = _gather(source, everywhere, run_filter, on_page)
+        if not len(parser) and experiment is not None:
             by_name = _ids_by_mlflow_name(source, experiment)
-            found = _gather(source, by_name, dataclasses.replace(wanted, experiment=None), on_page)
-    held = _taken_over(source, study_id) if study_id and kind in (None, "scenario") else {}
-    if held:
-        # From any study and experiment.
-        others = dataclasses.replace(wanted, study_id=None, experiment=None)
-        ids = ", ".join(map(quoted, held))
-        for text in others.filters():
-            for page in read_pages(
-                source.client, everywhere, f"{text} and attributes.run_id IN ({ids})".removeprefix(" and ")
-            ):
-                for run in filter(others.holds, page):
-                    found.add(run)
+            parser = _gather(source, by_name, dataclasses.replace(run_filter, experiment=None), on_page)
+    earlier = _taken_over(source, study_id) if study_id and kind in (None, "scenario") else {}
+    if earlier:
+        # They may be of any study and experiment.
+        others = dataclasses.replace(run_filter, study_id=None, experiment=None)
+        ids = ", ".join(map(quoted, earlier))
+        _add_pages(parser, source, everywhere, others, f"attributes.run_id IN ({ids})")
     with gc_paused():
-        table = found.runs()
-    table = as_own(table, study_id, held) if study_id and held else table
-    table = table.where(lambda run: all(_as_tag(run.get(packed.column(key))) == of_values[key] for key in of_values))
-    return of_scenario(table, scenario, named) if scenario else table
+        found = parser.runs()
+    found = _as_own(found, study_id, earlier) if study_id and earlier else found
+    found = found.where(
+        lambda run: all(_as_tag(run.get(packed.column(key))) == value for key, value in packed_tags.items())
+    )
+    return of_scenario(found, scenario, selector) if scenario else found
 
 
-def of_scenario(found: Runs, scenario: str, named: str) -> Runs:
-    """Return the runs of one scenario among those selected.
+def of_scenario(candidates: Runs, scenario: str, selector: str) -> Runs:
+    """Select the runs of one scenario.
 
     Raises:
         UsageError: there is none.
     """
-    chosen = found.where(lambda run: run.scenario == scenario)
-    if not chosen:
-        there = ", ".join([*dict.fromkeys(filter(None, found.scenarios))][:8]) or "none"
-        raise UsageError(f"{named!r} has no scenario {scenario!r}: it has {there}")
-    return chosen
+    selected = candidates.where(lambda run: run.scenario == scenario)
+    if not selected:
+        names = ", ".join([*dict.fromkeys(filter(None, candidates.scenarios))][:8]) or "none"
+        raise UsageError(f"{selector!r} has no scenario {scenario!r}: it has {names}")
+    return selected
 
 
 def runs_of_id(run_id: str, tracking_uri: str | None = None) -> Runs:
-    """Return the scenario run with an id, or all scenarios of the study with that run; see `runs`.
-
-    Args:
-        run_id: the id, or its first characters.
-        tracking_uri: as in `runs`.
-    """
+    """Return the scenario run with an id, or its first characters, or all scenarios of the study with that run."""
     source = Source(tracking_uri)
-    named = run_of_id(source, run_id)
-    if named is not None and named.tags.get("llmtrack.kind") == "study":
-        return tracked_runs(study=named.tags.get("llmtrack.study_id"), tracking_uri=tracking_uri)
-    wanted = RunFilter(kind="scenario", run_id=run_id if named is None else named.run_id)
-    return _gather(source, list(source.names), wanted, lambda count: None).runs()
+    run = run_of_id(source, run_id)
+    if run is not None and run.tags.get("llmtrack.kind") == "study":
+        return tracked_runs(study=run.tags.get("llmtrack.study_id"), tracking_uri=tracking_uri)
+    run_filter = RunFilter(kind="scenario", run_id=run_id if run is None else run.run_id)
+    return _gather(source, list(source.names), run_filter, lambda count: None).runs()
 
 
 def studies(
@@ -187,11 +180,7 @@ def studies(
 
 
 def study_run(study: str, tracking_uri: str | None = None) -> Run:
-    """Return the run of a study or suite.
-
-    Args:
-        study: as in `runs`.
-        tracking_uri: as in `runs`.
+    """Return the run of a study or suite, selected as in `runs`.
 
     Raises:
         UsageError: there is no such study.
@@ -205,31 +194,36 @@ def study_run(study: str, tracking_uri: str | None = None) -> Run:
     return found[0]
 
 
-def why_empty(study: str | None, tracking_uri: str | None = None) -> str:
-    """Explain that a study without scenario runs is still running, or ended early; empty otherwise.
+def newest_study(experiment: str | None = None, tracking_uri: str | None = None) -> str:
+    """Return the id of `latest`; see `runs`.
 
-    Args:
-        study: as in `runs`.
-        tracking_uri: as in `runs`.
+    Raises:
+        UsageError: nothing is tracked yet.
+        TrackingError: the store cannot be read.
     """
+    return _study_id(Source(tracking_uri), "latest", experiment)
+
+
+def why_empty(study: str | None, tracking_uri: str | None = None) -> str:
+    """Explain that a study without scenario runs is still running, or ended early; empty otherwise."""
     if not study:
         return ""
     try:
-        own = study_run(study.partition("#")[0], tracking_uri)
+        run = study_run(study.partition("#")[0], tracking_uri)
     except LlmtrackError:
         return ""
-    if own.status == FINISHED or Source(tracking_uri).newest(RunFilter(kind="scenario", study_id=own.study_id)):
+    if run.status == FINISHED or Source(tracking_uri).newest(RunFilter(kind="scenario", study_id=run.study_id)):
         return ""
-    name, since = own.text("experiment"), f"{own.start_time:%Y-%m-%d %H:%M} UTC"
-    if own.status == RUNNING:
+    name, since = run.text("experiment"), f"{run.start_time:%Y-%m-%d %H:%M} UTC"
+    if run.status == RUNNING:
         return f"{name} is running since {since}, nothing measured yet: try again when its first scenario has ended"
-    return f"{name}, started {since}, {own.state}; nothing was measured: run it again"
+    return f"{name}, started {since}, {run.state}; nothing was measured: run it again"
 
 
 def taken_over_tag(earlier: Runs) -> dict[str, str]:
-    """Return the tag with the runs taken over: each run's id, current scenario, and whether it is the baseline."""
-    held = {run.run_id: [run.text("scenario"), bool(run.baseline)] for run in earlier}
-    return {TAKEN_OVER_TAG: json.dumps(held, separators=(",", ":"))} if held else {}
+    """Return the tag of the earlier runs that a study takes over: scenario and baseline by run id."""
+    taken = {run.run_id: [run.text("scenario"), bool(run.baseline)] for run in earlier}
+    return {TAKEN_OVER_TAG: json.dumps(taken, separators=(",", ":"))} if taken else {}
 
 
 def link_to(run: Run) -> str:
@@ -237,45 +231,36 @@ def link_to(run: Run) -> str:
     return f"{run.text('experiment')}, run {run.run_id}"
 
 
-def taken_over(tags: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
-    """Parse the tag: scenario name and baseline flag by run id."""
-    try:
-        return {
-            str(run_id): (str(name), bool(base)) for run_id, (name, base) in json.loads(tags[TAKEN_OVER_TAG]).items()
-        }
-    except (KeyError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def as_own(runs: Runs, study_id: str, held: Mapping[str, tuple[str, bool]]) -> Runs:
-    """Present the runs that a study took over as its own."""
-
-    def own(run: Run) -> Run:
-        scenario, baseline = held[run.run_id]
-        return run.as_scenario(scenario, study_id=study_id, baseline=baseline)
-
-    return Runs(own(run) if run.run_id in held else run for run in runs)
-
-
 def _as_tag(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value or "")
 
 
 def _gather(
-    source: Source, experiment_ids: Sequence[str], wanted: RunFilter, on_page: Callable[[int], None]
+    source: Source, experiment_ids: Sequence[str], run_filter: RunFilter, on_page: Callable[[int], None]
 ) -> RunParser:
-    filters = wanted.filters()
-    read = direct.read(source.uri, source.names, experiment_ids, wanted, on_page)
-    if read is not None:
-        return read
-    found = RunParser(source.names)
-    for text in filters:
-        for page in read_pages(source.client, experiment_ids, text):
+    run_filter.filters()  # Validate, even if MLflow is not asked.
+    parser = direct.read(source.uri, source.names, experiment_ids, run_filter, on_page)
+    if parser is None:
+        parser = RunParser(source.names)
+        _add_pages(parser, source, experiment_ids, run_filter, on_page=on_page)
+    return parser
+
+
+def _add_pages(
+    parser: RunParser,
+    source: Source,
+    experiment_ids: Sequence[str],
+    run_filter: RunFilter,
+    restriction: str = "",
+    on_page: Callable[[int], None] = lambda count: None,
+) -> None:
+    """Add the matching runs, read through MLflow, with a restriction in its filter language."""
+    for text in run_filter.filters():
+        for page in read_pages(source.client, experiment_ids, " and ".join(filter(None, (text, restriction)))):
             for run in page:
-                if wanted.holds(run):
-                    found.add(run)
-            on_page(len(found))
-    return found
+                if run_filter.matches(run):
+                    parser.add(run)
+            on_page(len(parser))
 
 
 @contextlib.contextmanager
@@ -312,43 +297,47 @@ def _study_id(source: Source, study: str, experiment: str | None) -> str:
             + (f" of experiment {experiment!r}" if experiment else "")
             + f" yet: `llmtrack run {experiment or 'baseline'}` makes one"
         )
-    named = run_of_id(source, study)
-    if named is not None and "llmtrack.study_id" in named.tags:
-        return named.tags["llmtrack.study_id"]
+    run = run_of_id(source, study)
+    if run is not None and "llmtrack.study_id" in run.tags:
+        return run.tags["llmtrack.study_id"]
     if source.newest(RunFilter(study_id=study)):
         return study
     ids = [run.tags.get("llmtrack.study_id", "") for run in source.newest(any_study, _STUDIES_NAMED)]
     raise UsageError(f"there is no study {study!r}{_nearest(study, ids)}")
 
 
-def newest_study(experiment: str | None = None, tracking_uri: str | None = None) -> str:
-    """Return the id of `latest`; see `runs`.
-
-    Raises:
-        UsageError: nothing is tracked yet.
-        TrackingError: the store cannot be read.
-    """
-    return _study_id(Source(tracking_uri), "latest", experiment)
-
-
-def _newest(source: Source, wanted: RunFilter) -> str:
+def _newest(source: Source, run_filter: RunFilter) -> str:
     """Return the id of the newest study started by the user, or the newest of an experiment; empty if there is none.
 
     Studies within a suite only count if their experiment is named.
     """
     tags: list[Mapping[str, str]] = []
     for limit in (1, _STUDIES_NAMED):
-        tags = [run.tags for run in source.newest(wanted, limit) if _STUDY in run.tags]
+        tags = [run.tags for run in source.newest(run_filter, limit) if _STUDY in run.tags]
         for each in tags:
-            if wanted.experiment or (_SUITE not in each and each.get("llmtrack.experiment") != COMPARISON):
+            if run_filter.experiment or (_SUITE not in each and each.get("llmtrack.experiment") != COMPARISON):
                 return each[_STUDY]
     # The suite's own run may be in another store, or not yet sent.
     return next((each.get(_SUITE) or each[_STUDY] for each in tags), "")
 
 
 def _taken_over(source: Source, study_id: str) -> dict[str, tuple[str, bool]]:
-    """Return the runs that a study took over from earlier ones."""
-    return next((taken_over(run.tags) for run in source.newest(RunFilter(kind="study", study_id=study_id))), {})
+    """Return the earlier runs that a resumed study took over: scenario and baseline by run id."""
+    for run in source.newest(RunFilter(kind="study", study_id=study_id)):
+        with contextlib.suppress(KeyError, ValueError, TypeError, AttributeError):
+            earlier = json.loads(run.tags[TAKEN_OVER_TAG])
+            return {str(run_id): (str(scenario), bool(baseline)) for run_id, (scenario, baseline) in earlier.items()}
+    return {}
+
+
+def _as_own(tracked: Runs, study_id: str, earlier: Mapping[str, tuple[str, bool]]) -> Runs:
+    """Present the runs that a study took over as its own."""
+
+    def own(run: Run) -> Run:
+        scenario, baseline = earlier[run.run_id]
+        return run.as_scenario(scenario, study_id=study_id, baseline=baseline)
+
+    return Runs(own(run) if run.run_id in earlier else run for run in tracked)
 
 
 def _ids_by_mlflow_name(source: Source, experiment: str) -> list[str]:
@@ -358,8 +347,8 @@ def _ids_by_mlflow_name(source: Source, experiment: str) -> list[str]:
     ids = [number for number, name in source.names.items() if name == experiment]
     if ids:
         return ids
-    studies_found = source.newest(RunFilter(kind="study"), _STUDIES_NAMED)
-    known = {run.tags.get("llmtrack.experiment", "") for run in studies_found} | set(source.names.values())
+    newest = source.newest(RunFilter(kind="study"), _STUDIES_NAMED)
+    known = {run.tags.get("llmtrack.experiment", "") for run in newest} | set(source.names.values())
     raise UsageError(f"there is no experiment {experiment!r}{_nearest(experiment, sorted(known - {''}))}")
 
 

@@ -1,4 +1,4 @@
-"""A store to read from: directly from a known database, else through MLflow."""
+"""Read from a store: directly from a known database, else through MLflow, page by page."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Source:
     @cached_property
     def names(self) -> dict[str, str]:
         """Names of active MLflow experiments by id."""
-        found = direct.experiment_names(self.uri)
-        return store.experiment_names(self.client) if found is None else found
+        names = direct.experiment_names(self.uri)
+        return store.experiment_names(self.client) if names is None else names
 
     def experiment_tags(self, key: str) -> dict[str, str]:
         """Return the values of a tag by the id of the active MLflow experiments that have it.
@@ -50,26 +50,25 @@ class Source:
         Raises:
             TrackingError: the store cannot be read.
         """
-        found = direct.experiment_tags(self.uri, key)
-        if found is None:
+        values = direct.experiment_tags(self.uri, key)
+        if values is None:
+            tagged = f"tags.{key_quoted(key)} LIKE '%'"
             with store_errors.one_line_errors(self.client):
-                having = self.client.search_experiments(
-                    max_results=1000, filter_string=f"tags.{key_quoted(key)} LIKE '%'"
-                )
-            found = {each.experiment_id: each.tags[key] for each in having}
-        return {number: value for number, value in found.items() if number in self.names}
+                experiments = self.client.search_experiments(max_results=1000, filter_string=tagged)
+            values = {experiment.experiment_id: experiment.tags[key] for experiment in experiments}
+        return {number: value for number, value in values.items() if number in self.names}
 
-    def newest(self, wanted: RunFilter, limit: int = 1) -> list[RunHead]:
-        """Return the newest matching runs; `wanted` must not contain a word or model.
+    def newest(self, run_filter: RunFilter, limit: int = 1) -> list[RunHead]:
+        """Return the newest matching runs; the filter must not contain a word or model.
 
         Raises:
             TrackingError: the store cannot be read.
         """
         ids = list(self.names)
-        found = direct.newest(self.uri, ids, wanted, limit)
-        if found is not None:
-            return found
-        (text,) = wanted.filters()
+        runs = direct.newest(self.uri, ids, run_filter, limit)
+        if runs is not None:
+            return runs
+        (text,) = run_filter.filters()
         return [
             RunHead(run.info.run_id, run.info.experiment_id, run.data.tags)
             for run in newest_runs(self.client, ids, text, limit)
@@ -84,7 +83,7 @@ _OLDEST_FIRST = "attributes.start_time ASC"
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _Interval:
     """Start times from `low` to `high`, inclusive, in milliseconds; `token` if partly read."""
 
     low: int
@@ -139,44 +138,44 @@ def _from_server(client: MlflowClient, experiment_ids: Sequence[str], text: str)
     oldest = _page(client, experiment_ids, text, 1, order=_OLDEST_FIRST)
     # Another process may have deleted runs in the meantime.
     low = min(run.info.start_time for run in [*oldest, *first])
-    todo = _split(_Stretch(low, first[-1].info.start_time), _AT_ONCE)
+    intervals = _split(_Interval(low, first[-1].info.start_time), _AT_ONCE)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        pending: set[Future[tuple[list[Run], list[_Stretch]]]] = set()
+        pending: set[Future[tuple[list[Run], list[_Interval]]]] = set()
         try:
-            while todo or pending:
-                pending |= {pool.submit(_read_stretch, client, experiment_ids, text, each) for each in todo}
+            while intervals or pending:
+                pending |= {pool.submit(_read_interval, client, experiment_ids, text, each) for each in intervals}
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                todo = []
+                intervals = []
                 for future in done:
                     runs, rest = future.result()
-                    todo += rest
+                    intervals += rest
                     yield runs
         finally:
             for future in pending:
                 future.cancel()
 
 
-def _read_stretch(
-    client: MlflowClient, experiment_ids: Sequence[str], text: str, stretch: _Stretch
-) -> tuple[list[Run], list[_Stretch]]:
+def _read_interval(
+    client: MlflowClient, experiment_ids: Sequence[str], text: str, interval: _Interval
+) -> tuple[list[Run], list[_Interval]]:
     """Return one page of an interval, and the remaining intervals."""
-    limits = f"attributes.start_time >= {stretch.low} and attributes.start_time <= {stretch.high}"
-    page = _page(client, experiment_ids, f"{text} and {limits}" if text else limits, PAGE, token=stretch.token)
+    limits = f"attributes.start_time >= {interval.low} and attributes.start_time <= {interval.high}"
+    page = _page(client, experiment_ids, f"{text} and {limits}" if text else limits, PAGE, token=interval.token)
     if not page.token:
         return list(page), []
     last = page[-1].info.start_time
-    if last == stretch.high:
+    if last == interval.high:
         # A whole page within one millisecond cannot be split by time.
-        return list(page), [_Stretch(stretch.low, stretch.high, page.token)]
+        return list(page), [_Interval(interval.low, interval.high, page.token)]
     # More runs may have started in the last millisecond: it is read again, and duplicates are dropped.
-    return list(page), _split(_Stretch(stretch.low, last), 2)
+    return list(page), _split(_Interval(interval.low, last), 2)
 
 
-def _split(stretch: _Stretch, parts: int) -> list[_Stretch]:
+def _split(interval: _Interval, parts: int) -> list[_Interval]:
     """Split an interval into at most `parts`."""
-    length = stretch.high - stretch.low + 1
-    edges = [stretch.low + length * part // parts for part in range(parts + 1)]
-    return [_Stretch(low, high - 1) for low, high in itertools.pairwise(edges) if low < high]
+    length = interval.high - interval.low + 1
+    edges = [interval.low + length * part // parts for part in range(parts + 1)]
+    return [_Interval(low, high - 1) for low, high in itertools.pairwise(edges) if low < high]
 
 
 def _page(

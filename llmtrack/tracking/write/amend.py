@@ -41,7 +41,7 @@ def add_report(
     """
     from mlflow.entities import Metric
 
-    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    client = store.open_existing(tracking_uri)
     secrets = secrets_of(os.environ)
     tags = {"mlflow.note.content": note, _WARNINGS: "\n".join(warnings)}
     try:
@@ -72,7 +72,7 @@ def explain_refusal(reason: str) -> None:
     if not run_id:
         return
     with contextlib.suppress(Exception):
-        client = store.open_existing(store.resolve_tracking_uri(None))
+        client = store.open_existing()
         run = client.get_run(run_id)
         text = shorten(redact(reason, secrets_of(os.environ)), MAX_TAG_VALUE)
         tags = {"llmtrack.outcome": "failed", "llmtrack.reason": text, "mlflow.note.content": text}

@@ -322,7 +322,7 @@ def register(run: Run, pointer: Pointer, name: str, alias: str, tracking_uri: st
             f"run {run.run_id} has no logged model in MLflow (it is of an older version, failed, or trained): measure it again"
         )
     model_id = run.model_uri.removeprefix("models:/")
-    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    client = store.open_existing(tracking_uri)
     with store_errors.one_line_errors(client), tempfile.TemporaryDirectory(prefix="llmtrack-") as scratch:
         target = Path(scratch, "model")
         save_pointer(target, pointer)

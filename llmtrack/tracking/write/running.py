@@ -93,7 +93,7 @@ def close_abandoned(tracking_uri: str | None = None) -> list[str]:
     Raises:
         TrackingError: the store cannot be read.
     """
-    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    client = store.open_existing(tracking_uri)
     wanted = f"attributes.status = 'RUNNING' and tags.`{TAG}` LIKE '{host_id()} %'"
     found: dict[str, Run] = {}
     for page in read_pages(client, list(store.experiment_names(client)), wanted):

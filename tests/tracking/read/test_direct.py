@@ -90,8 +90,8 @@ ASKED = (
 
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch):
-    monkeypatch.setattr(direct, "_SCANNED", 7)
-    monkeypatch.setattr(direct, "_ASKED", 2)
+    monkeypatch.setattr(direct, "_ROWS_PER_SCAN", 7)
+    monkeypatch.setattr(direct, "_RUNS_PER_LOOKUP", 2)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def filled(template_database, tmp_path_factory):
 def test_every_reading_holds_what_was_there_before_it(filled, uri, monkeypatch, reader):
     shutil.copyfile(filled, store.sqlite_path(uri))
     # Several pages, between which the other process writes.
-    monkeypatch.setattr(direct, "_SCANNED", 100)
+    monkeypatch.setattr(direct, "_ROWS_PER_SCAN", 100)
     if reader == "MLflow":
         monkeypatch.setattr(direct, "read", lambda *_: None)
     monkeypatch.setattr(source, "PAGE", 10)
