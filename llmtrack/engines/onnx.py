@@ -197,7 +197,7 @@ class OnnxEngine(HostEngine):
             nonlocal past
             places = mask.shape[1] + request.max_new_tokens
             with runtime_errors(RUNTIME):
-                logits, past = self._decoder.run(ids, mask, past if cached else None, keep=1, places=places)
+                logits, past = self._decoder.run(ids, mask, past if cached else None, keep=1, capacity=places)
             return self._likeliest(logits[:, -1], request)
 
         return self._generate(request, on_step, step)

@@ -77,7 +77,7 @@ class Rotary:
 
 
 def rotary_of(model: Any) -> Rotary | None:
-    """Return the parameters of the fused attention, or None if the model does not support it."""
+    """Read the parameters of a PyTorch model's attention; None if it cannot be fused."""
     config = model.config.get_text_config()
     embedding = getattr(model.base_model, "rotary_emb", None)
     frequencies = getattr(embedding, "inv_freq", None)
@@ -109,13 +109,13 @@ def fuse_attention(model: ModelProto, rotary: Rotary) -> int:
     Returns:
         The number of fused layers: all, or 0 (the graph is then unchanged).
     """
-    found = _layers(model)
-    layers = sum(each.name.endswith(".key") for each in model.graph.input)
-    if len(found) != layers or set(found) != set(range(layers)):
+    projections = _projections(model)
+    layers = sum(tensor.name.endswith(".key") for tensor in model.graph.input)
+    if set(projections) != set(range(layers)):
         return 0
-    if not any(each.name == "position_ids" for each in model.graph.input):
+    if not any(tensor.name == "position_ids" for tensor in model.graph.input):
         return 0
-    if not all(_is_plain(model, parts) for parts in found.values()):
+    if not all(_is_plain(model, parts) for parts in projections.values()):
         return 0
     nodes = _mask_nodes(model) + _rotation_nodes(model, rotary)
     remaining = list(model.graph.node)
@@ -128,7 +128,7 @@ def fuse_attention(model: ModelProto, rotary: Rotary) -> int:
             if name in presents:
                 node.input[index] = f"replaced.{name}"
     for index in range(layers):
-        parts = found[index]
+        parts = projections[index]
         nodes += _attention(index, parts, rotary)
         parts["o_proj"].input[0] = f"attention.{index}.output"
     del model.graph.node[:]
@@ -139,41 +139,41 @@ def fuse_attention(model: ModelProto, rotary: Rotary) -> int:
     return layers
 
 
-def _layers(model: ModelProto) -> dict[int, dict[str, NodeProto]]:
-    """Return the four projections of each layer; with a bias, q, k and v are its Add and o its MatMul."""
-    found: dict[int, dict[str, NodeProto]] = {}
+def _projections(model: ModelProto) -> dict[int, dict[str, NodeProto]]:
+    """Find the four projections of each layer; with a bias, q, k and v are its Add and o its MatMul."""
+    layers: dict[int, dict[str, NodeProto]] = {}
     for node in model.graph.node:
         match = _PROJECTION.fullmatch(node.name)
         if match is None or (match["part"] == "o_proj" and node.op_type != "MatMul"):
             continue
-        found.setdefault(int(match["index"]), {})[match["part"]] = node
-    return {index: parts for index, parts in found.items() if len(parts) == 4}
+        layers.setdefault(int(match["index"]), {})[match["part"]] = node
+    return {index: parts for index, parts in layers.items() if len(parts) == 4}
 
 
 def _is_plain(model: ModelProto, parts: dict[str, NodeProto]) -> bool:
-    """Return whether a layer has only rotation, two products and a softmax between its projections.
+    """Check that a layer has only rotation, two products and a softmax between its projections.
 
     Norms of queries and keys, score caps, clipping and layers without rotation contain other operations.
     """
     made_by = makers_of(model)
     layer = parts["o_proj"].name.split("o_proj")[0]
-    seen = {parts[name].output[0] for name in ("q_proj", "k_proj", "v_proj")}
-    inside: dict[str, NodeProto] = {}
-    waiting = [parts["o_proj"].input[0]]
-    while waiting:
-        name = waiting.pop()
+    visited = {parts[name].output[0] for name in ("q_proj", "k_proj", "v_proj")}
+    between: dict[str, NodeProto] = {}
+    pending = [parts["o_proj"].input[0]]
+    while pending:
+        name = pending.pop()
         node = made_by.get(name)
-        if name in seen or node is None or not node.name.startswith(layer):
+        if name in visited or node is None or not node.name.startswith(layer):
             continue
-        seen.update(node.output)
-        inside[node.name] = node
-        waiting += node.input
-    counts = Counter(node.op_type for node in inside.values())
+        visited.update(node.output)
+        between[node.name] = node
+        pending += node.input
+    counts = Counter(node.op_type for node in between.values())
     return set(counts) <= _PLAIN and all(counts[name] == times for name, times in _ARITHMETIC.items())
 
 
 def _rotation_nodes(model: ModelProto, rotary: Rotary) -> list[NodeProto]:
-    """Return nodes that compute the table of cosines and sines: a row for each new token, at any position."""
+    """Create nodes that compute the table of cosines and sines: a row for each new token, at any position."""
     constants: dict[str, NDArray[Any]] = {
         "frequencies": rotary.frequencies[None].astype(np.float32),
         "magnitude": np.array(rotary.magnitude, dtype=np.float32),
@@ -192,14 +192,10 @@ def _rotation_nodes(model: ModelProto, rotary: Rotary) -> list[NodeProto]:
         node("Reshape", ["position_ids", "rotary.column"], "positions"),
         node("Cast", ["rotary.positions"], "positions_f32", to=TensorProto.FLOAT),
         node("Mul", ["rotary.positions_f32", "rotary.frequencies"], "angles"),
-        *(
-            each
-            for op in ("Cos", "Sin")
-            for each in (
-                node(op, ["rotary.angles"], f"unit.{op.lower()}"),
-                node("Mul", [f"rotary.unit.{op.lower()}", "rotary.magnitude"], op.lower()),
-            )
-        ),
+        node("Cos", ["rotary.angles"], "unit.cos"),
+        node("Mul", ["rotary.unit.cos", "rotary.magnitude"], "cos"),
+        node("Sin", ["rotary.angles"], "unit.sin"),
+        node("Mul", ["rotary.unit.sin", "rotary.magnitude"], "sin"),
         node("Size", ["position_ids"], "tokens"),
         node("Range", ["rotary.zero", "rotary.tokens", "rotary.one"], "numbers"),
         node("Shape", ["position_ids"], "shape"),
@@ -209,7 +205,7 @@ def _rotation_nodes(model: ModelProto, rotary: Rotary) -> list[NodeProto]:
 
 def _attention(index: int, parts: dict[str, NodeProto], rotary: Rotary) -> list[NodeProto]:
     # The operator's own rotation counts pads as positions once there is a cache.
-    turned = [
+    rotations = [
         helper.make_node(
             "RotaryEmbedding",
             [parts[name].output[0], "rotary.rows", "rotary.cos", "rotary.sin"],
@@ -242,11 +238,11 @@ def _attention(index: int, parts: dict[str, NodeProto], rotary: Rotary) -> list[
         do_rotary=0,
         scale=rotary.scale,
     )
-    return [*turned, fused]
+    return [*rotations, fused]
 
 
 def _mask_nodes(model: ModelProto) -> list[NodeProto]:
-    """Return nodes that convert `attention_mask` to the operator's inputs; a bias masks the pads."""
+    """Create nodes that convert `attention_mask` to the operator's inputs; a bias masks the pads."""
     constants: dict[str, NDArray[Any]] = {
         "one": np.array([1], dtype=np.int64),
         "one_i32": np.array([1], dtype=np.int32),
@@ -281,20 +277,20 @@ def _mask_nodes(model: ModelProto) -> list[NodeProto]:
 
 
 def _sorted(model: ModelProto, nodes: list[NodeProto]) -> list[NodeProto]:
-    """Sort nodes topologically."""
-    known = {each.name for each in (*model.graph.input, *model.graph.initializer)} | {""}
+    """Sort nodes topologically, otherwise in their order."""
+    known = {tensor.name for tensor in (*model.graph.input, *model.graph.initializer)} | {""}
     produced = {name for node in nodes for name in node.output}
     ordered: list[NodeProto] = []
-    waiting = nodes
-    while waiting:
-        still = []
-        for node in waiting:
+    pending = nodes
+    while pending:
+        blocked = []
+        for node in pending:
             if all(name in known or name not in produced for name in node.input):
                 ordered.append(node)
                 known.update(node.output)
             else:
-                still.append(node)
-        if len(still) == len(waiting):
+                blocked.append(node)
+        if len(blocked) == len(pending):
             raise ValueError("the graph has a cycle")
-        waiting = still
+        pending = blocked
     return ordered

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from onnx import ModelProto
 
 from llmtrack.errors import ScenarioError, in_words, is_out_of_memory
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.load import LoadedModel, load_model
 from llmtrack.models.load_errors import conversion_failure, reason_of
 from llmtrack.onnx import graph
-from llmtrack.onnx.attention import Rotary, fuse_attention, rotary_of
+from llmtrack.onnx.attention import fuse_attention, rotary_of
 from llmtrack.onnx.lengths import LENGTH_DEPENDENT_ROPE, STATIC_ROPE, Parity, rope_kind
 from llmtrack.onnx.parity import parity, refuse_non_finite
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
@@ -29,7 +28,7 @@ def export(spec: str, revision: str | None, folder: Path) -> dict[str, Any]:
     """Export a model to an empty folder: `model.onnx`, config and tokenizer.
 
     Returns:
-        Facts for the folder's manifest: the difference of its logits from PyTorch's, and the kind of attention.
+        Facts for the folder's manifest: the difference of its logits from PyTorch's, and the attention's name.
 
     Raises:
         ModelLoadError: the model cannot be loaded.
@@ -42,30 +41,30 @@ def export(spec: str, revision: str | None, folder: Path) -> dict[str, Any]:
     rotary = rotary_of(loaded.model)
     exported = graph.load(path)
     graph.plain_products(exported)
-    found: Parity | str = ""
-    for kind, change in _ways(rotary):
+    result: Parity | str = ""
+    for fused in (True, False):  # the fastest first
         model = graph.copy_of(exported)
-        if not change(model):
+        if fused and (rotary is None or not fuse_attention(model, rotary)):
             continue
         graph.trim_logits(model)
-        graph.note_types(model)
+        graph.declare_products(model)
         graph.save(model, path)
-        found = _checked(loaded, path)
-        if isinstance(found, Parity) and found.holds:
+        result = _check(loaded, path)
+        if isinstance(result, Parity) and result.holds:
             return {
-                "parity_max_difference": found.difference,
-                "parity_max_share": found.share,
-                "parity_top1_agreement": found.top1_agreement,
-                "onnx_attention": kind,
+                "parity_max_difference": result.difference,
+                "parity_max_share": result.share,
+                "parity_top1_agreement": result.top1_agreement,
+                "onnx_attention": "GroupQueryAttention" if fused else "as exported",
             }
     raise ScenarioError(
-        f"the ONNX export of {loaded.model_id} does not match PyTorch ({found}): it is not used, take backend=torch",
+        f"the ONNX export of {loaded.model_id} does not match PyTorch ({result}): it is not used, take backend=torch",
         kind="unsupported",
     )
 
 
 def supports(architecture: str) -> bool:
-    """Return whether Optimum has an exporter for decoders of a `model_type`."""
+    """Check that Optimum has an exporter for decoders of a `model_type`."""
     import optimum.exporters.onnx.model_configs  # noqa: F401 - registers them
     from optimum.exporters.tasks import TasksManager
 
@@ -77,28 +76,20 @@ def supports(architecture: str) -> bool:
         return False
 
 
-def _checked(loaded: LoadedModel, path: Path) -> Parity | str:
+def _check(loaded: LoadedModel, path: Path) -> Parity | str:
     """Return the parity of a graph with PyTorch, or why it cannot be run: another kind of attention may still work."""
     try:
-        found = [parity(loaded, OnnxDecoder(path))]
+        results = [parity(loaded, OnnxDecoder(path))]
         # Quantized models derived from it have another graph for rows without pads.
-        if found[0].holds and (decoder := OnnxDecoder(path, floats=True)).has_unpadded:
-            found.append(parity(loaded, decoder, pads=False))
-        return max(found, key=lambda each: (not each.holds, each.share))
+        if results[0].holds and (decoder := OnnxDecoder(path, floats=True)).has_unpadded:
+            results.append(parity(loaded, decoder, pads=False))
+        return max(results, key=lambda result: (not result.holds, result.share))
     except MemoryError:
         raise
     except Exception as error:
         if isinstance(error, ScenarioError) and error.kind == NON_FINITE:
             raise
         return f"it cannot be run: {reason_of(error)[:300]}"
-
-
-def _ways(rotary: Rotary | None) -> list[tuple[str, Callable[[ModelProto], bool]]]:
-    """Return the kinds of attention, fastest first, each with its graph transformation."""
-    ways: list[tuple[str, Callable[[ModelProto], bool]]] = [("as exported", lambda model: True)]
-    if rotary is not None:
-        ways.insert(0, ("GroupQueryAttention", lambda model: fuse_attention(model, rotary) > 0))
-    return ways
 
 
 def _export(loaded: LoadedModel, folder: Path) -> None:
@@ -111,9 +102,9 @@ def _export(loaded: LoadedModel, folder: Path) -> None:
         if is_out_of_memory(error):
             raise
         architecture = loaded.model.config.get_text_config().model_type
-        said = f"{type(error).__name__}: {in_words(error)}"
+        reason = f"{type(error).__name__}: {in_words(error)}"
         raise ScenarioError(
-            conversion_failure("optimum's exporter", architecture, said, "use backend=torch"), kind="unsupported"
+            conversion_failure("optimum's exporter", architecture, reason, "use backend=torch"), kind="unsupported"
         ) from error
 
 
@@ -121,7 +112,7 @@ def _trace(loaded: LoadedModel, folder: Path) -> None:
     from optimum.exporters.onnx import onnx_export_from_model
 
     with traceable_rope(loaded.model), warnings.catch_warnings():
-        # Warnings about untraced branches and negative indices: `parity` checks afterwards whether the graph holds for
+        # Warnings about untraced branches and negative indices: `parity` checks afterwards that the graph holds for
         # other inputs than the traced ones.
         warnings.simplefilter("ignore", torch.jit.TracerWarning)
         warnings.filterwarnings("ignore", "Exporting aten::index operator", UserWarning)
@@ -130,7 +121,7 @@ def _trace(loaded: LoadedModel, folder: Path) -> None:
 
 @contextmanager
 def traceable_rope(model: Any) -> Iterator[None]:
-    """Compute length-dependent frequencies inside the graph while a model is traced.
+    """Compute length-dependent rotary frequencies inside the graph while a model is traced.
 
     transformers chooses them in Python, so a trace would keep those of the traced length.
 
@@ -174,10 +165,10 @@ def _traceable(module: Any) -> Callable[..., Any]:
 
 def _by_length(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the frequencies as a function of the length, using tensor operations only."""
-    config, made, device = module.config, module.rope_init_fn, module.inv_freq.device
+    config, frequencies, device = module.config, module.rope_init_fn, module.inv_freq.device
     if module.rope_type != "longrope":
-        return lambda length: made(config, device, seq_len=length)[0]
+        return lambda length: frequencies(config, device, seq_len=length)[0]
     context = config.max_position_embeddings
     threshold = getattr(config, "original_max_position_embeddings", context)
-    short, long = (made(config, device, seq_len=each)[0] for each in (threshold, threshold + 1))
+    short, long = (frequencies(config, device, seq_len=length)[0] for length in (threshold, threshold + 1))
     return lambda length: torch.where(length > threshold, long, short)

@@ -20,7 +20,7 @@ MICROSOFT = "com.microsoft"
 
 _END = np.iinfo(np.int64).max
 
-Message = TypeVar("Message", ModelProto, NodeProto)
+Message = TypeVar("Message", ModelProto, NodeProto, TensorProto)
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Linear:
     Attributes:
         node: name of its node.
         source: name of its input tensor.
-        weight: name of the initializer, (inputs, outputs).
+        weight: name of its initializer.
         result: name of its output tensor.
-        shape: of the weight.
+        shape: (inputs, outputs) of the weight.
     """
 
     node: str
@@ -71,15 +71,15 @@ def save(model: ModelProto, path: Path) -> None:
 
 
 def copy_of(message: Message) -> Message:
-    """Return a deep copy of a graph or node."""
-    twin = type(message)()
-    twin.CopyFrom(message)
-    return twin
+    """Copy a graph or node deeply."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
 
 
 def import_domain(model: ModelProto, domain: str) -> None:
     """Declare an operator domain in a graph."""
-    if domain and domain not in {each.domain for each in model.opset_import}:
+    if domain and domain not in {opset.domain for opset in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(domain, 1))
 
 
@@ -101,13 +101,13 @@ def weights_of(model: ModelProto) -> dict[str, TensorProto]:
 
 
 def makers_of(model: ModelProto) -> dict[str, NodeProto]:
-    """Return the node that produces each tensor, by the tensor's name."""
+    """Map each tensor's name to the node that produces it."""
     return {name: node for node in model.graph.node for name in node.output}
 
 
 def settings_of(node: NodeProto) -> dict[str, Any]:
     """Return a node's attributes by name."""
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def linears(model: ModelProto) -> tuple[Linear, ...]:
@@ -125,8 +125,7 @@ def linears(model: ModelProto) -> tuple[Linear, ...]:
 
 def head_node(model: ModelProto) -> NodeProto | None:
     """Return the MatMul that produces the logits, or None if another operator does."""
-    made_by = makers_of(model)
-    node = made_by["logits"]
+    node = makers_of(model)["logits"]
     return node if node.op_type == "MatMul" else None
 
 
@@ -142,9 +141,9 @@ def plain_products(model: ModelProto) -> None:
             continue
         weight = node.input[1]
         if settings.get("transB"):
-            turned = np.ascontiguousarray(numpy_helper.to_array(weights[weight]).T)
+            transposed = np.ascontiguousarray(numpy_helper.to_array(weights[weight]).T)
             weight = f"{weight}.transposed"
-            model.graph.initializer.append(numpy_helper.from_array(turned, weight))
+            model.graph.initializer.append(numpy_helper.from_array(transposed, weight))
         product = f"{node.output[0]}.product"
         name = node.name.removesuffix("/Gemm")
         nodes.append(helper.make_node("MatMul", [node.input[0], weight], [product], name=f"{name}/MatMul"))
@@ -159,12 +158,11 @@ def untie_head(model: ModelProto) -> bool:
     A tied head reads the embedding through a Transpose, which hides the weight from quantizers.
     """
     head = head_node(model)
-    made_by = makers_of(model)
-    turn = made_by.get(head.input[1]) if head is not None else None
+    transpose = makers_of(model).get(head.input[1]) if head is not None else None
     weights = weights_of(model)
-    if head is None or turn is None or turn.op_type != "Transpose" or turn.input[0] not in weights:
+    if head is None or transpose is None or transpose.op_type != "Transpose" or transpose.input[0] not in weights:
         return False
-    weight = np.ascontiguousarray(numpy_helper.to_array(weights[turn.input[0]]).T)
+    weight = np.ascontiguousarray(numpy_helper.to_array(weights[transpose.input[0]]).T)
     model.graph.initializer.append(numpy_helper.from_array(weight, "lm_head.weight_transposed"))
     head.input[1] = "lm_head.weight_transposed"
     remove_unused(model)
@@ -172,13 +170,10 @@ def untie_head(model: ModelProto) -> bool:
 
 
 def trim_logits(model: ModelProto) -> bool:
-    """Add an optional input that limits the logits to the last positions, with the default "all".
+    """Add an optional input that limits the logits to the last positions; return whether the head supports this.
 
     The head is a large part of a small model, and a prompt needs only its last position. The input is an overridable
     initializer, so a caller that does not know it gets all logits.
-
-    Returns:
-        Whether the graph has a head that supports this.
     """
     head = head_node(model)
     if head is None:
@@ -202,7 +197,7 @@ def trim_logits(model: ModelProto) -> bool:
     insert_before(model, head, nodes)
     head.input[0] = "keep.hidden"
     # The exported shape declares as many logits as tokens.
-    logits = next(each for each in model.graph.output if each.name == "logits")
+    logits = next(output for output in model.graph.output if output.name == "logits")
     logits.type.tensor_type.shape.dim[1].dim_param = "kept_length"
     return True
 
@@ -210,49 +205,49 @@ def trim_logits(model: ModelProto) -> bool:
 def name_shared_weights(model: ModelProto) -> None:
     """Undo the renaming of shared weights by the exporter, which stores equal ones once."""
     weights = {tensor.name for tensor in model.graph.initializer}
-    same = {
+    originals = {
         node.output[0]: node.input[0]
         for node in model.graph.node
         if node.op_type == "Identity" and node.input[0] in weights
     }
     for node in model.graph.node:
         for index, name in enumerate(node.input):
-            node.input[index] = same.get(name, name)
+            node.input[index] = originals.get(name, name)
 
 
 def insert_before(model: ModelProto, node: NodeProto, nodes: Sequence[NodeProto]) -> None:
     """Insert nodes before one of the graph's."""
-    index = next(i for i, each in enumerate(model.graph.node) if each.name == node.name)
-    for offset, each in enumerate(nodes):
-        model.graph.node.insert(index + offset, each)
+    index = next(i for i, existing in enumerate(model.graph.node) if existing.name == node.name)
+    for offset, new in enumerate(nodes):
+        model.graph.node.insert(index + offset, new)
 
 
 def readers_of(model: ModelProto) -> dict[str, list[NodeProto]]:
-    """Return the nodes that read each tensor."""
-    found: dict[str, list[NodeProto]] = {}
+    """Map each tensor's name to the nodes that read it."""
+    readers: dict[str, list[NodeProto]] = {}
     for node in model.graph.node:
         for name in set(node.input):
-            found.setdefault(name, []).append(node)
-    return found
+            readers.setdefault(name, []).append(node)
+    return readers
 
 
-def replace_nodes(model: ModelProto, instead: Mapping[str, Sequence[NodeProto]]) -> None:
+def replace_nodes(model: ModelProto, replacements: Mapping[str, Sequence[NodeProto]]) -> None:
     """Replace nodes, by name, with other nodes or none."""
-    nodes = [each for node in model.graph.node for each in instead.get(node.name, [node])]
+    nodes = [new for node in model.graph.node for new in replacements.get(node.name, [node])]
     _replace(model.graph.node, [copy_of(node) for node in nodes])
 
 
 def remove_unused(model: ModelProto) -> None:
     """Remove nodes whose results are not read, and weights that no node reads."""
     graph = model.graph
-    needed = {each.name for each in graph.output}
-    kept: list[NodeProto] = []
+    needed = {output.name for output in graph.output}
+    used: list[NodeProto] = []
     for node in reversed(graph.node):
         if needed.intersection(node.output):
-            kept.append(node)
+            used.append(node)
             needed.update(_reads(node))
-    _replace(graph.node, reversed(kept))
-    overridable = {each.name for each in graph.input}
+    _replace(graph.node, reversed(used))
+    overridable = {tensor.name for tensor in graph.input}
     _keep(graph.initializer, needed | overridable)
     _keep(graph.value_info, needed)
 
@@ -267,13 +262,13 @@ def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> No
         donor: holds, for each of these tensors, one node that computes it from tensors of both graphs.
         results: names of the tensors.
     """
-    made_by = {name: copy_of(node) for node in donor.graph.node for name in node.output if name in results}
+    donated = {name: copy_of(node) for node in donor.graph.node for name in node.output if name in results}
     weights = weights_of(donor)
-    there = weights_of(target)
-    for node in made_by.values():
+    existing = weights_of(target)
+    for node in donated.values():
         for index, name in enumerate(node.input):
             if name in weights:
-                node.input[index] = _brought(target, weights[name], there)
+                node.input[index] = _add_weight(target, weights[name], existing)
         import_domain(target, node.domain)
     # A statically quantized graph rounds a result again before its use.
     rounded = {f"{name}_DequantizeLinear_Output": name for name in results}
@@ -281,7 +276,7 @@ def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> No
     for node in target.graph.node:
         for index, name in enumerate(node.output):
             if name in results:
-                nodes.append(made_by[name])
+                nodes.append(donated[name])
                 node.output[index] = f"replaced.{name}"
         for index, name in enumerate(node.input):
             node.input[index] = rounded.get(name, name)
@@ -290,31 +285,30 @@ def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> No
     remove_unused(target)
 
 
-def _brought(target: ModelProto, tensor: TensorProto, there: dict[str, TensorProto]) -> str:
-    """Add a tensor to a graph unless an equal one of that name exists; return its name."""
-    own = TensorProto()
-    own.CopyFrom(tensor)
-    while there.get(own.name, own) != own:
-        own.name += ".grafted"
-    if own.name not in there:
-        target.graph.initializer.append(own)
-        there[own.name] = own
-    return own.name
+def _add_weight(target: ModelProto, tensor: TensorProto, existing: dict[str, TensorProto]) -> str:
+    """Add an initializer unless an equal one exists; return its name."""
+    added = copy_of(tensor)
+    while existing.get(added.name, added) != added:
+        added.name += ".grafted"
+    if added.name not in existing:
+        target.graph.initializer.append(added)
+        existing[added.name] = added
+    return added.name
 
 
-def note_types(model: ModelProto) -> None:
+def declare_products(model: ModelProto) -> None:
     """Declare products as floats, which shape inference cannot derive for ONNX Runtime's own operators."""
-    noted = {each.name for each in (*model.graph.value_info, *model.graph.output)}
+    declared = {value.name for value in (*model.graph.value_info, *model.graph.output)}
     model.graph.value_info.extend(
         helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)
         for node in model.graph.node
-        if node.op_type == "MatMul" and node.output[0] not in noted
+        if node.op_type == "MatMul" and node.output[0] not in declared
     )
 
 
 def _keep(field: Any, names: Collection[str]) -> None:
     """Remove all items with other names in place, without copying large weights."""
-    for index in reversed([at for at, each in enumerate(field) if each.name not in names]):
+    for index in reversed([index for index, item in enumerate(field) if item.name not in names]):
         del field[index]
 
 

@@ -1,4 +1,4 @@
-"""Derive from a config how attention depends on length, and compare a converted model at all such lengths.
+"""Derive from a config how a model depends on the sequence length, and compare a conversion at all such lengths.
 
 Pure functions over a config as transformers 4 spells it: windows, chunks and kinds of rotary embedding.
 """
@@ -56,13 +56,13 @@ def why_not_fused(config: Mapping[str, Any]) -> str:
     """Return why the fused operator cannot compute a config's attention; empty if it can."""
     if (kind := rope_kind(config)) not in STATIC_ROPE:
         return f"{kind} rotary positions"
-    if found := windows(config):
-        return f"a window of {found[0]} tokens"
+    if lengths := windows(config):
+        return f"a window of {lengths[0]} tokens"
     if config.get("alibi"):
         return "biases by distance"
     if not _is_full(config) and any(config.get(name) for name in _LAYER_KINDS):
         return "layers of several kinds"
-    # Unsupported by the operator; visible in the graph, but not in scores too small for it to matter.
+    # A cap is visible in the graph, but not in scores too small for it to matter.
     return score_cap_name(config)
 
 
@@ -77,30 +77,26 @@ def _within(config: Mapping[str, Any], lengths: Collection[int]) -> tuple[int, .
 
 
 def check_lengths(config: Mapping[str, Any], parameters: int, longest: int | None = None) -> tuple[int, ...]:
-    """Return the lengths at which an export is compared with PyTorch, shortest first.
+    """Return the lengths at which a conversion is compared with PyTorch, shortest first.
 
     A short one, and each threshold within reach together with a length beyond it. Thresholds out of reach are judged by
     the config alone.
 
     Args:
         config: the model's.
-        parameters: number of the model's parameters; the larger, the shorter the length that can be checked in seconds.
+        parameters: number of its parameters; the larger, the shorter the length that can be checked in seconds.
         longest: context of the converted model, which may be shorter than the model's.
     """
     context = context_length(config) or _LONGEST
     context = min(context, longest or context)
     reach = min(context, max(SHORT, min(_LONGEST, _PARAMETER_TOKENS // max(1, parameters))))
-    found = {min(SHORT, context)}
-    for threshold in thresholds(config):
-        for length in (threshold, min(threshold + BEYOND, context)):
-            if 2 <= length <= reach:
-                found.add(length)
-    return tuple(sorted(found))
+    beyond = {length for at in thresholds(config) for length in (at, min(at + BEYOND, context)) if 2 <= length <= reach}
+    return tuple(sorted({min(SHORT, context)} | beyond))
 
 
 @dataclass(frozen=True)
 class Parity:
-    """The difference of an export's logits from PyTorch's.
+    """The difference of a conversion's logits from PyTorch's.
 
     Attributes:
         difference: the largest absolute difference.
@@ -131,28 +127,24 @@ def at_every_length(
 ) -> Parity:
     """Compare a converted model at each of `check_lengths`; return the first failure, or the worst result.
 
-    Args:
-        config: the model's.
-        parameters: of the model.
-        compare: compares rows of so many tokens, drawn by a seed, including decoded tokens.
-        longest: context of the converted model.
+    `compare` takes the length of the compared rows and the seed of their tokens.
     """
-    found: list[Parity] = []
+    results: list[Parity] = []
     # Shortest first: PyTorch's model keeps frequencies that grow with the length.
     for length in check_lengths(config, parameters, longest):
         for seed in SEEDS:
-            at_length = compare(length, seed)
-            if at_length.holds:
+            result = compare(length, seed)
+            if result.holds:
                 break
         else:
-            return at_length
-        found.append(at_length)
-    worst = max(found, key=lambda each: each.share)
-    return replace(worst, top1_agreement=min(each.top1_agreement for each in found))
+            return result
+        results.append(result)
+    worst = max(results, key=lambda result: result.share)
+    return replace(worst, top1_agreement=min(result.top1_agreement for result in results))
 
 
 def _is_full(config: Mapping[str, Any]) -> bool:
-    """Return whether a config lists its layer kinds, and all have full attention."""
+    """Check that a config lists its layer kinds, and all have full attention."""
     kinds = set(config.get("layer_types") or ())
     return bool(kinds) and kinds <= _EVERYWHERE
 

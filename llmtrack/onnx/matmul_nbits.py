@@ -19,7 +19,7 @@ from llmtrack.onnx.graph import (
     weights_of,
 )
 
-_TENSORS = ("B", "scales", "zero_points")
+_WEIGHTS = ("B", "scales", "zero_points")
 _SETTINGS = ("K", "bits", "block_size", "accuracy_level")
 
 
@@ -39,18 +39,17 @@ class _Product:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The product's attributes."""
         return settings_of(self.node)
 
     @property
-    def alike(self) -> tuple[Any, ...]:
-        """Key that must be equal for products to be merged."""
+    def key(self) -> tuple[Any, ...]:
+        """What must be equal for products to be merged."""
         settings = (self.settings.get(name) for name in _SETTINGS)
         sums = self.offset.input[0] if self.offset is not None else ""
         return (self.node.input[0], len(self.node.input), sums, bool(self.bias), *settings)
 
 
-def merge_products(model: ModelProto, wanted: Iterable[Sequence[str]]) -> dict[str, str]:
+def merge_products(model: ModelProto, groups: Iterable[Sequence[str]]) -> dict[str, str]:
     """Merge products in blocks (MatMulNBits) that read the same tensor and have equal settings.
 
     In a small model, the products of a step are so small that starting each, and synchronizing the threads after it,
@@ -59,28 +58,28 @@ def merge_products(model: ModelProto, wanted: Iterable[Sequence[str]]) -> dict[s
 
     Args:
         model: modified in place.
-        wanted: names of results to concatenate; the caller must not read them after a merge.
+        groups: names of results to concatenate; the caller must not read them after a merge.
 
     Returns:
         The name of the merged result, by the first of the original results.
     """
     weights = weights_of(model)
     made_by = makers_of(model)
-    found: dict[str, str] = {}
-    instead: dict[str, list[NodeProto]] = {}
-    for number, results in enumerate(wanted):
-        group = [_product(made_by[name], made_by, weights) for name in results]
-        if None in group or len({each.alike for each in group if each is not None}) > 1:
+    merged: dict[str, str] = {}
+    replacements: dict[str, list[NodeProto]] = {}
+    for number, results in enumerate(groups):
+        products = [product for name in results if (product := _product(made_by[name], made_by, weights)) is not None]
+        if len(products) < len(results) or len({product.key for product in products}) > 1:
             continue
-        nodes = _merged(model, f"merged.{number}", [each for each in group if each is not None], weights)
-        instead[made_by[results[0]].name] = [*nodes, made_by[results[0]]]
-        found[results[0]] = nodes[-1].output[0]
-    replace_nodes(model, instead)
-    return found
+        nodes = _merge(model, f"merged.{number}", products, weights)
+        replacements[made_by[results[0]].name] = [*nodes, made_by[results[0]]]
+        merged[results[0]] = nodes[-1].output[0]
+    replace_nodes(model, replacements)
+    return merged
 
 
 def _product(node: NodeProto, made_by: Mapping[str, NodeProto], weights: Mapping[str, TensorProto]) -> _Product | None:
-    """Return the product, with its additions, that ends in a node; None if there is none."""
+    """Return the product, with its additions, that ends in a node, or None."""
     bias, offset = "", None
     if node.op_type == "Add" and (constant := [name for name in node.input if name in weights]):
         bias = constant[0]
@@ -89,8 +88,8 @@ def _product(node: NodeProto, made_by: Mapping[str, NodeProto], weights: Mapping
             return None
     if node.op_type == "Add" and (parts := [made_by.get(name) for name in node.input]):
         node, offset = (
-            next((each for each in parts if each is not None and each.op_type == kind), node)
-            for kind in ("MatMulNBits", "MatMul")
+            next((part for part in parts if part is not None and part.op_type == op_type), node)
+            for op_type in ("MatMulNBits", "MatMul")
         )
         if offset.op_type != "MatMul" or offset.input[1] not in weights:
             return None
@@ -99,59 +98,47 @@ def _product(node: NodeProto, made_by: Mapping[str, NodeProto], weights: Mapping
     return _Product(node, offset, bias)
 
 
-def _merged(
-    model: ModelProto, name: str, group: Sequence[_Product], weights: Mapping[str, TensorProto]
+def _merge(
+    model: ModelProto, name: str, products: Sequence[_Product], weights: Mapping[str, TensorProto]
 ) -> list[NodeProto]:
-    """Add a group's concatenated weights to the graph; return the nodes that replace the group."""
+    """Add the products' concatenated weights to the graph; return the nodes that replace the products."""
 
-    def beside(parts: Sequence[str], part: str) -> str:
-        arrays = [numpy_helper.to_array(weights[each]) for each in parts]
+    def concatenated(names: Sequence[str], part: str) -> str:
+        arrays = [numpy_helper.to_array(weights[each]) for each in names]
         # Offsets are stored as (blocks, outputs).
-        joined = np.concatenate(arrays, axis=1 if part == "offsets" else 0)
-        model.graph.initializer.append(numpy_helper.from_array(joined, f"{name}.{part}"))
+        array = np.concatenate(arrays, axis=1 if part == "offsets" else 0)
+        model.graph.initializer.append(numpy_helper.from_array(array, f"{name}.{part}"))
         return f"{name}.{part}"
 
-    first = group[0].node
-    widths = [each.settings["N"] for each in group]
+    first = products[0]
     tensors = [
-        beside([each.node.input[place] for each in group], part)
-        for place, part in enumerate(_TENSORS[: len(first.input) - 1], start=1)
+        concatenated([product.node.input[index] for product in products], part)
+        for index, part in enumerate(_WEIGHTS[: len(first.node.input) - 1], start=1)
     ]
-    settings = group[0].settings | {"N": sum(widths)}
-    joined = "+".join(each.node.name.strip("/").split("/")[-2] for each in group)
-    place = first.name.rsplit("/", 2)[0]
-    whole = f"{name}.output"
+    settings = first.settings | {"N": sum(product.settings["N"] for product in products)}
+    modules = "+".join(product.node.name.strip("/").split("/")[-2] for product in products)
+    path = f"{first.node.name.rsplit('/', 2)[0]}/{modules}"
+    output = f"{name}.output"
     nodes = [
         helper.make_node(
             "MatMulNBits",
-            [first.input[0], *tensors],
-            [whole],
-            name=f"{place}/{joined}/MatMul",
-            domain=first.domain,
+            [first.node.input[0], *tensors],
+            [output],
+            name=f"{path}/MatMul",
+            domain=first.node.domain,
             **settings,
         )
     ]
-    if group[0].offset is not None:
-        offsets = beside([each.offset.input[1] for each in group if each.offset is not None], "offsets")
+    if first.offset is not None:
+        offsets = concatenated([each.offset.input[1] for each in products if each.offset is not None], "offsets")
+        sums, offset, total = first.offset.input[0], f"{name}.offset", f"{name}.with_offset"
         nodes += [
-            helper.make_node(
-                "MatMul",
-                [group[0].offset.input[0], offsets],
-                [f"{name}.offset"],
-                name=f"{place}/{joined}/offset",
-            ),
-            helper.make_node(
-                "Add",
-                [whole, f"{name}.offset"],
-                [f"{name}.with_offset"],
-                name=f"{place}/{joined}/with_offset",
-            ),
+            helper.make_node("MatMul", [sums, offsets], [offset], name=f"{path}/offset"),
+            helper.make_node("Add", [output, offset], [total], name=f"{path}/with_offset"),
         ]
-    if group[0].bias:
-        bias = beside([each.bias for each in group], "bias")
-        nodes.append(
-            helper.make_node("Add", [nodes[-1].output[0], bias], [f"{name}.sum"], name=f"{place}/{joined}/Add")
-        )
+    if first.bias:
+        bias = concatenated([product.bias for product in products], "bias")
+        nodes.append(helper.make_node("Add", [nodes[-1].output[0], bias], [f"{name}.sum"], name=f"{path}/Add"))
     return nodes
 
 
@@ -171,7 +158,7 @@ def split_zero_points(model: ModelProto, accuracy_level: int) -> int:
         The number of split products.
     """
     weights = weights_of(model)
-    instead: dict[str, list[NodeProto]] = {}
+    replacements: dict[str, list[NodeProto]] = {}
     sums: dict[tuple[str, int], str] = {}
     for node in model.graph.node:
         if node.op_type != "MatMulNBits" or len(node.input) < 4 or node.input[3] not in weights:
@@ -187,13 +174,13 @@ def split_zero_points(model: ModelProto, accuracy_level: int) -> int:
         scales = numpy_helper.to_array(weights[node.input[2]])
         offsets = ((2 ** (settings["bits"] - 1) - zeros) * scales).reshape(settings["N"], width // block)
         model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(offsets.T), f"{node.name}.offsets"))
-        whole, offset = f"{node.name}.whole", f"{node.name}.offset"
-        instead[node.name] = [
+        product, offset = f"{node.name}.whole", f"{node.name}.offset"
+        replacements[node.name] = [
             *nodes,
             helper.make_node(
                 "MatMulNBits",
                 node.input[:3],
-                [whole],
+                [product],
                 name=node.name,
                 domain=MICROSOFT,
                 **settings | {"accuracy_level": accuracy_level},
@@ -204,14 +191,14 @@ def split_zero_points(model: ModelProto, accuracy_level: int) -> int:
                 [offset],
                 name=f"{node.name}/offset",
             ),
-            helper.make_node("Add", [whole, offset], node.output, name=f"{node.name}/with_offset"),
+            helper.make_node("Add", [product, offset], node.output, name=f"{node.name}/with_offset"),
         ]
-    replace_nodes(model, instead)
-    return len(instead)
+    replace_nodes(model, replacements)
+    return len(replacements)
 
 
 def _block_sums(model: ModelProto, inputs: str, width: int, block: int) -> tuple[str, list[NodeProto]]:
-    """Return the name of an activation's block sums, (rows, tokens, blocks), and the nodes that compute them."""
+    """Return the name of an activation's sums per block, (rows, tokens, blocks), and the nodes that compute them."""
     name = f"{inputs}.sums_of_{block}"
     shape, axis = np.array([0, 0, width // block, block]), np.array([-1])
     for part, array in (("shape", shape), ("axis", axis)):
@@ -223,15 +210,14 @@ def _block_sums(model: ModelProto, inputs: str, width: int, block: int) -> tuple
 
 
 def share_embedding(model: ModelProto) -> bool:
-    """Replace the float embedding table by lookups in the head's blocks.
+    """Replace the float embedding table of a model with a tied head by lookups in the head's blocks.
 
-    Only for models with a tied head: both hold the same numbers.
+    Both hold the same numbers.
 
     Returns:
         Whether it was done: the head must be in blocks without zero points.
     """
-    made_by = makers_of(model)
-    head = made_by["logits"]
+    head = makers_of(model)["logits"]
     settings = settings_of(head)
     weights = weights_of(model)
     lookups = [

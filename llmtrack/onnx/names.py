@@ -1,10 +1,10 @@
-"""Names that our graphs add to those of exported decoders."""
+"""Names of our graphs' inputs and properties, and of ONNX Runtime's optimization levels; imports no library."""
 
 LOGITS_TO_KEEP = "logits_to_keep"
 """Optional input: number of last positions whose logits are computed; 0: all."""
 
 LAST, TOTAL, COS, SIN = "tokens.last", "tokens.total", "rotary.cos", "rotary.sin"
-"""Inputs that replace mask and positions if no row has pads: last place per row, number of places, angles by place."""
+"""Inputs that replace mask and positions if no row has pads: last slot per row, number of slots, angles by slot."""
 
 IN_PLACE = "cache_in_place"
 """Graph property: past and present may share one buffer, longer than the tokens read."""

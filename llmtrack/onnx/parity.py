@@ -27,37 +27,31 @@ from llmtrack.tensors.padding import pad_rows
 TIE = PARITY_BOUND / 10
 """Margin of PyTorch's most likely token, as a share of the largest logit, below which summation order decides it."""
 
+# Tokens by which each row is shorter than the one before.
 _SHORTER = 5
 # Number of last positions compared: the logits of all positions of a long row would take gigabytes.
-_KEPT = 64
+_LAST = 64
 
 
 def parity(loaded: LoadedModel, decoder: OnnxDecoder, pads: bool = True) -> Parity:
     """Compare logits with PyTorch's at each of `check_lengths`; return the first failure, or the worst result.
 
-    Args:
-        loaded: the PyTorch model.
-        decoder: the export.
-        pads: whether the compared rows have unequal lengths.
+    Rows have unequal lengths if `pads` is set.
 
     Raises:
         ScenarioError: PyTorch's logits are not finite; of kind `non_finite`.
     """
     config = loaded.model.config.get_text_config().to_dict()
-    parameters = sum(weight.numel() for weight in loaded.model.parameters())
     return at_every_length(
-        config, parameters, lambda length, seed: _parity(loaded, decoder, config, length, pads, seed)
+        config,
+        _parameters(loaded.model),
+        lambda length, seed: _parity(loaded, decoder, config, length, pads, seed),
     )
 
 
-def agreement(found: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return where the most likely token is the same, up to ties within rounding.
-
-    Args:
-        found: (..., vocabulary) logits.
-        expected: PyTorch's.
-    """
-    chosen = np.take_along_axis(expected, found.argmax(axis=-1)[..., None], axis=-1)[..., 0]
+def agreement(logits: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.bool_]:
+    """Compare the most likely tokens of (..., vocabulary) logits, up to ties within rounding of the expected ones."""
+    chosen = np.take_along_axis(expected, logits.argmax(axis=-1)[..., None], axis=-1)[..., 0]
     same: NDArray[np.bool_] = expected.max(axis=-1) - chosen <= TIE * largest(expected)
     return same
 
@@ -74,12 +68,16 @@ def refuse_non_finite(loaded: LoadedModel) -> None:
         ScenarioError: they are not finite; of kind `non_finite`.
     """
     config = loaded.model.config.get_text_config().to_dict()
-    length = check_lengths(config, sum(weight.numel() for weight in loaded.model.parameters()))[0]
+    length = check_lengths(config, _parameters(loaded.model))[0]
     _expected(loaded, *_batch(config, length, True, SEEDS[0]))
 
 
+def _parameters(model: Any) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
 def _batch(config: dict[str, Any], length: int, pads: bool, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and attention mask of rows of random tokens, the longest of the given length."""
+    """Draw ids and attention mask of rows of random tokens, the longest of the given length."""
     random = np.random.default_rng(seed)
     sizes = [size for size in (length, length - _SHORTER, length - 2 * _SHORTER) if size > 1]
     sizes = sizes if length <= SHORT else sizes[:2]
@@ -88,12 +86,11 @@ def _batch(config: dict[str, Any], length: int, pads: bool, seed: int) -> tuple[
 
 
 def _expected(loaded: LoadedModel, ids: torch.Tensor, mask: torch.Tensor) -> NDArray[np.float32]:
-    """Return PyTorch's logits of the last positions: (rows, kept, vocabulary)."""
+    """Compute PyTorch's logits of the last positions: (rows, positions, vocabulary)."""
     with torch.inference_mode():
-        expected: NDArray[np.float32] = (
-            _forward(loaded.model, ids, mask, logits_to_keep=_KEPT).logits[:, -_KEPT:].numpy()
-        )
-    real = mask.numpy().astype(bool)[:, -_KEPT:]
+        output = _forward(loaded.model, ids, mask, logits_to_keep=_LAST)
+    expected: NDArray[np.float32] = output.logits[:, -_LAST:].numpy()
+    real = mask.numpy().astype(bool)[:, -_LAST:]
     if not np.isfinite(expected[real].max(axis=-1)).all():  # masked entries of a vocabulary may be -inf
         raise ScenarioError(
             f"the logits of {loaded.model_id} are not finite in float32: look for damaged weights",
@@ -107,32 +104,34 @@ def _parity(
 ) -> Parity:
     """Compare logits of a batch, optionally left-padded, and of a last token decoded from the cache."""
     ids, mask = _batch(config, length, pads, seed)
+    # At the shorter length, before the longer one changes frequencies that depend on it.
     with torch.inference_mode():
         own = decoded(loaded.model, ids, mask) if rope_kind(config) in LENGTH_DEPENDENT_ROPE else None
     expected = _expected(loaded, ids, mask)
-    real = mask.numpy().astype(bool)[:, -_KEPT:]
-    whole, _ = decoder.run(ids.numpy(), mask.numpy(), keep=min(_KEPT, length))
+    expected_last = expected[:, -1] if own is None else own
+    real = mask.numpy().astype(bool)[:, -_LAST:]
+    logits, _ = decoder.run(ids.numpy(), mask.numpy(), keep=min(_LAST, length))
     _, past = decoder.run(ids[:, :-1].numpy(), mask[:, :-1].numpy(), keep=1)
     last, _ = decoder.run(ids[:, -1:].numpy(), mask.numpy(), past, keep=1)
-    expected_last = expected[:, -1] if own is None else own
-    difference = max(_gap(whole, expected)[real].max(), _gap(last[:, -1], expected_last).max())
-    agreed = agreement(whole[real], expected[real]).mean()
+    difference = max(_differences(logits, expected)[real].max(), _differences(last[:, -1], expected_last).max())
+    agreed = agreement(logits[real], expected[real]).mean()
     return Parity(float(difference), float(difference / largest(expected[real])), float(agreed), length)
 
 
-def _gap(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float32]:
+def _differences(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return absolute differences; 0 where both are the same infinity."""
-    return np.abs(np.where(found == expected, 0, found - expected))
+    return np.abs(np.where(logits == expected, 0, logits - expected))
 
 
 def decoded(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> NDArray[np.float32]:
-    """Return the logits of the last token from PyTorch's cache, whose keys were rotated at the shorter length."""
+    """Compute the last token's logits from PyTorch's cache, whose keys were rotated at the shorter length."""
     before = _forward(model, ids[:, :-1], mask[:, :-1], use_cache=True)
     last = _forward(model, ids[:, -1:], mask, use_cache=True, past_key_values=before.past_key_values)
     return last.logits[:, -1].numpy()
 
 
-def _forward(model: Any, ids: torch.Tensor, mask: torch.Tensor, **wanted: Any) -> Any:
-    wanted["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+def _forward(model: Any, ids: torch.Tensor, mask: torch.Tensor, **arguments: Any) -> Any:
+    arguments["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     known = inspect.signature(model.forward).parameters
-    return model(input_ids=ids, attention_mask=mask, **{name: value for name, value in wanted.items() if name in known})
+    supported = {name: value for name, value in arguments.items() if name in known}
+    return model(input_ids=ids, attention_mask=mask, **supported)

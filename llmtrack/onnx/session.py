@@ -60,22 +60,22 @@ def find_device(requested: str, provider: str = "auto") -> str:
     return "cpu" if (requested, provider) == ("auto", "auto") and not usable else device
 
 
-def choose_provider(device: str, asked: str = "auto") -> str:
+def choose_provider(device: str, requested: str = "auto") -> str:
     """Return the execution provider to use on a device.
 
     Args:
         device: `cpu` or `cuda:N`.
-        asked: a provider's name, with or without `ExecutionProvider`, or `auto`.
+        requested: a provider's name, with or without `ExecutionProvider`, or `auto`.
 
     Raises:
         UsageError: this build of ONNX Runtime does not have it, or the device is neither the CPU nor an NVIDIA GPU.
     """
     require_tried(device, "the onnx backend")
-    name = {"cpu": "CPU", "cuda": "CUDA"}[kind_of(device)] if asked == "auto" else asked
+    name = {"cpu": "CPU", "cuda": "CUDA"}[kind_of(device)] if requested == "auto" else requested
     name = name.removesuffix("ExecutionProvider") + "ExecutionProvider"
     providers = onnxruntime().get_available_providers()
     if name not in providers:
-        listed = ", ".join(each.removesuffix("ExecutionProvider") for each in providers)
+        listed = ", ".join(provider.removesuffix("ExecutionProvider") for provider in providers)
         raise UsageError(
             f"this build of ONNX Runtime has no {name}: it has {listed} (for a GPU install onnxruntime-gpu, "
             "or use device=cpu)"
@@ -88,15 +88,15 @@ class Cache:
     """Cached keys and values.
 
     Attributes:
-        values: of each layer, keys and then values: (rows, heads, places, width) each.
-        places: capacity in tokens; 0: exactly the tokens read, reallocated in each call.
+        values: keys and values of each layer: (rows, heads, capacity, width) each.
+        capacity: in tokens; 0: exactly the tokens read, reallocated in each call.
         session: that of `binding`.
         binding: the session's inputs and outputs, with these values as its past and its present.
         angles: other bound inputs.
     """
 
     values: list[OrtValue]
-    places: int = 0
+    capacity: int = 0
     session: Any = None
     binding: Any = None
     angles: dict[str, OrtValue] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class OnnxDecoder:
         threads: intra-op threads; 0: ONNX Runtime's default.
         provider: execution provider.
         graph_optimization: one of `GRAPH_OPTIMIZATIONS`; the first two allow the separate graph for rows without pads.
-        floats: whether to allow it for graphs without quantized products, too.
+        floats: whether to allow that graph without quantized products, too.
 
     Raises:
         ScenarioError: ONNX Runtime cannot run the graph, or it is not a decoder with a KV cache.
@@ -144,10 +144,10 @@ class OnnxDecoder:
     def _open(self, pads: bool) -> None:
         """Load the graph with or without support for pads, replacing the other."""
         self.session: Any = None
-        made = None if pads else _unpadded(self._path, self._floats)
+        unpadded = None if pads else _unpadded(self._path, self._floats)
         graph: str | bytes = str(self._path)
-        if made is not None:
-            graph, self._angles = made.content, made.angles
+        if unpadded is not None:
+            graph, self._angles = unpadded.content, unpadded.angles
         try:
             with _attention(self._flash):
                 self.session = onnxruntime().InferenceSession(graph, self._options, providers=[self._provider])
@@ -158,25 +158,16 @@ class OnnxDecoder:
                 f"ONNX Runtime cannot run {self._path.name}: {in_words(error)[:300]}",
                 kind="unsupported",
             ) from error
-        self._pads = made is None
+        self._pads = unpadded is None
         self._vocabulary = self.session.get_outputs()[0].shape[-1]
         self._in_place = IN_PLACE in self.session.get_modelmeta().custom_metadata_map
-        inputs = {each.name: each for each in self.session.get_inputs()}
-        overridable = {each.name for each in self.session.get_overridable_initializers()}
+        inputs = {tensor.name: tensor for tensor in self.session.get_inputs()}
+        overridable = {tensor.name for tensor in self.session.get_overridable_initializers()}
         self.takes_positions = "position_ids" in inputs
         self.trims_logits = LOGITS_TO_KEEP in overridable
-        self._past = {name: each.shape for name, each in inputs.items() if _PAST.fullmatch(name)}
-        unknown = set(inputs) - {
-            "input_ids",
-            "attention_mask",
-            "position_ids",
-            LAST,
-            TOTAL,
-            COS,
-            SIN,
-            *self._past,
-        }
-        if unknown or not self._past:
+        self._past = {name: tensor.shape for name, tensor in inputs.items() if _PAST.fullmatch(name)}
+        known = {"input_ids", "attention_mask", "position_ids", LAST, TOTAL, COS, SIN, *self._past}
+        if set(inputs) - known or not self._past:
             raise ScenarioError(
                 f"the graph is not a decoder with a KV cache that llmtrack can run: inputs {', '.join(inputs)}",
                 kind="unsupported",
@@ -199,16 +190,16 @@ class OnnxDecoder:
         mask: NDArray[np.int64],
         past: Cache | None = None,
         keep: int = 0,
-        places: int = 0,
+        capacity: int = 0,
     ) -> tuple[NDArray[np.float32], Cache]:
         """Run the graph over new tokens.
 
         Args:
             ids: (rows, new) token ids; with a past, one per row.
             mask: (rows, past + new), 1 for real tokens and 0 for pads.
-            past: result of the previous call; may be modified. None: no past.
+            past: result of the previous call; may be modified.
             keep: number of last positions whose logits are returned; 0: all.
-            places: expected number of tokens in all; exceeding it costs a copy.
+            capacity: expected number of tokens in all; exceeding it costs a copy.
 
         Returns:
             (rows, kept, vocabulary) logits, and the KV cache with the new tokens in it.
@@ -220,11 +211,11 @@ class OnnxDecoder:
             self._open(pads)
         feeds = self._feeds(ids, mask, keep)
         if not self._in_place:
-            values = past.values if past else self._room(len(ids), 0)
+            values = past.values if past else self._allocate(len(ids), 0)
             feeds |= zip(self._past, values, strict=True)
             logits, *present = self.session.run_with_ort_values(self._outputs, feeds)
             return logits.numpy()[:, -keep:], Cache(present)
-        cache = self._with_room(past, mask.shape, places)
+        cache = self._with_room(past, mask.shape, capacity)
         for name, value in feeds.items():
             cache.binding.bind_ortvalue_input(name, value)
         # Fetching all outputs would wrap two per layer: half a millisecond per step.
@@ -235,16 +226,10 @@ class OnnxDecoder:
         return logits[:, -keep:], cache
 
     def inspect(self, ids: NDArray[np.int64], names: Sequence[str]) -> list[NDArray[np.float32]]:
-        """Return arbitrary outputs of the graph, for rows without pads and without a past.
-
-        Args:
-            ids: (rows, tokens) token ids.
-            names: the outputs.
-        """
+        """Compute named outputs of the graph for (rows, tokens) ids without pads and without a past."""
         if not self._pads:
             self._open(True)
-        found = self.session.run_with_ort_values(list(names), self._prefill(ids))
-        return [each.numpy() for each in found]
+        return [output.numpy() for output in self.session.run_with_ort_values(list(names), self._prefill(ids))]
 
     def prefill_feeds(self, ids: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Return the inputs of a call without pads and without a past, for calibration."""
@@ -255,29 +240,29 @@ class OnnxDecoder:
 
     def _prefill(self, ids: NDArray[np.int64]) -> dict[str, OrtValue]:
         feeds = self._feeds(ids, np.ones_like(ids), 0)
-        return feeds | dict(zip(self._past, self._room(len(ids), 0), strict=True))
+        return feeds | dict(zip(self._past, self._allocate(len(ids), 0), strict=True))
 
     def _feeds(self, ids: NDArray[np.int64], mask: NDArray[np.int64], keep: int) -> dict[str, OrtValue]:
         rows, total = mask.shape
-        found: dict[str, NDArray[Any]] = {"input_ids": ids}
+        feeds: dict[str, NDArray[Any]] = {"input_ids": ids}
         if self._pads:
-            found["attention_mask"] = mask
+            feeds["attention_mask"] = mask
         else:
-            found |= {LAST: np.full(rows, total - 1, dtype=np.int32), TOTAL: np.array(total, dtype=np.int32)}
+            feeds |= {LAST: np.full(rows, total - 1, dtype=np.int32), TOTAL: np.array(total, dtype=np.int32)}
         if self.takes_positions:
-            found["position_ids"] = positions(mask)[:, -ids.shape[1] :].copy()
+            feeds["position_ids"] = positions(mask)[:, -ids.shape[1] :].copy()
         if self.trims_logits:
-            found[LOGITS_TO_KEEP] = np.array([keep], dtype=np.int64)
-        return {name: self._from_array(array) for name, array in found.items()}
+            feeds[LOGITS_TO_KEEP] = np.array([keep], dtype=np.int64)
+        return {name: self._from_array(array) for name, array in feeds.items()}
 
-    def _with_room(self, past: Cache | None, shape: tuple[int, ...], places: int) -> Cache:
+    def _with_room(self, past: Cache | None, shape: tuple[int, ...], capacity: int) -> Cache:
         """Return a cache with the past's content and room for a mask of the shape."""
         rows, total = shape
-        if past is not None and past.places >= total and past.session is self.session:
+        if past is not None and past.capacity >= total and past.session is self.session:
             return past
         # Doubled, so that copies stay rare if the total is unknown.
-        cache = Cache([], max(places, total if past is None else 2 * total), self.session)
-        cache.values = self._room(rows, cache.places)
+        cache = Cache([], max(capacity, total if past is None else 2 * total), self.session)
+        cache.values = self._allocate(rows, cache.capacity)
         for old, new in zip(past.values if past else (), cache.values, strict=False):
             new.numpy()[:, :, : total - 1] = old.numpy()[:, :, : total - 1]
         cache.binding = self.session.io_binding()
@@ -285,42 +270,42 @@ class OnnxDecoder:
             cache.binding.bind_ortvalue_input(name, value)
             cache.binding.bind_ortvalue_output(name.replace("past_key_values", "present"), value)
         if self._angles is not None and not self._pads:
-            tables = self._angles.tables(cache.places)
+            tables = self._angles.tables(cache.capacity)
             cache.angles = {name: self._from_array(table) for name, table in tables.items()}
         for name, value in cache.angles.items():
             cache.binding.bind_ortvalue_input(name, value)
         return cache
 
-    def _room(self, rows: int, places: int) -> list[OrtValue]:
+    def _allocate(self, rows: int, capacity: int) -> list[OrtValue]:
         return [
-            self._from_array(np.zeros((rows, shape[1], places, shape[3]), dtype=np.float32))
+            self._from_array(np.zeros((rows, shape[1], capacity, shape[3]), dtype=np.float32))
             for shape in self._past.values()
         ]
 
 
 def next_token_logits(decoder: OnnxDecoder, ids: Sequence[int]) -> NDArray[np.float32]:
-    """Return (tokens, vocabulary) logits of one row without pads."""
+    """Compute (tokens, vocabulary) logits of one row without pads."""
     row = np.array([ids], dtype=np.int64)
     return decoder.run(row, np.ones_like(row))[0][0]
 
 
 def positions(mask: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of each token in its row, not counting pads."""
+    """Number the tokens of each row from 0, not counting pads."""
     return np.maximum(mask.cumsum(axis=1) - 1, 0)
 
 
 def _unpadded(path: Path, floats: bool) -> Unpadded | None:
-    """Return the graph for rows without pads; None if there is none, or it has float products and `floats` is unset."""
+    """Derive the graph for rows without pads; None if impossible, or if products are floats and `floats` is unset."""
     from llmtrack.onnx import graph
     from llmtrack.onnx.unpadded import unpadded
 
     model = graph.load(path)
-    return unpadded(model) if floats or any(each.op_type in _QUANTIZED for each in model.graph.node) else None
+    return unpadded(model) if floats or any(node.op_type in _QUANTIZED for node in model.graph.node) else None
 
 
 @contextmanager
 def _attention(flash: bool) -> Iterator[None]:
-    """Enable or disable flash attention for sessions created in this context, unless set by the user."""
+    """Enable or disable flash attention for sessions created in this context, unless the user set it."""
     if flash or _NO_FLASH in os.environ:
         yield
         return

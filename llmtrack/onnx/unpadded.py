@@ -1,6 +1,6 @@
 """Build the graph for rows without pads: fewer and larger operators than the one for any mask.
 
-If no row has a pad, the place of a token in the cache is its position, so that `GroupQueryAttention` rotates by itself,
+If no row has a pad, the slot of a token in the cache is its position, so that `GroupQueryAttention` rotates by itself,
 needs no mask, and takes queries, keys and values as one merged product. The file holds the graph for any mask; this one
 is derived on loading, like ONNX Runtime's own optimizations, and computes the same.
 """
@@ -24,31 +24,21 @@ _MASKS = frozenset({"attention_mask", "position_ids"})
 
 @dataclass(frozen=True)
 class Angles:
-    """Rotary angles of a graph.
-
-    Attributes:
-        frequencies: (half the head's width) radians per position.
-        magnitude: factor of cosine and sine.
-    """
+    """Rotary angles of a graph; see `llmtrack.onnx.attention.Rotary`."""
 
     frequencies: NDArray[np.float32]
     magnitude: float
 
-    def tables(self, places: int) -> dict[str, NDArray[np.float32]]:
-        """Return the (places, half the head's width) cosines and sines of the first places."""
-        turns = np.arange(places, dtype=np.float32)[:, None] * self.frequencies
+    def tables(self, positions: int) -> dict[str, NDArray[np.float32]]:
+        """Compute (positions, half the head's width) cosines and sines."""
+        angles = np.arange(positions, dtype=np.float32)[:, None] * self.frequencies
         factor = np.float32(self.magnitude)
-        return {COS: np.cos(turns) * factor, SIN: np.sin(turns) * factor}
+        return {COS: np.cos(angles) * factor, SIN: np.sin(angles) * factor}
 
 
 @dataclass(frozen=True)
 class Unpadded:
-    """A graph for rows without pads.
-
-    Attributes:
-        content: the serialized graph.
-        angles: the source of its inputs `COS` and `SIN`.
-    """
+    """A serialized graph for rows without pads, and the source of its inputs `COS` and `SIN`."""
 
     content: bytes
     angles: Angles
@@ -61,7 +51,7 @@ def unpadded(model: ModelProto) -> Unpadded | None:
         None if not every layer has fused attention, or the weights do not fit into a message.
     """
     layers = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
-    pasts = sum(each.name.endswith(".key") for each in model.graph.input)
+    pasts = sum(tensor.name.endswith(".key") for tensor in model.graph.input)
     weights = graph.weights_of(model)
     names = ("rotary.frequencies", "rotary.magnitude")
     if not layers or len(layers) != pasts or any(name not in weights for name in names):
@@ -71,10 +61,10 @@ def unpadded(model: ModelProto) -> Unpadded | None:
     frequencies, magnitude = (numpy_helper.to_array(weights[name]) for name in names)
     graph.name_shared_weights(model)
     made_by = graph.makers_of(model)
-    read = [[*(made_by[name].input[0] for name in node.input[:2]), node.input[2]] for node in layers]
-    merged = merge_products(model, read)
+    inputs = [[*(made_by[name].input[0] for name in node.input[:2]), node.input[2]] for node in layers]
+    merged = merge_products(model, inputs)
     layers = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
-    for node, parts in zip(layers, read, strict=True):
+    for node, parts in zip(layers, inputs, strict=True):
         _rotate_inside(node, [merged[parts[0]], "", ""] if parts[0] in merged else parts)
     fuse_norms(model)
     _exchange_inputs(model, len(frequencies[0]))
@@ -85,13 +75,13 @@ def unpadded(model: ModelProto) -> Unpadded | None:
     return Unpadded(model.SerializeToString(), Angles(frequencies[0], float(magnitude)))
 
 
-def _rotate_inside(attention: NodeProto, read: Sequence[str]) -> None:
-    """Let the attention operator rotate its inputs: queries, keys and values, or all merged in the first."""
+def _rotate_inside(attention: NodeProto, inputs: Sequence[str]) -> None:
+    """Make the attention operator rotate its inputs: queries, keys and values, or all merged in the first."""
     settings = graph.settings_of(attention) | {"do_rotary": 1}
     attention.CopyFrom(
         helper.make_node(
             attention.op_type,
-            [*read, *attention.input[3:5], LAST, TOTAL, COS, SIN],
+            [*inputs, *attention.input[3:5], LAST, TOTAL, COS, SIN],
             list(attention.output),
             name=attention.name,
             domain=attention.domain,
@@ -101,9 +91,9 @@ def _rotate_inside(attention: NodeProto, read: Sequence[str]) -> None:
 
 
 def _exchange_inputs(model: ModelProto, half: int) -> None:
-    kept = [each for each in model.graph.input if each.name not in _MASKS]
+    inputs = [tensor for tensor in model.graph.input if tensor.name not in _MASKS]
     del model.graph.input[:]
-    model.graph.input.extend(kept)
+    model.graph.input.extend(inputs)
     model.graph.input.extend(
         [
             helper.make_tensor_value_info(LAST, TensorProto.INT32, ["batch_size"]),
@@ -116,14 +106,7 @@ def _exchange_inputs(model: ModelProto, half: int) -> None:
 
 @dataclass(frozen=True)
 class _Norm:
-    """A norm expressed as separate nodes.
-
-    Attributes:
-        source: name of the input.
-        weight: name of the initializer of its weight.
-        epsilon: added to the mean square.
-        result: name of the output.
-    """
+    """A norm expressed as separate nodes: names of its input, weight and output, and what is added to the mean square."""
 
     source: str
     weight: str
@@ -135,10 +118,7 @@ def fuse_norms(model: ModelProto) -> int:
     """Fuse each sum of two activations with the root-mean-square norm that reads it.
 
     ONNX Runtime recognizes such norms when it loads a graph, but leaves the preceding sum as a separate operator, two
-    per layer.
-
-    Returns:
-        The number of fused sums.
+    per layer. Returns the number of fused sums.
     """
     made_by = graph.makers_of(model)
     readers = graph.readers_of(model)
@@ -146,16 +126,16 @@ def fuse_norms(model: ModelProto) -> int:
     fused = 0
     for node in list(model.graph.node):
         norm = _norm(node, made_by, readers, constants) if node.op_type == "Pow" else None
-        made = made_by.get(norm.source) if norm is not None else None
-        if norm is None or made is None or made.op_type != "Add" or constants.keys() & set(made.input):
+        total = made_by.get(norm.source) if norm is not None else None
+        if norm is None or total is None or total.op_type != "Add" or constants.keys() & set(total.input):
             continue
         made_by[norm.result].output[0] = f"replaced.{norm.result}"
-        made.CopyFrom(
+        total.CopyFrom(
             helper.make_node(
                 "SkipSimplifiedLayerNormalization",
-                [*made.input, norm.weight],
+                [*total.input, norm.weight],
                 [norm.result, "", "", norm.source],
-                name=made.name,
+                name=total.name,
                 domain=graph.MICROSOFT,
                 epsilon=norm.epsilon,
             )
@@ -172,9 +152,9 @@ def _norm(
 ) -> _Norm | None:
     """Return the norm that begins with a power, or None."""
 
-    def only_reader(node: NodeProto | None, kind: str) -> NodeProto | None:
-        found = readers.get(node.output[0], []) if node is not None else []
-        return found[0] if len(found) == 1 and found[0].op_type == kind else None
+    def only_reader(node: NodeProto | None, op_type: str) -> NodeProto | None:
+        nodes = readers.get(node.output[0], []) if node is not None else []
+        return nodes[0] if len(nodes) == 1 and nodes[0].op_type == op_type else None
 
     mean = only_reader(power, "ReduceMean")
     add = only_reader(mean, "Add")
@@ -216,11 +196,11 @@ def _uncast(name: str, made_by: dict[str, NodeProto]) -> str:
 def _axes(mean: NodeProto, constants: dict[str, Any]) -> Any:
     if len(mean.input) > 1:
         return constants.get(mean.input[1])
-    return next((np.array(each.ints) for each in mean.attribute if each.name == "axes"), None)
+    return next((np.array(attribute.ints) for attribute in mean.attribute if attribute.name == "axes"), None)
 
 
-def _is(found: Any, expected: float) -> bool:
-    return found is not None and found.size == 1 and float(found.reshape(())) == expected
+def _is(value: Any, expected: float) -> bool:
+    return value is not None and value.size == 1 and float(value.reshape(())) == expected
 
 
 def _constants(model: ModelProto) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Graphs of a few nodes, made on the spot."""
+"""Graphs of a few nodes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def run(model, feeds):
 
 
 def small(nodes, weights, results, opset=18, rows=("rows",)):
-    """A graph of float tensors that reads `x`, (*rows, 32)."""
+    """Build a graph of float tensors with the input `x`, (*rows, 32)."""
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [*rows, 32])]
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [*rows, None]) for name in results]
     tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    made = helper.make_graph(nodes, "small", inputs, outputs, tensors)
-    sets = [helper.make_opsetid("", opset), helper.make_opsetid(graph.MICROSOFT, 1)]
-    return helper.make_model(made, opset_imports=sets, ir_version=9)
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(graph.MICROSOFT, 1)]
+    small_graph = helper.make_graph(nodes, "small", inputs, outputs, tensors)
+    return helper.make_model(small_graph, opset_imports=opsets, ir_version=9)

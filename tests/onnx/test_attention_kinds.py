@@ -1,6 +1,6 @@
-"""An export says what PyTorch says before and after every length where a model begins to compute otherwise.
+"""Exports match PyTorch on both sides of every length at which a model computes differently.
 
-Compared here by a plain loop: one row, no pads, a fresh PyTorch model for each length.
+Compared by a plain loop: one row, no pads, a fresh PyTorch model for each length.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llmtrack.engines.onnx import open_folder
 from llmtrack.onnx.export import export, traceable_rope
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 
-FUSED, AS_IT_IS = "GroupQueryAttention", "as exported"
+FUSED, AS_EXPORTED = "GroupQueryAttention", "as exported"
 NEW = 3
 SHAPE = {
     "vocab_size": 512,
@@ -44,7 +44,7 @@ SHAPE = {
 
 
 def saved(folder, kind, **settings):
-    """A folder of a random model whose attention is sharp enough for what it looks at to matter."""
+    """Save a random model whose attention is sharp enough for its context to matter."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPE | settings))
     with torch.no_grad():
@@ -57,7 +57,7 @@ def saved(folder, kind, **settings):
 
 
 def expected_logits(folder, ids):
-    """Logits by PyTorch's eager attention of all but the last tokens at once, and of these one by one from the cache."""
+    """Compute PyTorch's logits, by eager attention: of the last tokens one by one from the cache."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
     with torch.inference_mode():
         out = model(ids[:, :-NEW], use_cache=True)
@@ -86,40 +86,40 @@ def rope(kind, **settings):
 
 LONG = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
 CASES = {
-    "window": ("mistral", {"sliding_window": 64}, AS_IT_IS),
+    "window": ("mistral", {"sliding_window": 64}, AS_EXPORTED),
     "window of some layers": (
         "qwen2",
         {"num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
-        AS_IT_IS,
+        AS_EXPORTED,
     ),
     "windows and caps of scores": (
         "gemma2",
         {"num_hidden_layers": 2, "sliding_window": 64, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.0},
-        AS_IT_IS,
+        AS_EXPORTED,
     ),
-    "norms of queries and keys": ("qwen3", {}, AS_IT_IS),
-    "clipped projections": ("olmo", {"clip_qkv": 100.0, "head_dim": 16}, AS_IT_IS),
-    "layers without positions": ("smollm3", {"num_hidden_layers": 2, "no_rope_layer_interval": 2}, AS_IT_IS),
-    "part of a head": ("glm", {"partial_rotary_factor": 0.5}, AS_IT_IS),
+    "norms of queries and keys": ("qwen3", {}, AS_EXPORTED),
+    "clipped projections": ("olmo", {"clip_qkv": 100.0, "head_dim": 16}, AS_EXPORTED),
+    "layers without rotation": ("smollm3", {"num_hidden_layers": 2, "no_rope_layer_interval": 2}, AS_EXPORTED),
+    "partly rotated heads": ("glm", {"partial_rotary_factor": 0.5}, AS_EXPORTED),
     "long rope": (
         "phi3",
         {"original_max_position_embeddings": 64, "head_dim": 16, "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}},
-        AS_IT_IS,
+        AS_EXPORTED,
     ),
-    "long rope of another family": ("llama", {"original_max_position_embeddings": 64, **rope("longrope", factor=2.0, **LONG)}, AS_IT_IS),
-    "dynamic rope": ("llama", {"max_position_embeddings": 64, **rope("dynamic", factor=2.0)}, AS_IT_IS),
+    "long rope of another family": ("llama", {"original_max_position_embeddings": 64, **rope("longrope", factor=2.0, **LONG)}, AS_EXPORTED),
+    "dynamic rope": ("llama", {"max_position_embeddings": 64, **rope("dynamic", factor=2.0)}, AS_EXPORTED),
     "linear rope": ("llama", {"max_position_embeddings": 64, **rope("linear", factor=2.0)}, FUSED),
     "yarn": ("llama", rope("yarn", factor=2.0, original_max_position_embeddings=64), FUSED),
-    "scores with a factor of their own": ("granite", {"attention_multiplier": 0.9, "head_dim": 16}, FUSED),
-    "heads of a width that the operator does not take": ("llama", {"head_dim": 12}, AS_IT_IS),
-    "one head of keys for all": ("llama", {"num_key_value_heads": 1, "attention_bias": True}, FUSED),
+    "another factor of scores": ("granite", {"attention_multiplier": 0.9, "head_dim": 16}, FUSED),
+    "unsupported head width": ("llama", {"head_dim": 12}, AS_EXPORTED),
+    "multi-query": ("llama", {"num_key_value_heads": 1, "attention_bias": True}, FUSED),
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True}, FUSED),
 }  # fmt: skip
 
 
 @pytest.mark.slow(2)
 @pytest.mark.parametrize(("kind", "settings", "attention"), CASES.values(), ids=CASES)
-def test_it_says_the_same_before_and_after_every_threshold(kind, settings, attention, tmp_path):
+def test_exports_match_before_and_after_every_threshold(kind, settings, attention, tmp_path):
     folder = saved(tmp_path / "model", kind, **settings)
     (tmp_path / "onnx").mkdir()
     facts = export(str(folder), None, tmp_path / "onnx")
@@ -128,11 +128,11 @@ def test_it_says_the_same_before_and_after_every_threshold(kind, settings, atten
     for length in (48, 63, 66, 100):  # the third is decoded across 64
         ids = torch.randint(3, 512, (1, length), generator=torch.Generator().manual_seed(length))
         expected = expected_logits(folder, ids)
-        found = exported_logits(decoder, ids.numpy())
-        assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max(), length
+        logits = exported_logits(decoder, ids.numpy())
+        assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max(), length
 
 
-def test_positions_that_nothing_is_known_of_are_refused_in_one_line():
+def test_unknown_rotary_positions_are_refused_in_one_line():
     class Unknown(torch.nn.Module):
         config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(to_dict=lambda: rope("something", factor=2.0)))
 
@@ -144,7 +144,7 @@ def test_positions_that_nothing_is_known_of_are_refused_in_one_line():
     assert "\n" not in str(caught.value)
 
 
-def test_tracing_leaves_the_model_as_it_was(tmp_path):
+def test_tracing_restores_the_model(tmp_path):
     folder = saved(tmp_path, "llama", max_position_embeddings=64, **rope("dynamic", factor=2.0))
     model, _ = load_folder(folder, device="cpu", dtype=torch.float32)
     embedding = model.model.rotary_emb
@@ -165,9 +165,7 @@ def test_tracing_leaves_the_model_as_it_was(tmp_path):
         ("llama", {"max_position_embeddings": 20, **rope("dynamic", factor=4.0)}),
     ],
 )  # fmt: skip
-def test_what_is_generated_across_a_threshold_is_what_pytorch_generates_and_unequal_rows_are_refused(
-    kind, settings, tmp_path
-):
+def test_generation_across_a_threshold_matches_and_unequal_rows_are_refused(kind, settings, tmp_path):
     folder = saved(tmp_path / "model", kind, **{"original_max_position_embeddings": 20, **settings})
     (tmp_path / "onnx").mkdir()
     export(str(folder), None, tmp_path / "onnx")
@@ -184,7 +182,7 @@ def test_what_is_generated_across_a_threshold_is_what_pytorch_generates_and_uneq
 
 
 @pytest.mark.slow(1)
-def test_ends_beyond_the_vocabulary_are_never_chosen_and_harm_nothing(exported):
+def test_end_tokens_beyond_the_vocabulary_are_ignored(exported):
     engine = open_folder(exported)
     request = GenerateRequest(((5, 6, 7),), 4)
     expected = engine.generate(request, lambda: None)

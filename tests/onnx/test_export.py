@@ -1,7 +1,8 @@
-"""Exports are checked against PyTorch, and a model that cannot be exported is refused in one line."""
+"""Exports are checked against PyTorch; errors are one line."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,22 +33,22 @@ def traced(monkeypatch, tmp_path_factory):
 
 
 @pytest.mark.slow(2)
-def test_an_export_says_what_pytorch_says(exported):
+def test_an_export_matches_pytorch(exported):
     loaded = load.load_model("synthetic:tiny", device="cpu", dtype=torch.float32)
-    found = parity(loaded, OnnxDecoder(exported / MODEL_FILE))
-    assert found.holds
-    assert found.difference < 1e-3
-    assert found.top1_agreement == 1.0
+    result = parity(loaded, OnnxDecoder(exported / MODEL_FILE))
+    assert result.holds
+    assert result.difference < 1e-3
+    assert result.top1_agreement == 1.0
 
 
 @pytest.mark.slow(2)
-def test_another_model_is_noticed(exported):
+def test_another_model_does_not_match(exported):
     other = load.load_model("synthetic:tiny", device="cpu", dtype=torch.float32)
     with torch.no_grad():
         other.model.model.layers[1].mlp.down_proj.weight *= 1.5
-    found = parity(other, OnnxDecoder(exported / MODEL_FILE))
-    assert not found.holds
-    assert "logits differ by up to" in str(found)
+    result = parity(other, OnnxDecoder(exported / MODEL_FILE))
+    assert not result.holds
+    assert "logits differ by up to" in str(result)
 
 
 @pytest.mark.parametrize(("share", "agreement", "holds"), [(9e-4, 0.99, True), (2e-3, 1.0, False), (0.0, 0.9, False)])
@@ -59,45 +60,44 @@ def test_the_bounds_of_parity(share, agreement, holds):
     ("other", "expected"),
     [
         ([[5.0, 10.0, -np.inf], [1.0, 2.0, 3.0]], [True, True]),
-        (
-            [[5.0, 10.0, -np.inf], [1.0, 3.0, 2.0]],
-            [True, False],
-        ),  # PyTorch prefers its own by a tenth of the largest
+        # PyTorch prefers its own token by a tenth of the largest logit ...
+        ([[5.0, 10.0, -np.inf], [1.0, 3.0, 2.0]], [True, False]),
         ([[10.0, 5.0, -np.inf], [1.0, 2.0, 3.0]], [False, True]),
-        ([[5.0, 10.0, -np.inf], [3.0, 1.0, 2.0]], [True, True]),  # ... and by 1e-5 of it: a tie
+        # ... and by 1e-5 of it: a tie.
+        ([[5.0, 10.0, -np.inf], [3.0, 1.0, 2.0]], [True, True]),
     ],
 )
-def test_the_same_token_is_one_that_pytorch_prefers_to_no_other_by_more_than_rounding(other, expected):
-    own = np.array([[5.0, 10.0, -np.inf], [2.9999, 2.0, 3.0]])
-    assert agreement(np.array(other), own).tolist() == expected
+def test_tokens_agree_up_to_ties_within_rounding(other, expected):
+    pytorch = np.array([[5.0, 10.0, -np.inf], [2.9999, 2.0, 3.0]])
+    assert agreement(np.array(other), pytorch).tolist() == expected
 
 
-def test_a_tie_in_one_of_48_places_is_no_other_graph():
-    own = np.tile([1.0, 2.0, 3.0], (48, 1))
-    own[7] = 1.0, 3.0 - 1e-5, 3.0
-    found = own.copy()
-    found[7] = 1.0, 3.0, 3.0 - 1e-5
-    assert (found.argmax(axis=1) == own.argmax(axis=1)).mean() < LEAST_AGREEMENT
-    assert agreement(found, own).all()
+def test_a_tie_in_one_of_48_positions_is_no_disagreement():
+    pytorch = np.tile([1.0, 2.0, 3.0], (48, 1))
+    pytorch[7] = 1.0, 3.0 - 1e-5, 3.0
+    other = pytorch.copy()
+    other[7] = 1.0, 3.0, 3.0 - 1e-5
+    assert (other.argmax(axis=1) == pytorch.argmax(axis=1)).mean() < LEAST_AGREEMENT
+    assert agreement(other, pytorch).all()
 
 
 @pytest.mark.parametrize(("shares", "holds"), [((1e-6,), True), ((2e-3, 1e-6), True), ((2e-3, 2e-3), False)])
-def test_an_export_is_refused_only_if_other_rows_differ_too(shares, holds, monkeypatch):
-    tried = iter(shares)
+def test_an_export_is_refused_only_if_a_second_batch_differs_too(shares, holds, monkeypatch):
+    differences = iter(shares)
     monkeypatch.setattr(lengths, "check_lengths", lambda config, parameters, longest: [16])
-    monkeypatch.setattr(parity_module, "_parity", lambda *asked: Parity(1.0, next(tried), 1.0, 16))
+    monkeypatch.setattr(parity_module, "_parity", lambda *arguments: Parity(1.0, next(differences), 1.0, 16))
     assert parity(SimpleNamespace(model=small("llama").model), None).holds is holds
-    assert not list(tried), "no more rows than it takes"
+    assert not list(differences), "no more rows than necessary"
 
 
 @pytest.mark.slow(1)
 @pytest.mark.usefixtures("traced")
-def test_attention_that_differs_is_left_as_it_was_exported(tmp_path, monkeypatch):
-    right = exporting.rotary_of
+def test_fused_attention_that_does_not_match_is_not_used(tmp_path, monkeypatch):
+    rotary_of = exporting.rotary_of
 
     def wrong(model):
-        found = right(model)
-        return type(found)(**{**vars(found), "frequencies": np.zeros_like(found.frequencies)})
+        rotary = rotary_of(model)
+        return replace(rotary, frequencies=np.zeros_like(rotary.frequencies))
 
     monkeypatch.setattr(exporting, "rotary_of", wrong)
     facts = export("synthetic:tiny", None, tmp_path)
@@ -107,12 +107,12 @@ def test_attention_that_differs_is_left_as_it_was_exported(tmp_path, monkeypatch
 
 @pytest.mark.slow(1)
 @pytest.mark.usefixtures("traced")
-def test_a_way_that_cannot_be_run_hides_no_other(tmp_path, monkeypatch):
-    tried = []
+def test_if_fused_attention_cannot_run_the_exported_one_is_used(tmp_path, monkeypatch):
+    decoders = []
 
     def broken(loaded, decoder):
-        tried.append(decoder)
-        if len(tried) == 1:
+        decoders.append(decoder)
+        if len(decoders) == 1:
             raise RuntimeError("head_size must be\na multiple of 16")
         return parity(loaded, decoder)
 
@@ -168,7 +168,7 @@ def test_an_architecture_without_an_export_is_refused_in_one_line(tmp_path):
         ),
     ],
 )
-def test_whatever_the_exporter_raises_is_one_line(tmp_path, monkeypatch, error, line):
+def test_any_error_of_the_exporter_is_one_line(tmp_path, monkeypatch, error, line):
     def fail(loaded, folder):
         raise error
 
@@ -178,7 +178,7 @@ def test_whatever_the_exporter_raises_is_one_line(tmp_path, monkeypatch, error, 
     assert str(caught.value) == f"optimum's exporter {line}"
 
 
-def test_lack_of_memory_is_no_lack_of_the_exporter(tmp_path, monkeypatch):
+def test_running_out_of_memory_is_not_an_error_of_the_exporter(tmp_path, monkeypatch):
     def fail(loaded, folder):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 

@@ -1,4 +1,4 @@
-"""Which lengths an export is checked at, and which attention is not fused, by the config alone."""
+"""Lengths at which an export is checked, and attention that is not fused, by the config alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def scaled(kind, **settings):
         ({"attention_chunk_size": 128}, (48, 128, 144)),
         ({"original_max_position_embeddings": 256}, (48, 256, 272)),
         (scaled("yarn", factor=4.0, original_max_position_embeddings=1024), (48, 1024, 1040)),
-        # Beyond the unscaled context, which the model can take by its scaling.
+        # Beyond the unscaled context, which scaling extends.
         ({"max_position_embeddings": 64, **scaled("dynamic", factor=4.0)}, (48, 64, 80)),
         ({"max_position_embeddings": 64, **scaled("linear", factor=1.125)}, (48, 64, 72)),
         ({"sliding_window": 64, "original_max_position_embeddings": 512}, (48, 64, 80, 512, 528)),
@@ -46,7 +46,7 @@ def test_an_export_is_checked_on_both_sides_of_every_threshold(changes, expected
     assert check_lengths({**LLAMA, **changes}, SMALL) == expected
 
 
-def test_what_was_made_with_a_shorter_context_is_checked_within_it():
+def test_a_conversion_with_a_shorter_context_is_checked_within_it():
     config = {**LLAMA, "sliding_window": 64, **scaled("yarn", factor=4.0, original_max_position_embeddings=1024)}
     assert check_lengths(config, SMALL) == (48, 64, 80, 1024, 1040)
     assert check_lengths(config, SMALL, longest=1024) == (48, 64, 80, 1024)
@@ -54,7 +54,7 @@ def test_what_was_made_with_a_shorter_context_is_checked_within_it():
 
 
 @pytest.mark.parametrize(("parameters", "longest"), [(10**6, 528), (135 * 10**6, 528), (10**9, 48), (8 * 10**9, 48)])
-def test_a_large_model_is_checked_at_lengths_that_take_seconds(parameters, longest):
+def test_a_large_model_is_checked_only_at_short_lengths(parameters, longest):
     assert check_lengths({**LLAMA, "sliding_window": 512}, parameters)[-1] == longest
 
 
@@ -86,11 +86,11 @@ def test_a_large_model_is_checked_at_lengths_that_take_seconds(parameters, longe
         ({"id2label": {0: "LABEL_0"}}, ""),
     ],
 )
-def test_what_one_operator_cannot_say_is_seen_in_the_config(changes, why):
+def test_attention_that_cannot_be_fused_is_recognized_by_the_config(changes, why):
     assert why_not_fused({**LLAMA, **changes}) == why
 
 
-def test_a_config_is_read_whole():
+def test_nested_settings_are_read():
     assert rope_kind({}) == rope_kind(LLAMA) == "default"
     assert windows({**LLAMA, "attention": {"window_size": 100}}) == (100,)
     assert thresholds({**LLAMA, "attention": {"window_size": 100}}) == (100,)

@@ -1,4 +1,4 @@
-"""Products whose zero points are floats are the fast product and a small one, by numbers worked out by hand."""
+"""Products with float zero points are split into the fast product and a small one, by hand."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ pytest.importorskip("onnx", reason=MISSING)
 pytest.importorskip("onnxruntime", reason=MISSING)
 from onnx import helper, numpy_helper
 
+from llmtrack.onnx.graph import weights_of
 from llmtrack.onnx.matmul_nbits import split_zero_points
 from tests.onnx.small import run, small
 
@@ -19,7 +20,7 @@ EXACT = 1
 
 
 def product(name, zeros, block=16, width=32, outputs=2):
-    """A product with weights `scale * (q - zero)`: q is 3 in the first output and 12 in the others, scales are 0.5."""
+    """Build a product with weights `scale * (q - zero)`: q is 3 in the first output and 12 in the others, scales 0.5."""
     steps = np.full((outputs, width // block, block // 2), 0x33, dtype=np.uint8)
     steps[1:] = 0xCC
     blocks = outputs * (width // block)
@@ -40,7 +41,7 @@ def product(name, zeros, block=16, width=32, outputs=2):
     return node, weights
 
 
-def test_a_product_with_float_zero_points_says_what_it_said():
+def test_splitting_float_zero_points_preserves_the_result():
     zeros = np.array([2.5, 7.25, 9.5, 0.0], dtype=np.float32)
     node, weights = product("a", zeros)
     model = small([node], weights, ["a.y"], rows=(1, 2))
@@ -54,24 +55,22 @@ def test_a_product_with_float_zero_points_says_what_it_said():
     assert run(model, {"x": inputs})[0][0] == pytest.approx(np.array(by_hand), abs=1e-5)
     assert split_zero_points(model, EXACT) == 1
     assert run(model, {"x": inputs})[0][0] == pytest.approx(np.array(by_hand), abs=1e-5)
-    (split,) = (each for each in model.graph.node if each.op_type == "MatMulNBits")
+    (split,) = (node for node in model.graph.node if node.op_type == "MatMulNBits")
     assert (len(split.input), split.name) == (3, "a")
-    offsets = next(each for each in model.graph.initializer if each.name == "a.offsets")
+    offsets = weights_of(model)["a.offsets"]
     assert numpy_helper.to_array(offsets).tolist() == [[2.75, -0.75], [0.375, 4.0]]
 
 
-def test_the_sums_of_an_input_are_made_once_for_each_block_size():
+def test_an_input_is_summed_once_per_block_size():
     zeros = np.full(4, 7.5, dtype=np.float32)
-    made = [product("a", zeros), product("b", zeros), product("c", zeros[:2], block=32)]
-    model = small(
-        [node for node, _ in made], {k: v for _, w in made for k, v in w.items()}, ["a.y", "c.y"], rows=(1, 2)
-    )
+    nodes, weights = zip(product("a", zeros), product("b", zeros), product("c", zeros[:2], block=32), strict=True)
+    model = small(nodes, {name: array for each in weights for name, array in each.items()}, ["a.y", "c.y"], rows=(1, 2))
     assert split_zero_points(model, EXACT) == 3
     assert sum(node.op_type == "ReduceSum" for node in model.graph.node) == 2
 
 
-def test_whole_zero_points_are_left_to_the_kernel_that_knows_them():
+def test_integer_zero_points_are_not_split():
     node, weights = product("a", np.full((2, 1), 0x77, dtype=np.uint8))
     model = small([node], weights, ["a.y"], rows=(1, 2))
     assert split_zero_points(model, EXACT) == 0
-    assert [each.op_type for each in model.graph.node] == ["MatMulNBits"]
+    assert [node.op_type for node in model.graph.node] == ["MatMulNBits"]

@@ -1,4 +1,4 @@
-"""Which device `auto` is depends on what ONNX Runtime was built for, not only on what PyTorch sees."""
+"""`auto` is a GPU only if this build of ONNX Runtime supports it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from llmtrack.onnx import session
         ("auto", "CUDA", "cuda:0", ["CPU"], "cuda:0"),
     ],
 )
-def test_auto_is_a_gpu_only_where_onnx_runtime_can_use_it(monkeypatch, requested, provider, gpu, providers, expected):
-    there = [f"{name}ExecutionProvider" for name in providers]
-    monkeypatch.setattr(session, "onnxruntime", lambda: SimpleNamespace(get_available_providers=lambda: there))
-    monkeypatch.setattr(session, "resolve_device", lambda asked: gpu)
+def test_auto_is_a_gpu_only_if_onnx_runtime_can_use_it(monkeypatch, requested, provider, gpu, providers, expected):
+    available = [f"{name}ExecutionProvider" for name in providers]
+    monkeypatch.setattr(session, "onnxruntime", lambda: SimpleNamespace(get_available_providers=lambda: available))
+    monkeypatch.setattr(session, "resolve_device", lambda requested: gpu)
     assert session.find_device(requested, provider) == expected
