@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.host.signals import print_interrupt_in_one_line
-from llmtrack.worker.bytecode import keep_bytecode
+from llmtrack.worker.bytecode import cache_bytecode
 
 if TYPE_CHECKING:
     from llmtrack.experiment import Declaration
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # While Python resolves the module for `python -m`.
 if sys.argv[:1] == ["-m"]:
     print_interrupt_in_one_line()
-    keep_bytecode()
+    cache_bytecode()
 
 
 def declarations() -> dict[str, Declaration[Any]]:

@@ -22,7 +22,7 @@ from llmtrack.spec.parameter import flag_of, unexpected
 from llmtrack.spec.scenario import Variant
 from llmtrack.spec.task import GenerateTask
 from llmtrack.version import __version__
-from llmtrack.worker.bytecode import keep_bytecode
+from llmtrack.worker.bytecode import cache_bytecode
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,7 +32,7 @@ def main() -> None:
 
     Experiments run through MLflow: mlflow run . -e baseline --env-manager local
     """
-    keep_bytecode()
+    cache_bytecode()
 
 
 for each in COMMANDS:

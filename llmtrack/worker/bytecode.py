@@ -1,4 +1,4 @@
-"""Cache compiled bytecode even if the environment disables it.
+"""Cache Python's bytecode even if the environment disables it.
 
 Container images set `PYTHONDONTWRITEBYTECODE`; then each worker recompiles PyTorch and transformers, which takes longer
 than importing them.
@@ -18,8 +18,8 @@ def bytecode_folder() -> str | None:
     """Return the bytecode folder to use, or None if Python already caches bytecode."""
     if not sys.dont_write_bytecode or sys.pycache_prefix is not None:
         return None
-    found = find_spec(_LARGE)
-    if found is None or found.origin is None or os.path.exists(cache_from_source(found.origin)):
+    spec = find_spec(_LARGE)
+    if spec is None or spec.origin is None or os.path.exists(cache_from_source(spec.origin)):
         return None
     # Imported late: it would slow the start of every command by a fifth, and few need it.
     from llmtrack.models.cache import cache_root
@@ -33,8 +33,8 @@ def bytecode_environment() -> dict[str, str]:
     return {"PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""} if folder else {}
 
 
-def keep_bytecode() -> None:
+def cache_bytecode() -> None:
     """Enable the bytecode cache in this process and its children."""
-    if told := bytecode_environment():
-        os.environ.update(told)
-        sys.pycache_prefix, sys.dont_write_bytecode = told["PYTHONPYCACHEPREFIX"], False
+    if variables := bytecode_environment():
+        os.environ.update(variables)
+        sys.pycache_prefix, sys.dont_write_bytecode = variables["PYTHONPYCACHEPREFIX"], False

@@ -33,7 +33,7 @@ Figures = tuple[dict[str, float], dict[str, Scalar]]
 def idle_watts(device: str) -> float | None:
     """Return the power of a device with a loaded model and no computation, or None if unknown.
 
-    Measured once, over a second, before any timing.
+    Measured once, for a second, before any timing.
     """
     counters = gauges.gauge_of(device)
     if counters is None or (before := counters.read()).energy_j is None:
@@ -46,10 +46,7 @@ def idle_watts(device: str) -> float | None:
 
 
 def gauge_for(info: EngineInfo, beside: BestEffort) -> Gauge | None:
-    """Return the gauge of an engine's device, or None if there is none, or several devices.
-
-    The idle power is measured before the device works.
-    """
+    """Return the gauge of an engine's device after measuring its idle power; None without one, or for several devices."""
     if info.devices > 1:
         return None
     gauge = beside.get("the state of the device", partial(gauges.gauge_of, info.device), None)
@@ -97,36 +94,32 @@ def energy_figures(
 
     Args:
         intervals: readings before and after each call.
-        tokens: tokens produced by all calls.
-        prefix: prefix of the metric names.
+        tokens: produced by all calls.
+        prefix: of the metric names.
     """
     counters = gauges.gauge_of(device)
-    found = energy_of(intervals, counters.period_s) if counters else None
-    if counters is None or found is None or not tokens:
+    energy = energy_of(intervals, counters.period_s) if counters else None
+    if counters is None or energy is None or not tokens:
         return {}, {}
-    metrics = {f"{prefix}joules_per_token": found.joules / tokens, f"{prefix}power_w": found.watts}
+    metrics = {f"{prefix}joules_per_token": energy.joules / tokens, f"{prefix}power_w": energy.watts}
     if (idle := idle_watts(device)) is not None:
-        metrics |= {f"{prefix}idle_energy_share": found.idle_share(idle), "idle_power_w": idle}
+        metrics |= {f"{prefix}idle_energy_share": energy.idle_share(idle), "idle_power_w": idle}
     return metrics, {"energy_source": counters.name}
 
 
 def device_warnings(device: str, intervals: Sequence[Interval]) -> tuple[tuple[str, ...], bool]:
-    """Return warnings about a device during timed calls, and whether the cause may be temporary.
-
-    Args:
-        intervals: readings before and after each call.
-    """
-    found = throttle_causes(intervals, device)
+    """Return warnings about a device, from readings before and after each call, and whether a cause may be temporary."""
+    causes = throttle_causes(intervals, device)
     # Without readings, query the driver's tool once.
-    shared = gpu_warning(device, other_processes(intervals) if intervals else None)
-    unknown = dict.fromkeys(
+    other_programs = gpu_warning(device, other_processes(intervals) if intervals else None)
+    unreadable = dict.fromkeys(
         f"energy is unknown: {reading.energy_unknown}"
         for interval in intervals
         for reading in interval
         if reading.energy_unknown
     )
-    words = (*(each.message for each in found), *shared, *unknown)
-    return words, bool(shared) or any(each.temporary for each in found)
+    lines = (*(cause.message for cause in causes), *other_programs, *unreadable)
+    return lines, bool(other_programs) or any(cause.temporary for cause in causes)
 
 
 def roof_of(info: EngineInfo, beside: BestEffort) -> Roof | None:
@@ -134,8 +127,8 @@ def roof_of(info: EngineInfo, beside: BestEffort) -> Roof | None:
     # Imported late, so that tests can replace them and reading results does not need them.
     from llmtrack.measure import ceilings
 
-    moved = beside.get("the copy bandwidth", lambda: ceilings.copy_bandwidth(info.device), None)
-    if moved is None:
+    copied = beside.get("the copy bandwidth", lambda: ceilings.copy_bandwidth(info.device), None)
+    if copied is None:
         return None
     rate = None
     if info.operations is not None and info.arithmetic:
@@ -143,11 +136,11 @@ def roof_of(info: EngineInfo, beside: BestEffort) -> Roof | None:
             "the rate of matrix products", lambda: ceilings.matrix_rate(info.device, info.arithmetic), None
         )
     # Devices that share each layer work in parallel.
-    whole = None if rate is None else rate * info.parallel
-    return Roof(moved * info.parallel, whole, ceilings.doubts(info.device))
+    products = None if rate is None else rate * info.parallel
+    return Roof(copied * info.parallel, products, ceilings.doubts(info.device))
 
 
-def of_generation(
+def generation_roofline(
     info: EngineInfo,
     requests: Sequence[GenerateRequest],
     metrics: Mapping[str, float],
@@ -159,30 +152,28 @@ def of_generation(
     Args:
         requests: the calls of a repeat.
         metrics: the timing.
-        roof: the device's ceilings.
         use_cache: without a cache, each step is a full pass, to which the decode bound does not apply.
     """
     figures, facts = _ceilings(roof), _conditions(info, roof)
-    first, step = metrics.get("time_to_first_token_ms"), metrics.get("inter_token_latency_ms")
-    if first:
-        _add(figures, facts, "prefill", prefill_stage(info, requests, roof), first / 1000, roof)
-    if step and use_cache:
+    prefill_ms, decode_ms = metrics.get("time_to_first_token_ms"), metrics.get("inter_token_latency_ms")
+    if prefill_ms:
+        _add(figures, facts, "prefill", prefill_stage(info, requests, roof), prefill_ms / 1000, roof)
+    if decode_ms and use_cache:
         decoding = decode_stage(info, requests, roof)
-        _add(figures, facts, "decode", decoding, step / 1000, roof)
+        _add(figures, facts, "decode", decoding, decode_ms / 1000, roof)
         if not roof.doubt:
             figures["memory_bandwidth_utilization"] = memory_bandwidth_utilization(
-                decoding.work.bytes, step / 1000, roof.bandwidth
+                decoding.work.bytes, decode_ms / 1000, roof.bandwidth
             )
     return figures, facts
 
 
-def of_scoring(info: EngineInfo, read: Iterable[Sequence[int]], seconds: float, roof: Roof) -> Figures:
+def scoring_roofline(info: EngineInfo, read: Iterable[Sequence[int]], seconds: float, roof: Roof) -> Figures:
     """Return metrics and facts of scoring a corpus.
 
     Args:
         read: tokens read of each row, per batch.
         seconds: total duration.
-        roof: the device's ceilings.
     """
     figures, facts = _ceilings(roof), _conditions(info, roof)
     if seconds > 0:

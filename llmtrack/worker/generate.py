@@ -23,7 +23,7 @@ from llmtrack.spec.outcome import MOST_GENERATIONS, Generation, Measurement
 from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.spec.serialization import digest
 from llmtrack.spec.task import GenerateTask, workload_id
-from llmtrack.worker.device_metrics import device_warnings, energy_figures, gauge_for, of_generation, roof_of
+from llmtrack.worker.device_metrics import device_warnings, energy_figures, gauge_for, generation_roofline, roof_of
 from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_of
 
 SAMPLE_ROWS = 4
@@ -32,10 +32,10 @@ _LONGEST = 10_000
 
 
 def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit, clock: Clock) -> None:
-    """Measure the generate tasks among scenarios, interleaved; emit each outcome when complete."""
-    # Arms are interleaved: each starts with its first call.
-    started: dict[str, float] = {}
-    asked: dict[str, tuple[Scenario, GenerateTask, Prompts]] = {}
+    """Measure the generate tasks among scenarios, interleaved; emit each outcome when it is complete."""
+    # Interleaved, so each starts with its first call.
+    started_at: dict[str, float] = {}
+    requested: dict[str, tuple[Scenario, GenerateTask, Prompts]] = {}
     arms: dict[str, Arm] = {}
     for scenario in scenarios:
         if not isinstance(scenario.task, GenerateTask):
@@ -43,26 +43,26 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
         try:
             prompts = tokenize_prompts(engine, scenario.task)
             arms[scenario.name] = Arm(requests_for(scenario.task, prompts.ids), scenario.repeat)
-            asked[scenario.name] = (scenario, scenario.task, prompts)
+            requested[scenario.name] = (scenario, scenario.task, prompts)
         except Exception as error:
             emit(failure_of(scenario, error, time.time(), engine))
 
     def on_call(name: str, repeat: int) -> None:
-        started.setdefault(name, time.time())
+        started_at.setdefault(name, time.time())
         emit(Progress(name, f"repeat {repeat}" if repeat else "warm-up"))
 
     gauge = gauge_for(engine.info, BestEffort())  # before anything warms the device up
     before = BestEffort().get("the load of the machine", read_cpu, None)
     for name, result in time_arms(engine, arms, clock, on_call, gauge, system_reader(gauge)):
-        scenario, task, prompts = asked[name]
+        scenario, task, prompts = requested[name]
         try:
             if isinstance(result, Exception):
                 raise result
-            timed = _timed(scenario, task, prompts, arms[name], result, engine, started[name])
+            timed = _timed(scenario, task, prompts, arms[name], result, engine, started_at[name])
             emit(SoFar(timed))
-            emit(_with_beside(timed, task, arms[name].requests, result, engine, clock, before))
+            emit(_with_side_measurements(timed, task, arms[name].requests, result, engine, clock, before))
         except Exception as error:
-            emit(failure_of(scenario, error, started.get(name, time.time()), engine))
+            emit(failure_of(scenario, error, started_at.get(name, time.time()), engine))
 
 
 def _timed(
@@ -75,8 +75,8 @@ def _timed(
     started: float,
 ) -> Measurement:
     """Build the measurement from the timing alone."""
-    padded = pad_share(arm.requests) if engine.info.pads else 0.0
-    metrics = dict(timing.metrics) | engine_metrics(engine, timing.peak_memory_bytes) | {"pad_share": padded}
+    pads = pad_share(arm.requests) if engine.info.pads else 0.0
+    metrics = dict(timing.metrics) | engine_metrics(engine, timing.peak_memory_bytes) | {"pad_share": pads}
     facts = engine_facts(engine) | _prompt_facts(arm.requests) | dict(prompts.facts)
     facts["output_digest"] = digest(timing.new_ids)
     return Measurement(
@@ -98,7 +98,7 @@ def _timed(
     )
 
 
-def _with_beside(
+def _with_side_measurements(
     timed: Measurement,
     task: GenerateTask,
     requests: Sequence[GenerateRequest],
@@ -107,20 +107,20 @@ def _with_beside(
     clock: Clock,
     cpu_before: CpuReading | None,
 ) -> Measurement:
-    """Add the side measurements, any of which may be missing."""
+    """Add what is measured beside the timing, any of which may be missing."""
     beside = BestEffort()
     busy = beside.get("the load of the machine", lambda: busy_warning(cpu_before, read_cpu()), ())
     device, readings = engine.info.device, timing.readings
-    found: tuple[str, ...]
-    found, passing = beside.get("what held the device back", partial(device_warnings, device, readings), ((), False))
+    causes: tuple[str, ...]
+    causes, temporary = beside.get("what held the device back", partial(device_warnings, device, readings), ((), False))
     metrics, facts = dict(timed.metrics), dict(timed.facts)
     tokens = sum(timing.samples.get("tokens_generated", ()))
     joules, source = beside.get("the energy", partial(energy_figures, device, readings, tokens), ({}, {}))
     metrics, facts = metrics | joules, facts | source
     if (roof := roof_of(engine.info, beside)) is not None:
-        measured = partial(of_generation, engine.info, requests, timed.metrics, roof, task.use_cache)
-        of_roof, roof_facts = beside.get("the roofline", measured, ({}, {}))
-        metrics, facts = metrics | of_roof, facts | roof_facts
+        roofline = partial(generation_roofline, engine.info, requests, timed.metrics, roof, task.use_cache)
+        shares, roof_facts = beside.get("the roofline", roofline, ({}, {}))
+        metrics, facts = metrics | shares, facts | roof_facts
     if task.compare_unpadded:
         differing = beside.get(
             "the comparison with unpadded rows",
@@ -139,10 +139,10 @@ def _with_beside(
         timed,
         facts=facts,
         metrics=metrics,
-        warnings=(*timed.warnings, *busy, *found, *beside.warnings),
+        warnings=(*timed.warnings, *busy, *causes, *beside.warnings),
         sample_text=sample,
         generations=generations,
-        disturbed=timed.disturbed or bool(busy) or passing,
+        disturbed=timed.disturbed or bool(busy) or temporary,
         ended_at=time.time(),
     )
 
@@ -150,26 +150,24 @@ def _with_beside(
 def generations_of(
     engine: Engine, prompts: Sequence[str], ids: Sequence[Sequence[int]], timing: Timing, clock: Clock
 ) -> tuple[Generation, ...]:
-    """Return each different output of each different prompt, those of the repeat with the median duration first.
+    """Return each different output of each prompt, those of the repeat with the median duration first.
 
     Greedy decoding repeats itself, so these are usually one per prompt.
 
     Args:
-        engine: decodes the tokens.
-        prompts: texts as asked, one per row.
-        ids: their tokens as read.
-        timing: the timed calls.
-        clock: the clock that they were timed with.
+        prompts: the requested texts, one per row.
+        ids: the tokens that the engine read, per row.
+        clock: the clock of the timing.
     """
     to_epoch = time.time() - clock()
     durations = [sum(call.end - call.start for call in calls) for calls in timing.calls]
     typical = median(durations)
-    # By prompt and output: the row, the repeat and the call of the first one.
-    chosen: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int, GenerationTrace]] = {}
+    # Row, repeat and call, by prompt and output.
+    first_seen: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int, GenerationTrace]] = {}
     for repeat in sorted(range(len(durations)), key=lambda number: abs(durations[number] - typical)):
         of_rows = chain.from_iterable([call] * len(call.new_tokens) for call in timing.calls[repeat])
         for row, (new_ids, call) in enumerate(zip(timing.outputs[repeat], of_rows, strict=True)):
-            chosen.setdefault((tuple(ids[row]), new_ids), (row, repeat, call))
+            first_seen.setdefault((tuple(ids[row]), new_ids), (row, repeat, call))
     return tuple(
         Generation(
             prompt=_cut(_as_read(engine, prompts[row], ids[row])),
@@ -182,19 +180,14 @@ def generations_of(
             rows=len(call.new_tokens),
             repeat=repeat + 1,
         )
-        for (_, new_ids), (row, repeat, call) in list(chosen.items())[:MOST_GENERATIONS]
+        for (_, new_ids), (row, repeat, call) in list(first_seen.items())[:MOST_GENERATIONS]
     )
 
 
 def rows_differing(
     engine: Engine, requests: Sequence[GenerateRequest], new_ids: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
-    """Return the row numbers (from 0) whose output differs when generated alone and unpadded.
-
-    Args:
-        requests: the calls.
-        new_ids: their output, per row over all calls.
-    """
+    """Return the numbers (from 0) of the rows whose output differs when generated alone and unpadded."""
     rows = [(request, row) for request in requests for row in request.prompt_ids]
     return tuple(
         number
@@ -204,7 +197,7 @@ def rows_differing(
 
 
 def pad_share(requests: Sequence[GenerateRequest]) -> float:
-    """Return the share (0 to 1) of the prompt positions that are pads, over all calls."""
+    """Return the share (0 to 1) of pads among the prompt positions of all calls."""
     positions = sum(request.padded_length * len(request.prompt_ids) for request in requests)
     return 1 - sum(len(row) for request in requests for row in request.prompt_ids) / positions
 
@@ -231,7 +224,7 @@ def _padding_warning(requests: Sequence[GenerateRequest]) -> tuple[str, ...]:
 
 
 def _as_read(engine: Engine, text: str, ids: Sequence[int]) -> str:
-    """Return the text as asked, unless its tokens were repeated, cut or replaced."""
+    """Return the requested text, or the decoded tokens if they were repeated, cut or replaced."""
     return text if tuple(engine.encode(text)) == tuple(ids) else engine.decode(ids)
 
 

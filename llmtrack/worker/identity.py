@@ -24,14 +24,14 @@ UNKNOWN = {"weights_digest": "unknown"}
 def identify(scenario: Scenario) -> dict[str, str]:
     """Return the model tags that a run of a scenario would have: digests, and a hub model's commit.
 
-    Training from scratch is identified by the scenario and has none.
+    Empty for training from scratch, which the scenario identifies.
     """
     variant, task = scenario.variant, scenario.task
     try:
         if isinstance(task, TrainTask) and _from_scratch(variant, task):
             return {}
-        found = _identity(variant)
-        tags = {**found.digests.tags, **({"revision": found.revision} if found.revision else {})}
+        identity = _identity(variant)
+        tags = {**identity.digests.tags, **({"revision": identity.revision} if identity.revision else {})}
         for reference in scenario.variants[1:]:
             digests = _identity(reference).digests.tags
             tags |= {REFERENCE_TAG_PREFIX + name: value for name, value in digests.items()}
@@ -40,11 +40,10 @@ def identify(scenario: Scenario) -> dict[str, str]:
     return tags
 
 
-def require(scenarios: Sequence[Scenario]) -> None:
+def check(scenarios: Sequence[Scenario]) -> None:
     """Reject unusable scenarios: an unknown option, an unreadable corpus, an unavailable model.
 
-    Models are downloaded and converted here, once, as when loading. Only the package of another backend knows what that
-    can load.
+    Downloads and converts models, once. What another package's backend can load is known to that package only.
 
     Raises:
         LlmtrackError: why the first unusable one cannot be measured.
@@ -52,17 +51,17 @@ def require(scenarios: Sequence[Scenario]) -> None:
     from llmtrack.engines.registry import BUILTIN, check_variant
     from llmtrack.quality.corpora import load_corpus
 
-    variants = list(dict.fromkeys(variant for each in scenarios for variant in each.variants))
+    variants = list(dict.fromkeys(variant for scenario in scenarios for variant in scenario.variants))
     for variant in variants:
         check_variant(variant)
-    for text in dict.fromkeys(text for each in scenarios for text in each.texts):
+    for text in dict.fromkeys(text for scenario in scenarios for text in scenario.texts):
         load_corpus(text)
-    files = {
-        (each.model, each.revision, each.device, each.backend == GGUF_READER, each.quantization == NONE): each
-        for each in variants
-        if each.backend in BUILTIN
+    different_files = {
+        (v.model, v.revision, v.device, v.backend == GGUF_READER, v.quantization == NONE): v
+        for v in variants
+        if v.backend in BUILTIN
     }
-    for variant in files.values():
+    for variant in different_files.values():
         _identity(variant)
 
 

@@ -45,7 +45,7 @@ def describe() -> dict[str, str]:
     """
     import torch
 
-    facts = {f"version.{name}": found for name in PACKAGES if (found := installed_version(name))}
+    facts = {f"version.{name}": version for name in PACKAGES if (version := installed_version(name))}
     facts["threads"] = str(torch.get_num_threads())
     facts["interop_threads"] = str(torch.get_num_interop_threads())
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -59,9 +59,9 @@ def describe() -> dict[str, str]:
     facts["devices"] = ",".join(available)
     facts["bfloat16"] = ",".join(kind for kind in KINDS if supports_bfloat16(kind))
     if gpus := [device for device in available if on_gpu(device)]:
-        facts |= _named(gpus)
+        facts |= _gpu_names(gpus)
     if cards := devices("cuda"):
-        facts |= _cards(cards) | platform_facts()
+        facts |= _gpu_cards(cards) | platform_facts()
     if unused := unused_devices():
         facts["unused_devices"] = "; ".join(unused)
     return facts
@@ -70,8 +70,8 @@ def describe() -> dict[str, str]:
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Return the CPUs' worth of time allowed by this process's control groups, or None if unlimited.
 
-    A container with a CPU quota still sees all CPUs of its host. The smallest limit of the group and its parents
-    counts, by version 2 (`cpu.max`) or 1 (`cpu.cfs_quota_us`).
+    A container with a quota still sees all CPUs of its host. The smallest limit of the group and its parents counts, by
+    version 2 (`cpu.max`) or 1 (`cpu.cfs_quota_us`).
 
     Args:
         root: parent of `proc` and `sys`.
@@ -108,7 +108,7 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(f"{group[0]}-{group[-1]}" if len(group) > 1 else str(group[0]) for group in groups)
 
 
-def _named(gpus: Sequence[str]) -> dict[str, str]:
+def _gpu_names(gpus: Sequence[str]) -> dict[str, str]:
     names = [name_of(device) for device in gpus]
     return {
         "gpu": names[0] if len(set(names)) == 1 else ", ".join(names),
@@ -116,8 +116,8 @@ def _named(gpus: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _cards(there: Iterable[str]) -> dict[str, str]:
-    cards = [card_of(device, torch_uuid(device)) for device in there]
+def _gpu_cards(gpus: Iterable[str]) -> dict[str, str]:
+    cards = [card_of(device, torch_uuid(device)) for device in gpus]
     drivers = {card.driver for card in cards if card}
     return {
         "gpu_uuids": ",".join(card.uuid if card else "unknown" for card in cards),

@@ -33,7 +33,7 @@ class SetsThreads(Protocol):
 
 
 class EngineCache:
-    """Keeps the engine of the last variant, shared by its scenarios."""
+    """Keeps the engine of the last variant, which its scenarios share."""
 
     def __init__(self, load: Callable[[Variant], Engine]) -> None:
         self.load = load
@@ -55,7 +55,7 @@ class EngineCache:
         return self._engine, True
 
     def _adapt(self, variant: Variant) -> bool:
-        """Make the loaded engine that of a variant by a setting of its calls; return whether that is possible."""
+        """Change a setting of the loaded engine's calls if a variant differs only in that; return whether it does."""
         engine, loaded = self._engine, self._variant
         if loaded is None or loaded_as(variant) != loaded_as(loaded) or not isinstance(engine, SetsThreads):
             return False
@@ -88,8 +88,7 @@ def measure_group(
 ) -> None:
     """Measure scenarios of one variant; emit a Measurement or a Failure for each when it ends.
 
-    Timed scenarios come first, interleaved; then scoring; then training, which loads its own model because it changes
-    it.
+    Timed scenarios come first, interleaved; then scoring; then training, which loads a model of its own to change it.
     """
     loaded = [scenario for scenario in scenarios if not isinstance(scenario.task, TrainTask)]
     if loaded:
@@ -103,12 +102,12 @@ def measure_group(
 def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: Emit, clock: Clock) -> None:
     started = time.time()
     try:
-        with notices(emit):
+        with preparation_logged(emit):
             engine, fresh = engines.get(scenarios[0].variant)
     except Exception as error:
         # A scenario's own error (out of memory, unsupported ...) is more specific than a loading failure.
-        plain = isinstance(error, LlmtrackError) and not isinstance(error, ScenarioError)
-        kind = "extension" if isinstance(error, ExtensionError) else "load" if plain else None
+        is_unspecific = isinstance(error, LlmtrackError) and not isinstance(error, ScenarioError)
+        kind = "extension" if isinstance(error, ExtensionError) else "load" if is_unspecific else None
         for scenario in scenarios:
             emit(failure_of(scenario, error, started, kind=kind))
         return
@@ -141,8 +140,8 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
             measure_perplexity(scenario, scenario.task, engine, emit, clock)
 
 
-class _Notices(logging.Handler):
-    """Emits log records of slow preparations (export, quantization) as lines."""
+class _PreparationLog(logging.Handler):
+    """Emits log records as lines."""
 
     def __init__(self, emit: Emit) -> None:
         super().__init__(logging.INFO)
@@ -153,9 +152,9 @@ class _Notices(logging.Handler):
 
 
 @contextmanager
-def notices(emit: Emit) -> Iterator[None]:
-    """Forward preparation logs within the context."""
-    logger, handler = logging.getLogger("llmtrack"), _Notices(emit)
+def preparation_logged(emit: Emit) -> Iterator[None]:
+    """Emit the log of slow preparations (download, export, quantization) within the context, so that a load explains itself."""
+    logger, handler = logging.getLogger("llmtrack"), _PreparationLog(emit)
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -27,11 +27,7 @@ def engine_facts(engine: Engine) -> dict[str, Scalar]:
 
 
 def engine_metrics(engine: Engine, peak_bytes: int | None) -> dict[str, float]:
-    """Return the metrics that a loaded engine gives to each run.
-
-    Args:
-        peak_bytes: peak memory, or None if unknown.
-    """
+    """Return the metrics that a loaded engine gives to each run; None for an unknown peak memory."""
     metrics = {"model_size_mib": engine.info.model_size_bytes / MIB}
     if engine.info.load_time_s is not None:
         metrics["load_time_s"] = engine.info.load_time_s

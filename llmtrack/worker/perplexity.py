@@ -1,4 +1,4 @@
-"""Score a corpus on a loaded engine: as a scenario, beside the timing of one, or as a shard for one of several workers."""
+"""Score a corpus on a loaded engine: as a scenario, beside the timing of another, or a shard as one of several workers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from llmtrack.spec.outcome import Failure, Measurement, StepValues
 from llmtrack.spec.scenario import QualityCheck, Scalar, Scenario, Variant
 from llmtrack.spec.scores import Compared, Item, Part
 from llmtrack.spec.task import PerplexityTask, ShardTask, workload_id
-from llmtrack.worker.device_metrics import Watch, energy_figures, gauge_for, of_scoring, roof_of
+from llmtrack.worker.device_metrics import Watch, energy_figures, gauge_for, roof_of, scoring_roofline
 from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_kind, failure_of
 
-# Texts and what the engine prepared of them, by the common part of their shards.
 Ready = dict[ShardTask, tuple[Corpus, Any]]
+"""Texts and what the engine prepared of them, by the common part of their shards."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class ScoredText:
 
 def measure_perplexity(scenario: Scenario, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock) -> None:
     """Score the corpus of a perplexity task and emit the outcome."""
-    started = time.time()
+    started_at = time.time()
     try:
         scored = _scored(scenario.name, task, engine, emit, clock)
     except Exception as error:
-        emit(failure_of(scenario, error, started, engine))
+        emit(failure_of(scenario, error, started_at, engine))
         return
     emit(
         Measurement(
@@ -72,7 +72,7 @@ def measure_perplexity(scenario: Scenario, task: PerplexityTask, engine: Engine,
             series={"batch_loss": scored.batch_losses, **engine.info.series},
             steps=scored.steps,
             items=scored.items,
-            started_at=started,
+            started_at=started_at,
             ended_at=time.time(),
             texts=dict(engine.info.texts),
         )
@@ -87,9 +87,9 @@ def measure_quality(
     emit: Emit,
     clock: Clock,
 ) -> None:
-    """Score and compare the quality check of a scenario that was timed before; emit only that."""
-    nothing = Measurement(scenario, workload_id(scenario.task), {}, {}, started_at=time.time())
-    emit(with_quality(nothing, check, engine, load, emit, clock))
+    """Score and compare the quality check of a scenario that was timed before; emit the outcome of that alone."""
+    untimed = Measurement(scenario, workload_id(scenario.task), {}, {}, started_at=time.time())
+    emit(with_quality(untimed, check, engine, load, emit, clock))
 
 
 def with_quality(
@@ -102,14 +102,11 @@ def with_quality(
 ) -> Measurement | Failure:
     """Add the quality of the same engine to a timed measurement.
 
-    A failure to score only leaves a warning: the measured speed is kept. But a model with a non-finite loss fails,
-    because its speed is meaningless.
+    A failure to score leaves a warning, as the speed is known; but a model with a non-finite loss fails, because its speed
+    is meaningless.
 
     Args:
-        timed: the timing.
-        check: what to score.
         load: load the reference, kept only during the comparison.
-        emit: receives progress.
         clock: times the scoring.
     """
     name = timed.scenario.name
@@ -151,8 +148,8 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
 
     def on_batch(batch: Batch) -> None:
         if batch.number == 1:
-            known = durations.last_duration_text(work, model)
-            batches = plural(batch.of, "batch", "batches") + (f", {known}" if known else "")
+            estimate = durations.last_duration_text(work, model)
+            batches = plural(batch.of, "batch", "batches") + (f", {estimate}" if estimate else "")
             emit(Log(f"  {name}: scoring the perplexity of {task.corpus} in {batches} ..."))
         emit(Progress(name, f"batch {batch.number}/{batch.of}", batch.number / batch.of))
         if task.verbose:
@@ -177,9 +174,9 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
         metrics["score_tokens_per_sec"] = quality.tokens_scored / seconds
     facts: dict[str, Scalar] = {}
     if (roof := roof_of(engine.info, beside)) is not None:
-        measured = partial(of_scoring, engine.info, quality.tokens_read, seconds, roof)
-        of_roof, facts = beside.get("the roofline", measured, ({}, {}))
-        metrics |= of_roof
+        roofline = partial(scoring_roofline, engine.info, quality.tokens_read, seconds, roof)
+        shares, facts = beside.get("the roofline", roofline, ({}, {}))
+        metrics |= shares
     joules, source = beside.get(
         "the energy", partial(energy_figures, device, readings, quality.tokens_scored, "score_"), ({}, {})
     )
@@ -213,19 +210,16 @@ def measure_shard(
     emit: Emit,
     clock: Clock,
 ) -> None:
-    """Measure a shard and emit a measurement whose `part` is merged with the others'.
+    """Score a shard, or compare it with the reference if there is one; emit a measurement whose `part` is to be merged.
 
-    It is scored, or compared with the reference if the scenario has one. Its time includes tokenizing the text, once
-    for all shards of this worker.
+    Its time includes tokenizing the text, once for all shards of this worker.
 
     Args:
-        task: the shard.
         ready: texts prepared by this engine.
         load: return the reference, which stays loaded for further shards.
-        emit: receives progress and the outcome.
         clock: times the work.
     """
-    started = time.time()
+    started_at = time.time()
     try:
         emit(Progress(scenario.name, "reading the corpus"))
         key = replace(task, number=0)
@@ -247,7 +241,7 @@ def measure_shard(
         ready[key] = corpus, text
         peak = beside.get("the peak memory", engine.peak_memory_bytes, None)
     except Exception as error:
-        emit(failure_of(scenario, error, started, engine))
+        emit(failure_of(scenario, error, started_at, engine))
         return
     emit(
         Measurement(
@@ -258,7 +252,7 @@ def measure_shard(
             warnings=corpus.warnings + beside.warnings + engine.info.warnings,
             tags=tags,
             series=dict(engine.info.series),
-            started_at=started,
+            started_at=started_at,
             ended_at=time.time(),
             texts=dict(engine.info.texts),
             part=part,
@@ -295,11 +289,11 @@ def _compare_shard(
     rows = rows or rows_to_compare(
         engine, reference, corpus.texts, task.max_length, task.bos_rule, check.reference_tokens
     )
-    mine = share_out([len(row.ids) for row in rows], task.of)[task.number]
+    numbers = share_out([len(row.ids) for row in rows], task.of)[task.number]
     sums = {}
-    for done, number in enumerate(mine, start=1):
+    for position, number in enumerate(numbers, start=1):
         sums[number] = compare_row(engine, reference, rows[number])
-        emit(Progress(name, f"row {done}/{len(mine)}", done / len(mine)))
+        emit(Progress(name, f"row {position}/{len(numbers)}", position / len(numbers)))
     return Compared(len(rows), tokens_digest(rows), sums, clock() - start), rows
 
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llmtrack.errors import LlmtrackError, in_words, is_out_of_memory
 from llmtrack.host.console import protect_stream
@@ -23,6 +23,9 @@ from llmtrack.host.processes import OUT_OF_MEMORY, kill_children, when_parent_en
 from llmtrack.spec.events import Event, event_to_json
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.serialization import from_json
+
+if TYPE_CHECKING:
+    from llmtrack.worker.measuring import EngineCache
 
 ENDING_SECONDS = 120.0
 """Time for an orphaned worker to save a checkpoint."""
@@ -39,7 +42,7 @@ def main() -> None:
 
 
 def _is_unmapped(error: Exception) -> bool:
-    """Return whether a library could not be mapped for lack of memory, rather than because of a noexec disk."""
+    """Return True if a library could not be mapped for lack of memory, rather than because of a noexec disk."""
     no_code = hasattr(os, "ST_NOEXEC") and os.statvfs(sys.prefix).f_flag & os.ST_NOEXEC
     return "failed to map segment from shared object" in str(error) and not no_code
 
@@ -58,40 +61,45 @@ def _serve() -> None:
         from llmtrack.worker.measuring import EngineCache, measure_group
     gc.freeze()  # exclude everything loaded so far from later collections
 
-    def tell(message: dict[str, object]) -> None:
+    def send(message: dict[str, object]) -> None:
         # Without a parent nobody listens, but results are still saved where possible.
         with contextlib.suppress(BrokenPipeError):
             events.write(json.dumps(message) + "\n")
             events.flush()
 
     def emit(event: Event) -> None:
-        tell({"event": event_to_json(event)})
+        send({"event": event_to_json(event)})
 
-    tell({"ready": True})
+    send({"ready": True})
     engines = EngineCache(load_variant)
     for line in sys.stdin:
         job = json.loads(line)
-        if "describe" in job:
-            from llmtrack.worker.machine import describe
-
-            tell({"machine": describe()})
-        elif "check" in job:
-            tell({"problem": _problem([from_json(each, Scenario) for each in job["check"]])})
-        elif "free" in job:
-            engines.close()
-            gc.collect()
-            tell({"freed": True})
-        elif "identify" in job:
-            from llmtrack.worker.identity import identify
-
-            tell({"identity": identify(from_json(job["identify"], Scenario))})
+        if "measure" in job:
+            measure_group([from_json(scenario, Scenario) for scenario in job["measure"]], engines, emit)
+            send({"done": True})
         else:
-            measure_group([from_json(each, Scenario) for each in job["measure"]], engines, emit)
-            tell({"done": True})
+            send(_answer(job, engines))
+
+
+def _answer(job: dict[str, Any], engines: EngineCache) -> dict[str, object]:
+    """Do a job other than measuring; return its answer."""
+    if "describe" in job:
+        from llmtrack.worker.machine import describe
+
+        return {"machine": describe()}
+    if "check" in job:
+        return {"problem": _problem([from_json(scenario, Scenario) for scenario in job["check"]])}
+    if "free" in job:
+        engines.close()
+        gc.collect()
+        return {"freed": True}
+    from llmtrack.worker.identity import identify
+
+    return {"identity": identify(from_json(job["identify"], Scenario))}
 
 
 def _end() -> None:
-    """End in order, so that a checkpoint is saved, but within bounded time."""
+    """Save a checkpoint and end, within bounded time."""
     kill_children()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ENDING_SECONDS)
@@ -99,11 +107,11 @@ def _end() -> None:
 
 
 def _problem(scenarios: Sequence[Scenario]) -> str:
-    """Explain in one line why a scenario cannot be measured; empty if all can be tried."""
-    from llmtrack.worker.identity import require
+    """Return in one line why a scenario cannot be measured, or an empty text."""
+    from llmtrack.worker.identity import check
 
     try:
-        require(scenarios)
+        check(scenarios)
     except LlmtrackError as error:
         return in_words(error)
     return ""

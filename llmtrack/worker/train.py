@@ -31,7 +31,7 @@ from llmtrack.train.session import Session, open_session
 from llmtrack.worker.device_metrics import Watch
 from llmtrack.worker.outcomes import engine_metrics, failure_of
 
-BUNCH_SECONDS = 5.0
+BATCH_SECONDS = 5.0
 """Interval of step batches, each of which is one request to the tracking store."""
 
 PROMPT_TOKENS = 16
@@ -39,7 +39,7 @@ PROMPT_TOKENS = 16
 
 
 def measure_training(scenario: Scenario, task: TrainTask, emit: Emit, clock: Clock) -> None:
-    """Train and emit the outcome; save a checkpoint first when a signal requests to stop."""
+    """Train and emit the outcome; if a signal requests to stop, save a checkpoint first."""
     started = time.time()
     emit(Progress(scenario.name, "loading", 0.0))
     # Catch everything: the steps are not the engine's own calls.
@@ -49,32 +49,32 @@ def measure_training(scenario: Scenario, task: TrainTask, emit: Emit, clock: Clo
         except Exception as error:
             emit(failure_of(scenario, error, started))
             return
-        teller = _Teller(session, emit, clock)
-        training = _Training(scenario, task, session, teller, emit, should_stop, clock)
+        steps = _StepLog(session, emit, clock)
+        training = _Training(scenario, task, session, steps, emit, should_stop, clock)
         emit(training.run())
 
 
-class _Teller:
-    """Records the history of steps, and emits it in batches."""
+class _StepLog:
+    """Records the steps, and emits them in batches."""
 
     def __init__(self, session: Session, emit: Emit, clock: Clock) -> None:
         self._session, self._emit, self._clock = session, emit, clock
-        self._waiting: list[StepValues] = list(session.history)
+        self._pending: list[StepValues] = list(session.history)
         self._since = clock()
 
-    def tell(self, step: int, values: dict[str, float]) -> None:
-        """Add the values of a step."""
+    def add(self, step: int, values: dict[str, float]) -> None:
+        """Record the values of a step."""
         row = StepValues(step, time.time(), values)
         self._session.history.append(row)
-        self._waiting.append(row)
-        if self._clock() - self._since >= BUNCH_SECONDS:
+        self._pending.append(row)
+        if self._clock() - self._since >= BATCH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Emit the waiting steps."""
-        if self._waiting:
-            self._emit(Steps(self._session.run_key, tuple(self._waiting)))
-        self._waiting, self._since = [], self._clock()
+        """Emit the pending steps."""
+        if self._pending:
+            self._emit(Steps(self._session.run_key, tuple(self._pending)))
+        self._pending, self._since = [], self._clock()
 
 
 class _Training:
@@ -85,12 +85,12 @@ class _Training:
         scenario: Scenario,
         task: TrainTask,
         session: Session,
-        teller: _Teller,
+        steps: _StepLog,
         emit: Emit,
         should_stop: Callable[[], bool],
         clock: Clock,
     ) -> None:
-        self._scenario, self._task, self._session, self._teller = scenario, task, session, teller
+        self._scenario, self._task, self._session, self._steps = scenario, task, session, steps
         self._emit, self._clock = emit, clock
         self._hooks = Hooks(self._evaluate, lambda _: session.save(), self._on_step, self._on_evaluated, should_stop)
         self._rates: list[float] = []
@@ -120,7 +120,7 @@ class _Training:
             nll = compiled_nll(session.compile)
             self._compile_s = session.prepare(nll)
             beside.get("the peak memory", session.engine.reset_peak_memory, None)
-            how = fit(
+            ending = fit(
                 session.engine.model,
                 session.optimizer,
                 session.batches(),
@@ -132,10 +132,10 @@ class _Training:
             )
             peak = beside.get("the peak memory", session.engine.peak_memory_bytes, None)
             _, disturbing = watch.end()
-            self._teller.flush()
-            return self._interrupted() if how == "interrupted" else self._finished(how, peak, disturbing)
+            self._steps.flush()
+            return self._interrupted() if ending == "interrupted" else self._finished(ending, peak, disturbing)
         except Exception as error:
-            self._teller.flush()
+            self._steps.flush()
             return self._failed(error)
 
     def _introduce(self) -> None:
@@ -163,20 +163,20 @@ class _Training:
                 resumed=session.resumed,
             )
         )
-        self._teller.flush()
+        self._steps.flush()
 
-    def _on_step(self, done: StepResult) -> None:
+    def _on_step(self, result: StepResult) -> None:
         values = {
-            "train_loss": done.loss,
-            "learning_rate": done.learning_rate,
-            "grad_norm": done.grad_norm,
+            "train_loss": result.loss,
+            "learning_rate": result.learning_rate,
+            "grad_norm": result.grad_norm,
         }
-        if done.seconds > 0:
-            self._rates.append(done.tokens / done.seconds)
+        if result.seconds > 0:
+            self._rates.append(result.tokens / result.seconds)
             values |= self._speed(self._rates[-1])
-        self._teller.tell(done.step, values)
+        self._steps.add(result.step, values)
         steps = self._task.steps
-        self._emit(Progress(self._scenario.name, f"step {done.step}/{steps}", done.step / steps))
+        self._emit(Progress(self._scenario.name, f"step {result.step}/{steps}", result.step / steps))
 
     def _speed(self, rate: float) -> dict[str, float]:
         mfu = {"mfu": rate * self._flops / self._peak_flops} if self._flops and self._peak_flops else {}
@@ -199,17 +199,17 @@ class _Training:
     def _sample(self) -> str:
         engine = self._session.engine
         prompt = self._session.prompt(PROMPT_TOKENS)
-        context, wanted = engine.info.context_length, self._task.sample_tokens
+        context, new_tokens = engine.info.context_length, self._task.sample_tokens
         if context is not None:
-            wanted = min(wanted, max(context - len(prompt), 1))
-        check_batch(engine.info, 1, len(prompt), wanted)
-        made = engine.generate(GenerateRequest((prompt,), wanted), lambda: None)
-        return f"{engine.decode(prompt)} [...] {engine.decode(made.new_ids[0])}"
+            new_tokens = min(new_tokens, max(context - len(prompt), 1))
+        check_batch(engine.info, 1, len(prompt), new_tokens)
+        generated = engine.generate(GenerateRequest((prompt,), new_tokens), lambda: None)
+        return f"{engine.decode(prompt)} [...] {engine.decode(generated.new_ids[0])}"
 
     def _on_evaluated(self, state: State) -> None:
         perplexity = compute_perplexity(state.loss)
-        self._teller.tell(state.step, {"val_loss": state.loss, "val_perplexity": perplexity, **self._system_values()})
-        self._teller.flush()
+        self._steps.add(state.step, {"val_loss": state.loss, "val_perplexity": perplexity, **self._system_values()})
+        self._steps.flush()
         parts = [f"validation loss {state.loss:.4f} (perplexity {perplexity:.2f})"]
         if self._rates:
             rate = summarize_rate(self._rates[-self._task.eval_every :]).median
@@ -219,14 +219,14 @@ class _Training:
             self._emit(Log(f"    {' '.join(text.split())}"))
 
     def _system_values(self) -> dict[str, float]:
-        """Return system metrics since the evaluation before."""
+        """Return the system metrics since the last evaluation."""
         before, self._system = self._system, self._beside.get("the state of the machine", self._read_system, None)
         return system_values([(before, self._system)]) if before is not None and self._system is not None else {}
 
     def _last_loss(self) -> float:
         return next(row.values["train_loss"] for row in reversed(self._session.history) if "train_loss" in row.values)
 
-    def _finished(self, how: str, peak: int | None, disturbing: tuple[str, ...]) -> Measurement:
+    def _finished(self, ending: str, peak: int | None, disturbing: tuple[str, ...]) -> Measurement:
         session, state = self._session, self._session.state
         session.load_best()
         quality = session.score(self._on_scored)
@@ -250,7 +250,7 @@ class _Training:
         trained = Measurement(
             scenario=self._scenario,
             workload_id=workload_id(self._task, str(session.facts["corpus_digest"])),
-            facts=session.facts | quality.facts | {"ended": how},
+            facts=session.facts | quality.facts | {"ended": ending},
             metrics=metrics,
             summaries=summaries,
             samples=dict.fromkeys(summaries, rates),
@@ -268,21 +268,22 @@ class _Training:
             texts=self._texts(),
         )
         self._emit(SoFar(trained))
-        found, beside = len(self._beside.warnings), self._beside
-        kept, model = beside.get("the tracked checkpoint", lambda: self._kept(best), ([], ""))
+        beside = self._beside
+        warned = len(beside.warnings)
+        paths, model = beside.get("the tracked checkpoint", lambda: self._files_to_track(best), ([], ""))
         return replace(
             trained,
-            warnings=(*trained.warnings, *beside.warnings[found:]),
-            files={f"checkpoint/{path.name}": str(path) for path in kept},
+            warnings=(*trained.warnings, *beside.warnings[warned:]),
+            files={f"checkpoint/{path.name}": str(path) for path in paths},
             model_folder=model,
             ended_at=time.time(),
         )
 
-    def _kept(self, best: Path) -> tuple[list[Path], str]:
-        """Return the files of a checkpoint to track, and the folder of the MLflow model if requested."""
-        how = self._task.log_checkpoint
-        files = [] if how == "none" else checkpoint.model_files(best)
-        return files, str(checkpoint.export_model(best, self._session.folder / "model")) if how == "model" else ""
+    def _files_to_track(self, best: Path) -> tuple[list[Path], str]:
+        """Return the files of a checkpoint to track, and the folder of the MLflow model; empty where not requested."""
+        requested = self._task.log_checkpoint
+        files = [] if requested == "none" else checkpoint.model_files(best)
+        return files, str(checkpoint.export_model(best, self._session.folder / "model")) if requested == "model" else ""
 
     def _interrupted(self) -> Failure:
         reason = (
@@ -294,8 +295,8 @@ class _Training:
     def _failed(self, error: Exception) -> Failure:
         failure = failure_of(self._scenario, error, self._session.started_at)
         last = checkpoint.newest(self._session.folder)
-        kept = f"the last good checkpoint is {last}" if last else "there was no checkpoint yet"
-        return self._ended_early(replace(failure, reason=f"{failure.reason}; {kept}"))
+        remains = f"the last good checkpoint is {last}" if last else "there was no checkpoint yet"
+        return self._ended_early(replace(failure, reason=f"{failure.reason}; {remains}"))
 
     def _ended_early(self, failure: Failure) -> Failure:
         session = self._session

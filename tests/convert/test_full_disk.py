@@ -26,7 +26,7 @@ from llmtrack.models.load import ModelIdentity
 from llmtrack.models.source import PRESETS, parse_candidates
 from llmtrack.quantize import build, gguf
 from llmtrack.quantize.recipe import find_recipe
-from llmtrack.run.executors.ray.files import Parcel, arrive
+from llmtrack.run.executors.ray.files import Parcel, unpack
 from llmtrack.spec.scenario import Variant
 from llmtrack.train import checkpoint
 
@@ -110,7 +110,7 @@ def fetched(model, monkeypatch):
 
 
 def sent(model, monkeypatch):
-    arrive(Parcel("m", str(model / "gone"), "0" * 64, 60 * MIB, object()), never)
+    unpack(Parcel("m", str(model / "gone"), "0" * 64, 60 * MIB, object()), never)
 
 
 WRITERS = {

@@ -17,7 +17,7 @@ from llmtrack.measure.roofline import (
     scoring_work,
     share_of_rate,
 )
-from llmtrack.worker.device_metrics import of_generation, of_scoring
+from llmtrack.worker.device_metrics import generation_roofline, scoring_roofline
 
 # 1,000 bytes of weights; a token takes 500 operations, 100 of them in the head, and 8 for each token it attends to.
 PLAIN = EngineInfo(
@@ -110,7 +110,7 @@ def test_the_floor_of_a_list_of_batches_is_the_mean_of_their_floors():
 
 def test_what_a_run_is_told_of_its_roofline():
     timed = {"time_to_first_token_ms": 4.0, "inter_token_latency_ms": 2.0}
-    metrics, facts = of_generation(PLAIN, (GenerateRequest(((1,) * 4,), 3),), timed, ROOF)
+    metrics, facts = generation_roofline(PLAIN, (GenerateRequest(((1,) * 4,), 3),), timed, ROOF)
     assert metrics == pytest.approx(
         {
             "copy_bandwidth_gb_per_s": 1e-3,
@@ -134,7 +134,7 @@ def test_what_a_run_is_told_of_its_roofline():
 def test_a_stage_faster_than_its_ceilings_has_no_share():
     """1,780 operations at 1e6 per second take 1.78 ms: a prefill of 0.89 ms refutes the rate, and the decode steps do not."""
     timed = {"time_to_first_token_ms": 0.89, "inter_token_latency_ms": 2.0}
-    metrics, facts = of_generation(PLAIN, (GenerateRequest(((1,) * 4,), 3),), timed, ROOF)
+    metrics, facts = generation_roofline(PLAIN, (GenerateRequest(((1,) * 4,), 3),), timed, ROOF)
     assert not {"prefill_floor_ms", "prefill_floor_share", "prefill_flops_utilization"} & set(metrics)
     assert metrics["prefill_gflop"] == pytest.approx(1780e-9)
     assert metrics["decode_floor_share"] == pytest.approx(1.055 / 2)
@@ -143,20 +143,20 @@ def test_a_stage_faster_than_its_ceilings_has_no_share():
 
 
 def test_a_scoring_faster_than_its_ceilings_has_no_share():
-    metrics, facts = of_scoring(PLAIN, [(4,)], 0.001, ROOF)
+    metrics, facts = scoring_roofline(PLAIN, [(4,)], 0.001, ROOF)
     assert not {"score_floor_share", "score_flops_utilization"} & set(metrics)
     assert facts["ceilings_in_doubt"] == "score took 0.48 times the least that the measured ceilings allow"
 
 
 def test_without_a_cache_only_the_prefill_has_a_floor():
     timed = {"time_to_first_token_ms": 4.0, "inter_token_latency_ms": 2.0}
-    metrics, _ = of_generation(PLAIN, (GenerateRequest(((1,) * 4,), 3, False),), timed, ROOF, use_cache=False)
+    metrics, _ = generation_roofline(PLAIN, (GenerateRequest(((1,) * 4,), 3, False),), timed, ROOF, use_cache=False)
     assert not [name for name in metrics if name.startswith(("decode", "memory"))]
     assert metrics["prefill_floor_ms"] == pytest.approx(1.78)
 
 
 def test_what_scoring_is_told_of_its_roofline():
-    metrics, facts = of_scoring(PLAIN, [(4,)], 0.01, ROOF)
+    metrics, facts = scoring_roofline(PLAIN, [(4,)], 0.01, ROOF)
     assert metrics["score_floor_ms"] == pytest.approx(2.08)  # 4 x 500 + 8 x 10 operations
     assert metrics["score_flops_utilization"] == pytest.approx(0.208)
     assert facts["score_bound"] == "arithmetic"

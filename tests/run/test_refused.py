@@ -14,7 +14,7 @@ from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask, TrainTask
 from llmtrack.tracking.read.query import runs
-from llmtrack.worker.identity import require
+from llmtrack.worker.identity import check
 from tests.run.scenarios import MODEL
 
 QUICK = ["--model", "synthetic:tiny", "--device", "cpu"]
@@ -84,11 +84,11 @@ NAMED += [({"text": "novel.txt"}, kind) for kind in scenarios() if kind != "comp
 def test_every_way_to_name_a_model_or_a_text_is_looked_at(here, asked, kind):
     (name,) = asked.values()
     with pytest.raises(LlmtrackError, match=name):
-        require([scenarios()["scored"], scenarios(**asked)[kind]])
+        check([scenarios()["scored"], scenarios(**asked)[kind]])
 
 
 def test_what_is_there_is_not_refused(here):
-    require(list(scenarios().values()))
+    check(list(scenarios().values()))
 
 
 @pytest.mark.slow(4)

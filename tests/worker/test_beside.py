@@ -25,7 +25,7 @@ from llmtrack.train.session import Session
 from llmtrack.worker import device_metrics
 from llmtrack.worker import generate as generation
 from llmtrack.worker import train as training
-from llmtrack.worker.device_metrics import of_scoring
+from llmtrack.worker.device_metrics import scoring_roofline
 from llmtrack.worker.measuring import EngineCache, measure_group
 from tests.conftest import HANG_S
 from tests.forking import Forked
@@ -51,7 +51,7 @@ def measure(scenario, **replaced):
 
 SIDES = {
     "copy bandwidth": (ceilings, "copy_bandwidth", "copy_bandwidth_gb_per_s"),
-    "roofline": (generation, "of_generation", "decode_floor_ms"),
+    "roofline": (generation, "generation_roofline", "decode_floor_ms"),
     "load of the machine": (generation, "read_cpu", None),
     "load of the machine, at the end": (generation, "busy_warning", None),
     "what held the device back": (generation, "device_warnings", None),
@@ -80,7 +80,7 @@ SHARES = ("floor_ms", "floor_share", "flops_utilization", "bandwidth_utilization
 def test_of_ceilings_that_are_in_doubt_no_share_is_told(monkeypatch, doubt):
     monkeypatch.setattr(ceilings, "doubts", lambda device: doubt)
     done = measure(generating("one"))
-    scoring = of_scoring(ScriptedEngine(FakeClock(), Script(1, 1)).info, [(4, 4)], 1.0, Roof(1e9, 1e12, doubt))
+    scoring = scoring_roofline(ScriptedEngine(FakeClock(), Script(1, 1)).info, [(4, 4)], 1.0, Roof(1e9, 1e12, doubt))
     for metrics, facts, stage in ((done.metrics, done.facts, "decode"), (*scoring, "score")):
         told = {name for name in (*metrics, *facts) if name.endswith(SHARES)}
         assert bool(told) is not bool(doubt)

@@ -29,7 +29,7 @@ class Executor(Protocol):
         ...
 
     def check(self, scenarios: Sequence[Scenario]) -> None:
-        """Reject unusable scenarios before a study starts (see `worker.identity.require`).
+        """Reject unusable scenarios before a study starts (see `worker.identity.check`).
 
         Raises:
             LlmtrackError: a backend, option, corpus or model is unusable.
@@ -69,11 +69,7 @@ class SideBySide(Protocol):
     """An executor with parallel workers, which measure scenarios of one variant."""
 
     def start_workers(self, workers: int | None) -> AbstractContextManager[ParallelWorkers]:
-        """Start parallel workers, or fewer if there is no room for all.
-
-        Args:
-            workers: how many; None for the executor's choice.
-        """
+        """Start parallel workers, or fewer if there is no room for all; None for the executor's choice of how many."""
         ...
 
 
@@ -122,8 +118,8 @@ class PartialResults:
         held = self._held.pop(name, None)
         if held is None:
             return False
-        missing = f"what is measured after it is missing: {reason}"
-        self._emit(replace(held, warnings=(*held.warnings, missing)))
+        warning = f"what is measured after it is missing: {reason}"
+        self._emit(replace(held, warnings=(*held.warnings, warning)))
         return True
 
     def emit_all_without(self, reason: str) -> None:

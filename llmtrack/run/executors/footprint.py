@@ -19,12 +19,14 @@ from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Variant
 from llmtrack.spec.serialization import digest, to_json
 
-# Share of the memory kept free for the system and prediction errors.
 RESERVE = 0.10
-# Memory of a worker beside the weights: imports; on a GPU, the driver context.
+"""Share of the memory left free for the system and prediction errors."""
+
 OVERHEAD = GIB // 2
-# Files mostly hold 16 bits per weight; float32 takes 32.
+"""Memory of a worker beside the weights: imports; on a GPU, the driver context."""
+
 WIDEST = 2
+"""Files mostly hold 16 bits per weight; float32 takes 32."""
 
 
 def fits(*variants: Variant) -> bool:
@@ -37,26 +39,26 @@ def fits(*variants: Variant) -> bool:
 
 
 def predicted_bytes(variant: Variant) -> int:
-    """Predict a variant's memory from its last measurement, else its weights; 0 if nothing is available locally."""
+    """Predict a variant's memory from its last measurement, else its weights; 0 if neither is known here."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads(_note(variant).read_text(encoding="utf-8"))["bytes"])
     weights = weights_bytes(variant.model)
     return weights + OVERHEAD if weights else 0
 
 
-def keep(measured: Measurement) -> None:
-    """Record the peak memory of a measured variant."""
-    peak = measured.metrics.get("peak_memory_mib")
+def record(measurement: Measurement) -> None:
+    """Record the peak memory of a measured variant, for `predicted_bytes`."""
+    peak = measurement.metrics.get("peak_memory_mib")
     if peak:
-        write_note(_note(measured.scenario.variant), json.dumps({"bytes": int(peak * MIB)}))
+        write_note(_note(measurement.scenario.variant), json.dumps({"bytes": int(peak * MIB)}))
 
 
 def weights_bytes(model: str) -> int:
-    """Return the float32 bytes of a model's weights from its files or shape; of a list, the first available candidate."""
+    """Return the float32 bytes of a model's weights from its files or shape; of a list, those of the first one found."""
     with suppress(LlmtrackError):
         for source in parse_candidates(model):
-            if found := _weights(source):
-                return found
+            if size := _weights(source):
+                return size
     return 0
 
 
@@ -92,9 +94,9 @@ def _on_card(variant: Variant) -> tuple[int, int] | None:
     card = card_of("cuda" if variant.device == "auto" else variant.device)
     if card is None:
         return None
-    rows = ask("-i", card.uuid, "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits")
+    answer = ask("-i", card.uuid, "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits")
     with suppress(ValueError, IndexError):
-        total, free = (int(field) * MIB for field in rows[0])
+        total, free = (int(field) * MIB for field in answer[0])
         return total, free
     return None
 

@@ -17,8 +17,8 @@ class InlineExecutor:
     """Measures in this process: for tests, debuggers and notebooks.
 
     Args:
-        load: load a variant as an engine; by default through the installed backends. A custom one knows its model, so
-            that the files named by a scenario do not identify it.
+        load: load a variant as an engine; by default through the installed backends. The files that a scenario names do
+            not identify the model of a custom one.
         clock: monotonic clock in seconds.
         time_limit: maximum seconds per call, checked between calls; 0 for none.
     """
@@ -45,9 +45,9 @@ class InlineExecutor:
 
     def check(self, scenarios: Sequence[Scenario]) -> None:
         """See `Executor.check`."""
-        from llmtrack.worker.identity import require
+        from llmtrack.worker import identity
 
-        require(scenarios if self._by_files else ())
+        identity.check(scenarios if self._by_files else ())
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
         """See `Executor.identify`."""
@@ -59,16 +59,16 @@ class InlineExecutor:
         """See `Executor.run`."""
         from llmtrack.worker.measuring import measure_group
 
-        kept = PartialResults(emit)
-        tell: Emit = kept
+        results = PartialResults(emit)
+        on_event: Emit = results
         if self._time_limit > 0:
             # Training comes last and loads its own model.
-            first = next((each for each in scenarios if not isinstance(each.task, TrainTask)), scenarios[0])
-            tell = StepTimeout(kept, self._time_limit, self._clock, first.name)
+            first = next((s for s in scenarios if not isinstance(s.task, TrainTask)), scenarios[0])
+            on_event = StepTimeout(results, self._time_limit, self._clock, first.name)
         try:
-            measure_group(scenarios, self._engines, tell, self._clock)
+            measure_group(scenarios, self._engines, on_event, self._clock)
         except BaseException:
-            kept.emit_all_without(INTERRUPTED)
+            results.emit_all_without(INTERRUPTED)
             raise
 
     def close(self) -> None:

@@ -17,30 +17,33 @@ from llmtrack.spec.events import Emit, Event
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import Scenario, Variant
 
-_NO_BACKEND = ""
-# Least recently used models are freed when less than this share of the memory is free.
 LEAST_FREE = 0.25
-# Maximum number of loaded models on a GPU.
+"""Free the least recently used models while less than this share of the memory is free."""
+
 MOST_ON_GPU = 4
-# OpenMP threads of the previous model spin for 60 ms.
+"""Maximum number of loaded models on a GPU."""
+
 SETTLE_S = 0.1
+"""Pause before another model: OpenMP threads of the previous one spin for 60 ms."""
+
+_NO_BACKEND = ""
 
 
 def memory_is_short() -> bool:
-    """Return whether there is too little memory to load a further model."""
+    """Return whether too little memory is free for a further model."""
     memory = psutil.virtual_memory()
     return memory.available < LEAST_FREE * memory.total
 
 
 class Pool:
-    """Measures each variant in its own executor, which keeps the model loaded while there is room.
+    """Measures each variant in an executor of its own, which keeps the model loaded while there is room.
 
     Args:
         make: create an executor.
         is_full: whether memory is short.
         most: maximum number of loaded models.
         fits: whether variants are predicted to fit into the free memory.
-        reuse: keep a freed worker for the next variant of the same backend, to reuse its imports.
+        reuse: keep a freed worker, with its imports, for the next variant of the same backend.
 
     Attributes:
         spare: whether to prestart a worker while others measure, if CPUs are free.
@@ -60,10 +63,10 @@ class Pool:
         self.most = most
         self._reuse = reuse
         self.spare = False
-        # Idle executors by backend; the one without a backend has not measured yet and has described its machine.
+        # By backend; the one without a backend has not measured yet and has described its machine.
         self._idle: dict[str, Executor] = {_NO_BACKEND: make()}
-        # By what variants that share a model have in common; ordered by last use.
-        self._of: dict[Variant, Executor] = {}
+        # By loaded model (`loaded_as`), in the order of last use.
+        self._loaded: dict[Variant, Executor] = {}
 
     def machine(self) -> Mapping[str, str]:
         """See `Executor.machine`."""
@@ -79,27 +82,27 @@ class Pool:
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit, seconds: float = math.inf) -> None:
         """Measure scenarios of one variant within a time limit; those not measured by then fail."""
-        before = next(reversed(self._of), None)
+        last = next(reversed(self._loaded), None)
         model = loaded_as(scenarios[0].variant)
         executor = self._executor(scenarios[0].variant)
         failed = False
         if isinstance(executor, ProcessExecutor):
-            if before not in (None, model):
+            if last not in (None, model):
                 time.sleep(SETTLE_S)
             executor.until = time.monotonic() + seconds
 
-        def take(event: Event) -> None:
+        def on_event(event: Event) -> None:
             nonlocal failed
             failed |= isinstance(event, Failure)
             if isinstance(event, Measurement):
-                footprint.keep(event)
+                footprint.record(event)
             emit(event)
 
         try:
-            executor.run(scenarios, take)
+            executor.run(scenarios, on_event)
         finally:
             if failed and self._reuse:  # Do not let the failure affect another model.
-                self._of.pop(model, None)
+                self._loaded.pop(model, None)
                 executor.close()
 
     @contextmanager
@@ -118,56 +121,57 @@ class Pool:
 
     def holds(self, variant: Variant) -> bool:
         """Return whether the model of a variant is loaded."""
-        return loaded_as(variant) in self._of
+        return loaded_as(variant) in self._loaded
 
     def free(self, variant: Variant) -> None:
         """Free the model of a variant."""
-        executor = self._of.pop(loaded_as(variant), None)
+        executor = self._loaded.pop(loaded_as(variant), None)
         if executor is None:
             return
-        wanted = self._reuse and variant.backend not in self._idle
-        if wanted and isinstance(executor, ProcessExecutor) and executor.free():
+        is_reusable = self._reuse and variant.backend not in self._idle
+        if is_reusable and isinstance(executor, ProcessExecutor) and executor.free():
             self._idle[variant.backend] = executor
         else:
             executor.close()
 
     def has_room(self, variants: Sequence[Variant]) -> bool:
         """Return whether the models of all variants are predicted to fit into memory at once."""
-        models = {loaded_as(each): each for each in variants}
-        return len(models) <= self.most and self._fits(*(each for each in models.values() if not self.holds(each)))
+        models = {loaded_as(variant): variant for variant in variants}
+        missing = (variant for variant in models.values() if not self.holds(variant))
+        return len(models) <= self.most and self._fits(*missing)
 
     def hold_only(self, *variants: Variant) -> bool:
         """Free the models of all other variants; return whether there were any."""
-        wanted = set(map(loaded_as, variants))
-        others = [each for each in self._of if each not in wanted]
+        keep = set(map(loaded_as, variants))
+        others = [model for model in self._loaded if model not in keep]
         for variant in others:
             self.free(variant)
         return bool(others)
 
     def close(self) -> None:
         """Free all models."""
-        for executor in (*self._of.values(), *self._idle.values()):
+        for executor in (*self._loaded.values(), *self._idle.values()):
             executor.close()
-        self._of.clear()
+        self._loaded.clear()
         self._idle.clear()
 
     def _executor(self, variant: Variant) -> Executor:
-        executor = self._of.pop(loaded_as(variant), None)
+        executor = self._loaded.pop(loaded_as(variant), None)
         if executor is None:
-            while self._of and (len(self._of) >= self.most or self._is_full() or not self._fits(variant)):
-                self.free(next(iter(self._of)))
-            idle = variant.backend if variant.backend in self._idle else _NO_BACKEND
-            executor = self._idle.pop(idle, None) or self._make()
+            while self._loaded and (len(self._loaded) >= self.most or self._is_full() or not self._fits(variant)):
+                self.free(next(iter(self._loaded)))
+            backend = variant.backend if variant.backend in self._idle else _NO_BACKEND
+            executor = self._idle.pop(backend, None) or self._make()
             if self.spare and _NO_BACKEND not in self._idle:
-                following = self._idle[_NO_BACKEND] = self._make()
-                if isinstance(following, ProcessExecutor):
-                    following.begin()
-        self._of[loaded_as(variant)] = executor
+                spare = self._idle[_NO_BACKEND] = self._make()
+                if isinstance(spare, ProcessExecutor):
+                    spare.begin()
+        self._loaded[loaded_as(variant)] = executor
         return executor
 
     def _any(self) -> Executor:
-        if self._of:
-            return next(reversed(self._of.values()))
+        if self._loaded:
+            return next(reversed(self._loaded.values()))
         if not self._idle:
             self._idle[_NO_BACKEND] = self._make()
         return next(iter(self._idle.values()))

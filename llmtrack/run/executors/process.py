@@ -31,9 +31,9 @@ SHARD_RETRIES = 2
 class ProcessExecutor:
     """Measures each variant in a fresh worker process, which ends when another variant follows.
 
-    A model that exhausts memory, crashes or is killed only takes down its worker, and a silent worker is killed after a
-    timeout. The current scenario then fails, unless its main part was already measured (`SoFar`), and the others
-    continue in a new worker.
+    A model that exhausts memory, crashes or is killed takes down only its worker, and a silent worker is killed after a
+    timeout. The current scenario then fails, unless its main part is measured (`SoFar`), and the others continue in a new
+    worker.
 
     Args:
         patience: timeouts of a silent worker.
@@ -74,32 +74,32 @@ class ProcessExecutor:
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
         """Measure scenarios of one variant in its worker; end any parallel workers first."""
-        self._dismiss()
+        self._end_parallel()
         loaded = loaded_as(scenarios[0].variant)
         if self._variant not in (None, loaded):
             self.close()
         self._variant = loaded
         self._hung_loading = 0
         waiting = {scenario.name: scenario for scenario in scenarios}
-        kept = PartialResults(emit)
+        results = PartialResults(emit)
         while waiting:
             started = time.time()
             at = _At(next(iter(waiting)))
             try:
-                self._follow(waiting, at, kept)
+                self._follow(waiting, at, results)
             except _LostError as loss:
                 for lost in self._lost(waiting, at.progress, loss):
-                    if not kept.emit_without(lost.name, loss.reason):
+                    if not results.emit_without(lost.name, loss.reason):
                         emit(Failure(lost, loss.kind, loss.reason, started_at=started, ended_at=time.time()))
             except (Exception, GeneratorExit):
-                kept.emit_all_without(INTERRUPTED)
+                results.emit_all_without(INTERRUPTED)
                 raise
             except BaseException:
                 # A signal: first let the worker save what can be resumed.
                 current = waiting.get(at.progress.scenario)
                 if current is not None and isinstance(current.task, TrainTask):
-                    self._end_in_order(kept)
-                kept.emit_all_without(INTERRUPTED)
+                    self._end_in_order(results)
+                results.emit_all_without(INTERRUPTED)
                 raise
 
     def free(self) -> bool:
@@ -118,14 +118,13 @@ class ProcessExecutor:
         worker, self._worker, self._variant = self._worker, None, None
         if worker is not None:
             worker.end()
-        self._dismiss()
+        self._end_parallel()
 
     @contextmanager
     def start_workers(self, workers: int | None) -> Iterator[ParallelWorkers]:
         """Start worker processes that share this machine's threads; end this executor's own worker first.
 
-        They keep their model loaded for the next call with the same number of workers, until something is measured
-        alone.
+        They keep their model loaded for the next call with the same number of workers, until something is measured alone.
 
         Args:
             workers: how many; None for one.
@@ -139,21 +138,21 @@ class ProcessExecutor:
             start = partial(self._new_worker, threads)
             self._parallel = [ProcessExecutor(self._patience, start) for _ in range(workers)]
         try:
-            for each in self._parallel:
-                each.begin()
-            yield ParallelWorkers(tuple(each.run for each in self._parallel), self._dismiss, retries=SHARD_RETRIES)
+            for executor in self._parallel:
+                executor.begin()
+            runs = tuple(executor.run for executor in self._parallel)
+            yield ParallelWorkers(runs, self._end_parallel, retries=SHARD_RETRIES)
         except BaseException:
-            self._dismiss()
+            self._end_parallel()
             raise
 
-    def _dismiss(self) -> None:
-        """End the parallel workers."""
+    def _end_parallel(self) -> None:
         parallel, self._parallel = self._parallel, []
-        for each in parallel:
-            each.close()
+        for executor in parallel:
+            executor.close()
 
     def _follow(self, waiting: dict[str, Scenario], at: _At, emit: Emit) -> None:
-        """Run the worker on the waiting scenarios, removing finished ones, until it is done.
+        """Run the worker on the waiting scenarios, removing each that ends, until it is done.
 
         Raises:
             _LostError: it died or fell silent.
@@ -216,7 +215,7 @@ class ProcessExecutor:
                     emit(event_from_json(message["event"]))
 
     def _ask(self, question: object, key: str, seconds: float) -> Any:
-        """Return a worker's answer under a key."""
+        """Send a question and return the answer under a key."""
         worker = self._start()
         worker.send(question)
         try:
@@ -243,10 +242,10 @@ class ProcessExecutor:
 
 def _early_death(code: int | None) -> str:
     if code in (-signal.SIGKILL, OUT_OF_MEMORY):
-        how = "was killed" if code == -signal.SIGKILL else "ended"
+        ending = "was killed" if code == -signal.SIGKILL else "ended"
         likely = "most likely " if code == -signal.SIGKILL else ""
         return (
-            f"the worker process {how} before it could start, {likely}for lack of memory: free some, or raise the limit of "
+            f"the worker process {ending} before it could start, {likely}for lack of memory: free some, or raise the limit of "
             "the container, job or shell"
         )
     return (

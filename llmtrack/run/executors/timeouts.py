@@ -35,20 +35,15 @@ class Patience:
     room: float = 10.0
     ending: float = 120.0
 
-    def seconds(self, at: Progress, scenarios: Iterable[Scenario]) -> float:
-        """Return how long to wait for the next sign of life.
-
-        Args:
-            at: the current step.
-            scenarios: what is being measured.
-        """
-        if at.step.startswith(STARTING):
+    def seconds(self, step: Progress, scenarios: Iterable[Scenario]) -> float:
+        """Return how long to wait for the next sign of life in a step, given what is being measured."""
+        if step.step.startswith(STARTING):
             return self.starting
         if self.time_limit > 0:
             return self.time_limit
-        if at.step.startswith(LOADING):
+        if step.step.startswith(LOADING):
             return self.loading
-        return self.step + self.room * max((each.repeat.max_seconds for each in scenarios), default=0.0)
+        return self.step + self.room * max((scenario.repeat.max_seconds for scenario in scenarios), default=0.0)
 
 
 class StepTimeout:
@@ -64,7 +59,7 @@ class StepTimeout:
     def __init__(self, emit: Callable[[Event], None], seconds: float, clock: Callable[[], float], first: str) -> None:
         self._emit, self._seconds, self._clock = emit, seconds, clock
         self._at = Progress(first, "loading")
-        self._late: dict[str, str] = {}
+        self._overruns: dict[str, str] = {}
         self._since = clock()
 
     def __call__(self, event: Event) -> None:
@@ -73,19 +68,19 @@ class StepTimeout:
         Raises:
             ScenarioError: the previous call of its scenario took too long (`timeout`).
         """
-        took = self._clock() - self._since
-        if took > self._seconds:
-            self._late[self._at.scenario] = (
-                f"{self._at.step} took {clock_text(took)}, and time_limit is {clock_text(self._seconds)}"
+        seconds = self._clock() - self._since
+        if seconds > self._seconds:
+            self._overruns[self._at.scenario] = (
+                f"{self._at.step} took {clock_text(seconds)}, and time_limit is {clock_text(self._seconds)}"
             )
         try:
             if isinstance(event, Progress):
                 self._at = event
-                if late := self._late.pop(event.scenario, ""):
-                    raise ScenarioError(f"{late}: find out what takes so long, or raise time_limit", kind="timeout")
-            elif isinstance(event, Measurement) and (late := self._late.pop(event.scenario.name, "")):
+                if overrun := self._overruns.pop(event.scenario, ""):
+                    raise ScenarioError(f"{overrun}: find out what takes so long, or raise time_limit", kind="timeout")
+            elif isinstance(event, Measurement) and (overrun := self._overruns.pop(event.scenario.name, "")):
                 # The scenario is complete: keep its result.
-                event = replace(event, warnings=(*event.warnings, late))
+                event = replace(event, warnings=(*event.warnings, overrun))
             self._emit(event)
         finally:
             self._since = self._clock()

@@ -32,9 +32,11 @@ class WorkerProcess:
     """
 
     def __init__(self, threads: int = 0) -> None:
-        told = {"OMP_NUM_THREADS": str(threads)} if threads else {}
+        default = {"OMP_NUM_THREADS": str(threads)} if threads else {}
         self._scratch = unused_folder()
-        self._process = self._start({**told, **child_environment(), **bytecode_environment(), SCRATCH: self._scratch})
+        self._process = self._start(
+            {**default, **child_environment(), **bytecode_environment(), SCRATCH: self._scratch}
+        )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="llmtrack-listen", daemon=True).start()
 
@@ -70,16 +72,16 @@ class WorkerProcess:
         Raises:
             TimeoutError: it was silent for too long.
         """
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while True:
-            left = until - time.monotonic()
+            rest = deadline - time.monotonic()
             try:
-                line = self._lines.get(timeout=max(0.0, min(LOOK_SECONDS, left)))
+                line = self._lines.get(timeout=max(0.0, min(LOOK_SECONDS, rest)))
             except queue.Empty:
                 # A child of a dead worker can keep the pipe open, so that no end of file arrives.
                 if not self.lives() and self._lines.empty():
                     return None
-                if left <= 0:
+                if rest <= 0:
                     raise TimeoutError from None
                 continue
             if line is None:

@@ -7,7 +7,7 @@ import pytest
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.host.formatting import GIB, MIB
 from llmtrack.run.executors import footprint
-from llmtrack.run.executors.footprint import OVERHEAD, fits, keep, predicted_bytes, weights_bytes
+from llmtrack.run.executors.footprint import OVERHEAD, fits, predicted_bytes, record, weights_bytes
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.executors.pool import Pool
 from llmtrack.spec.outcome import Failure, Measurement
@@ -78,7 +78,7 @@ def test_of_a_list_the_first_that_is_here_counts():
 def test_what_it_took_the_last_time_is_believed_before_its_weights():
     variant = cpu("synthetic:tiny")
     assert predicted_bytes(variant) == weights_bytes("synthetic:tiny") + OVERHEAD
-    keep(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": 700.0}))
+    record(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": 700.0}))
     assert predicted_bytes(variant) == 700 * MIB
     assert predicted_bytes(Variant("synthetic:tiny", device="cpu", dtype="bfloat16")) != 700 * MIB
 
@@ -93,7 +93,7 @@ def test_what_nothing_is_known_of_is_tried(memory):
 def test_a_tenth_of_the_memory_stays_free(memory, free_mib, found):
     variants = [cpu("synthetic:tiny"), cpu("synthetic:tiny-gpt2")]
     for each in variants:
-        keep(measurement(scenario=generating("one", each), metrics={"peak_memory_mib": 500.0}))
+        record(measurement(scenario=generating("one", each), metrics={"peak_memory_mib": 500.0}))
     memory(8 * GIB, free_mib * MIB)
     assert fits(*variants) is found
     assert fits(variants[0])
@@ -102,7 +102,7 @@ def test_a_tenth_of_the_memory_stays_free(memory, free_mib, found):
 
 def test_a_model_on_a_card_is_predicted_to_fit_there_or_not(memory, monkeypatch):
     variant = Variant("synthetic:tiny", device="cuda:0")
-    keep(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": 3000.0}))
+    record(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": 3000.0}))
     memory(8 * GIB, 8 * GIB, cards=[type("Card", (), {"uuid": "GPU-1"})])
     for free, found in ((3_999, False), (4_001, True)):
         monkeypatch.setattr(footprint, "ask", lambda *options, free=free: [["10000", str(free)]])
@@ -123,7 +123,7 @@ def test_a_pool_frees_what_was_used_least_before_it_loads_what_would_not_fit(mem
     one, other, large = map(cpu, ("synthetic:tiny", "synthetic:tiny-gpt2", "synthetic:1m"))
     sizes = {one: 500.0, other: 500.0, large: 1500.0}
     for variant, size in sizes.items():
-        keep(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": size}))
+        record(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": size}))
     assert pool.has_room([one, other])
     assert not pool.has_room([one, other, large])
     pool.run([generating("one", one)], print)

@@ -29,7 +29,7 @@ PROBE_SECONDS = 120.0
 _ANSWER_SECONDS = 10.0
 _TAKE_SECONDS = 30.0
 _END_SECONDS = 1.0
-_MOST_SAID = 500
+_MOST_TEXT = 500
 _NODE = "ray.io/node-id"
 Letter = tuple[str, dict[str, Any]]
 
@@ -78,48 +78,48 @@ class Cluster:
             options["include_dashboard"] = False
         try:
             with signal_handlers_restored():  # Ray's SIGTERM handler would end the driver before it tracks its results
-                _see_that_somebody_answers(address)
+                _check_reachable(address)
                 ray.init(address=address, **options)
         except Exception as error:
-            raise UsageError(f"no Ray cluster can be used at address={address}: {_why_unconnected(error)}") from error
+            raise UsageError(f"no Ray cluster can be used at address={address}: {_connection_error(error)}") from error
         self._boxes = Boxes()
         self._closed = threading.Event()
         # On the driver's node, so that it is only lost with the driver.
         here = ray.get_runtime_context().get_node_id()
         self._post = self._remote(Post, num_cpus=0, label_selector={_NODE: here}).remote()
-        self._sorter = threading.Thread(target=self._sort, name="llmtrack-post", daemon=True)
-        self._sorter.start()
+        self._delivery = threading.Thread(target=self._deliver, name="llmtrack-post", daemon=True)
+        self._delivery.start()
 
     def nodes(self) -> tuple[list[Node], list[str]]:
         """Return the nodes that answer, described, and a line for each that does not."""
-        there = self._alive()
-        probed = {each["NodeID"]: self.call(node.probe, {}, [each["NodeID"]]) for each in there}
-        refs = list(probed.values())
+        alive = self._alive()
+        probes = {info["NodeID"]: self.call(node.probe, {}, [info["NodeID"]]) for info in alive}
+        refs = list(probes.values())
         self._ray.wait(refs, num_returns=len(refs), timeout=PROBE_SECONDS)
-        found, silent = [], []
-        for each in there:
+        nodes, silent = [], []
+        for info in alive:
             try:
-                found.append(_node(each, self._ray.get(probed[each["NodeID"]], timeout=0)))
+                nodes.append(_node(info, self._ray.get(probes[info["NodeID"]], timeout=0)))
             except Exception as error:  # it just died, or llmtrack is not installed there
-                name = f"{each['NodeManagerHostname']} ({each['NodeManagerAddress']}, {each['NodeID'][:6]})"
-                late = isinstance(error, self._ray.exceptions.GetTimeoutError)
-                why = f"it did not answer within {PROBE_SECONDS:g} s" if late else _first_line(error)
-                silent.append(f"node {name} measures nothing: {why}")
-        return found, silent
+                name = f"{info['NodeManagerHostname']} ({info['NodeManagerAddress']}, {info['NodeID'][:6]})"
+                is_late = isinstance(error, self._ray.exceptions.GetTimeoutError)
+                reason = f"it did not answer within {PROBE_SECONDS:g} s" if is_late else _first_line(error)
+                silent.append(f"node {name} measures nothing: {reason}")
+        return nodes, silent
 
     def alive(self) -> set[str]:
         """Return the ids of the live nodes."""
-        return {each["NodeID"] for each in self._alive()}
+        return {info["NodeID"] for info in self._alive()}
 
     def call(self, function: Callable[..., Any], needs: Mapping[str, float], nodes: Sequence[str], *args: Any) -> Any:
         """Call a function on one of several nodes with the given resources; return Ray's object reference."""
-        asked = dict(needs)
+        rest = dict(needs)
         return (
             self._remote(
                 function,
-                num_cpus=asked.pop("CPU", 0),
-                num_gpus=asked.pop("GPU", 0),
-                resources=asked,
+                num_cpus=rest.pop("CPU", 0),
+                num_gpus=rest.pop("GPU", 0),
+                resources=rest,
                 label_selector={_NODE: f"in({','.join(nodes)})"},
                 max_retries=0,
             )
@@ -145,7 +145,7 @@ class Cluster:
         key = secrets.token_hex(8)
         task = RayTask(key, self._boxes.open(key))
         task.ref = self.call(_measure, needs, nodes, self._post, key, *args)
-        task.ref.future().add_done_callback(partial(self._over, key))
+        task.ref.future().add_done_callback(partial(self._on_ended, key))
         return task
 
     def send(self, content: Any) -> Any:
@@ -174,16 +174,16 @@ class Cluster:
         # A thread still waiting for Ray at shutdown would crash.
         with contextlib.suppress(Exception):
             self._post.put.remote("", {})
-        self._sorter.join(_TAKE_SECONDS)
+        self._delivery.join(_TAKE_SECONDS)
         self._ray.shutdown()
 
-    def _remote(self, what: Any, **options: Any) -> Any:
-        return self._ray.remote(**options)(what)
+    def _remote(self, target: Any, **options: Any) -> Any:
+        return self._ray.remote(**options)(target)
 
     def _alive(self) -> list[dict[str, Any]]:
-        return [each for each in self._ray.nodes() if each["Alive"]]
+        return [info for info in self._ray.nodes() if info["Alive"]]
 
-    def _over(self, key: str, future: Any) -> None:
+    def _on_ended(self, key: str, future: Any) -> None:
         """Post a message for a task that ended without one; it arrives after the task's own."""
         error = future.exception()
         if error is not None and not self._closed.is_set():
@@ -203,14 +203,14 @@ class Cluster:
             reason = _first_line(error)
         return {"lost": reason, "final": memory}
 
-    def _sort(self) -> None:
+    def _deliver(self) -> None:
         while not self._closed.is_set():
             try:
                 for key, message in self._ray.get(self._post.take.remote(_TAKE_SECONDS)):
-                    self._boxes.sort(key, message)
+                    self._boxes.deliver(key, message)
             except Exception as error:
                 if not self._closed.is_set():
-                    self._boxes.tell_all({"gone": _first_line(error)})
+                    self._boxes.deliver_to_all({"gone": _first_line(error)})
                 return
 
 
@@ -223,20 +223,20 @@ class Post:
 
     def __init__(self) -> None:
         self._letters: list[Letter] = []
-        self._there = asyncio.Event()
+        self._arrived = asyncio.Event()
 
     async def put(self, key: str, message: dict[str, Any]) -> None:
         """Append a message addressed to a key."""
         self._letters.append((key, message))
-        self._there.set()
+        self._arrived.set()
 
     async def take(self, seconds: float) -> list[Letter]:
         """Return all messages, waiting up to `seconds` for the first."""
         try:
-            await asyncio.wait_for(self._there.wait(), seconds)
+            await asyncio.wait_for(self._arrived.wait(), seconds)
         except asyncio.TimeoutError:
             return []
-        self._there.clear()
+        self._arrived.clear()
         letters, self._letters = self._letters, []
         return letters
 
@@ -258,14 +258,14 @@ class Boxes:
         with self._lock:
             self._boxes.pop(key, None)
 
-    def sort(self, key: str, message: dict[str, Any]) -> None:
+    def deliver(self, key: str, message: dict[str, Any]) -> None:
         """Deliver a message to its mailbox."""
         with self._lock:
             box = self._boxes.get(key)
         if box is not None:
             box.put(message)
 
-    def tell_all(self, message: dict[str, Any]) -> None:
+    def deliver_to_all(self, message: dict[str, Any]) -> None:
         """Deliver a message to every mailbox."""
         with self._lock:
             boxes = list(self._boxes.values())
@@ -281,35 +281,35 @@ def _measure(post: Any, key: str, *args: Any) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     here = ray.get_runtime_context().get_node_id()
-    sent: list[Any] = []
+    pending: list[Any] = []
 
-    def tell(message: dict[str, Any]) -> None:
-        sent[:] = [post.put.remote(key, {"node": here, **message})]
+    def send(message: dict[str, Any]) -> None:
+        pending[:] = [post.put.remote(key, {"node": here, **message})]
 
     try:
-        node.measure(tell, *args)
+        node.measure(send, *args)
     finally:
-        for letter in sent:
+        for letter in pending:
             awaited(letter, _TAKE_SECONDS)
 
 
-def _node(told_by_ray: Mapping[str, Any], told: Mapping[str, Any]) -> Node:
-    resources = dict(told_by_ray["Resources"])
-    facts = dict(told["facts"])
+def _node(info: Mapping[str, Any], probed: Mapping[str, Any]) -> Node:
+    resources = dict(info["Resources"])
+    facts = dict(probed["facts"])
     # Ray detects GPUs without torch, and reports their type as a resource name.
     gpus = resources.get("GPU", 0)
     if gpus:
         types = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
         facts["gpus"] = f"{gpus:g} x {types[0] if types else 'GPU'}"
-    if label := told_by_ray.get("Labels", {}).get(KIND_LABEL):
+    if label := info.get("Labels", {}).get(KIND_LABEL):
         facts["node_kind"] = label
-    host, address = told["hostname"], told_by_ray["NodeManagerAddress"]
-    name = f"{host} ({address}, {told_by_ray['NodeID'][:6]})"
-    return Node(told_by_ray["NodeID"], name, resources, facts, told["versions"], f"{host} ({address})")
+    host, address = probed["hostname"], info["NodeManagerAddress"]
+    name = f"{host} ({address}, {info['NodeID'][:6]})"
+    return Node(info["NodeID"], name, resources, facts, probed["versions"], f"{host} ({address})")
 
 
-def _see_that_somebody_answers(address: str) -> None:
-    """Check that the address accepts connections: Ray itself would retry for a quarter of an hour.
+def _check_reachable(address: str) -> None:
+    """Check that an address accepts connections: Ray itself would retry for a quarter of an hour.
 
     Raises:
         ConnectionError: nobody answers.
@@ -327,13 +327,13 @@ def _see_that_somebody_answers(address: str) -> None:
         raise ConnectionError(f"nobody answers at {where} ({error.strerror or error})") from error
 
 
-def _why_unconnected(error: BaseException) -> str:
-    """Return Ray's connection error with the remedy."""
-    said = truncate(in_words(error).rstrip("."), _MOST_SAID)
-    if "version mismatch" in said.lower():
-        return f"{said}: use the same Ray and Python on all machines"
+def _connection_error(error: BaseException) -> str:
+    """Return the text of Ray's connection error, with a remedy."""
+    text = truncate(in_words(error).rstrip("."), _MOST_TEXT)
+    if "version mismatch" in text.lower():
+        return f"{text}: use the same Ray and Python on all machines"
     return (
-        f"{said}; start one with `ray start --head`, set RAY_AUTH_MODE=token where it asks for a token (docs/ray.md), or use "
+        f"{text}; start one with `ray start --head`, set RAY_AUTH_MODE=token where it asks for a token (docs/ray.md), or use "
         "address=local for this machine alone"
     )
 

@@ -17,7 +17,7 @@ from llmtrack.host.formatting import clock_text, plural
 from llmtrack.run.executors.executor import BESIDE, INTERRUPTED, ParallelWorkers, PartialResults
 from llmtrack.run.executors.ray import node
 from llmtrack.run.executors.ray.cluster import Cluster, LostAnswerError, RayTask
-from llmtrack.run.executors.ray.files import Parcel, brought, home_of, named_files, note_home, parcel_of
+from llmtrack.run.executors.ray.files import Parcel, home_of, named_files, note_home, parcel_of, with_files
 from llmtrack.run.executors.ray.kinds import Kind, Node, room_on
 from llmtrack.run.executors.timeouts import LOADING, STARTING, Patience
 from llmtrack.spec.events import Begun, Emit, Log, Progress, SoFar, event_from_json
@@ -37,7 +37,7 @@ WAITING = "waiting for a free node"
 _LOOK_SECONDS = 2.0
 
 
-Told = TypeVar("Told", bound=Measurement | Failure | Begun)
+Located = TypeVar("Located", bound=Measurement | Failure | Begun)
 
 
 class Stopped(BaseException):
@@ -47,8 +47,8 @@ class Stopped(BaseException):
 class RayExecutor:
     """Measures each group as a task on a node of one kind; `run` is thread-safe.
 
-    On the node, a process executor does the work, with its isolation and timeouts. If a node or task is lost, the
-    unfinished rest of its group continues on another node.
+    A process executor does the work on the node, with its isolation and timeouts. If a node or task is lost, the rest of
+    its group continues on another node.
 
     Args:
         kind: the nodes to use.
@@ -66,7 +66,7 @@ class RayExecutor:
         self._patience = patience
         self._alone = alone
         self._machine: dict[str, str] | None = None
-        self._by_id = {each.id: each for each in kind.nodes}
+        self._nodes_by_id = {each.id: each for each in kind.nodes}
         self._sent: dict[str, Parcel] = {}
         self._stopping = threading.Event()
         self._running: dict[str, RayTask] = {}
@@ -75,8 +75,8 @@ class RayExecutor:
 
     def begin(self) -> None:
         """Start a worker on every node without waiting for its imports."""
-        for each in self._by_id:
-            self._cluster.call(node.describe, self.kind.needs, [each], self._patience, self._alone, self._facts)
+        for node_id in self._nodes_by_id:
+            self._cluster.call(node.describe, self.kind.needs, [node_id], self._patience, self._alone, self._facts)
 
     def machine(self) -> Mapping[str, str]:
         """See `Executor.machine`."""
@@ -98,7 +98,7 @@ class RayExecutor:
         Raises:
             Stopped: `stop` was called; what was measured is emitted.
         """
-        group = _Group(scenarios, emit, self._by_id, self._fetch)
+        group = _Group(scenarios, emit, self._nodes_by_id, self._fetch)
         try:
             while group.waiting:
                 try:
@@ -106,7 +106,7 @@ class RayExecutor:
                 except _LostError as loss:
                     group.lose(loss)
         except BaseException:
-            group.kept.emit_all_without(INTERRUPTED)
+            group.results.emit_all_without(INTERRUPTED)
             raise
 
     @contextmanager
@@ -140,7 +140,7 @@ class RayExecutor:
         return {"node_kind": label} if label else {}
 
     def _parcels(self, scenarios: Sequence[Scenario]) -> list[Parcel]:
-        """Return the local files that scenarios name; each is sent once for all nodes."""
+        """Return the local files that scenarios name, each sent once for all nodes."""
         files = named_files(scenarios)
         for written, path in files.items():
             if written not in self._sent:
@@ -148,14 +148,14 @@ class RayExecutor:
         return [self._sent[written] for written in files]
 
     def _ask(self, function: Any, *args: Any) -> Any:
-        """Call a function on some node of the kind; retry on another if it is lost.
+        """Call a function on a node of the kind; retry on another if that is lost.
 
         Raises:
             LlmtrackError: raised by the function, or why no node answers.
         """
         lost: LostAnswerError | None = None
         for _ in range(1 + RETRIES):
-            nodes = tuple(self._living() or self._by_id)
+            nodes = tuple(self._alive() or self._nodes_by_id)
             ref = self._cluster.call(function, self.kind.needs, nodes, self._patience, self._alone, *args)
             try:
                 return self._cluster.answer(ref)
@@ -164,7 +164,7 @@ class RayExecutor:
         raise LlmtrackError(f"no node of {self.kind.name} answers: {lost}") from lost
 
     def _attempt(self, group: _Group) -> None:
-        """Measure the waiting scenarios on a node, removing finished ones, until all are done.
+        """Measure the waiting scenarios on a node, removing each that ends.
 
         Raises:
             _LostError: the node or the task is lost.
@@ -184,12 +184,12 @@ class RayExecutor:
             self._cluster.end(task)
 
     def _nodes(self, group: _Group) -> list[str]:
-        """Return the live nodes to use: the one with the group's checkpoints, or preferably those it was not lost on."""
-        alive = self._living()
+        """Return the live nodes to use: the one with the group's checkpoints, or all, if possible without the one last lost."""
+        alive = self._alive()
         if not alive:
             raise _LostError(f"no node of its kind ({self.kind.name}) is left", final=True)
         if group.home:
-            at_home = [each for each in alive if self._by_id[each].place == group.home]
+            at_home = [node_id for node_id in alive if self._nodes_by_id[node_id].place == group.home]
             if not at_home:
                 raise _LostError(
                     f"its checkpoints are on {group.home}, which is not among the nodes: start it there again, or train "
@@ -197,7 +197,7 @@ class RayExecutor:
                     final=True,
                 )
             return at_home
-        return [each for each in alive if each != group.lost_on] or alive
+        return [node_id for node_id in alive if node_id != group.lost_on] or alive
 
     def _fetch(self, node_id: str, path: str) -> Parcel:
         """Fetch a worker's output from a node.
@@ -208,10 +208,10 @@ class RayExecutor:
         parcel: Parcel = self._cluster.answer(self._cluster.call(node.fetch, {}, [node_id], path))
         return parcel
 
-    def _living(self) -> list[str]:
+    def _alive(self) -> list[str]:
         """Return the live nodes of the kind."""
         alive = self._cluster.alive()
-        return [each for each in self._by_id if each in alive]
+        return [node_id for node_id in self._nodes_by_id if node_id in alive]
 
     def _start(self, nodes: Sequence[str], group: _Group) -> RayTask:
         with self._lock:
@@ -271,8 +271,8 @@ class _Group:
         fetch: Callable[[str, str], Parcel],
     ) -> None:
         self.waiting = {scenario.name: scenario for scenario in scenarios}
-        self._asked = dict(self.waiting)
-        self.kept = PartialResults(emit)
+        self._requested = dict(self.waiting)
+        self.results = PartialResults(emit)
         self.lost_on = ""
         self.home = next(filter(None, (home_of(each.task) for each in scenarios)), "")
         self._emit = emit
@@ -317,7 +317,7 @@ class _Group:
             }
             self._at = Progress(self._at.scenario, LOADING)
         if "event" in letter:
-            self._tell(letter["event"])
+            self._take_event(letter["event"])
         if "ended" in letter and self.waiting:
             raise _LostError("its task ended without reporting all outcomes")
         return "ended" in letter
@@ -333,16 +333,16 @@ class _Group:
         if len(self._losses) > 1:
             reason = f"lost {plural(len(self._losses), 'time')} in a row: {reason}"
         # A loss while loading would repeat for each scenario.
-        one = self._at.scenario if self._at.scenario in self.waiting else next(iter(self.waiting))
+        current = self._at.scenario if self._at.scenario in self.waiting else next(iter(self.waiting))
         begun = self._node and not self._at.step.startswith((STARTING, LOADING, WAITING))
-        for name in [one] if begun else list(self.waiting):
+        for name in [current] if begun else list(self.waiting):
             lost = self.waiting.pop(name)
-            if not self.kept.emit_without(name, reason):
-                began, now = self._begun_at, time.time()
-                self._emit(Failure(lost, "killed", reason, tags=self._tags, started_at=began, ended_at=now))
+            if not self.results.emit_without(name, reason):
+                started_at, ended_at = self._begun_at, time.time()
+                self._emit(Failure(lost, "killed", reason, tags=self._tags, started_at=started_at, ended_at=ended_at))
         self._losses.clear()
 
-    def _tell(self, data: Any) -> None:
+    def _take_event(self, data: Any) -> None:
         event = event_from_json(data)
         if isinstance(event, (Measurement, Failure)):
             if self.waiting.pop(event.scenario.name, None) is None:
@@ -358,18 +358,17 @@ class _Group:
         if isinstance(event, Begun) and self._node in self._nodes:
             note_home(event.scenario.task, self._nodes[self._node])
         if isinstance(event, Measurement):
-            event = brought(event, self._where(), partial(self._fetch, self._node))
+            event = with_files(event, self._where(), partial(self._fetch, self._node))
         if isinstance(event, Failure) and home_of(event.scenario.task):
             event = replace(event, reason=f"{event.reason} (on {self._where()})")
-        self.kept(event)
+        self.results(event)
 
     def _where(self) -> str:
-        found = self._nodes.get(self._node)
-        return found.name if found else self._node
+        return self._nodes[self._node].name if self._node in self._nodes else self._node
 
-    def _placed(self, told: Told) -> Told:
-        """Restore the requested scenario and add the tags of the measuring node."""
-        return replace(told, scenario=self._asked[told.scenario.name], tags={**told.tags, **self._tags})
+    def _placed(self, outcome: Located) -> Located:
+        """Restore the requested scenario, whose files have their local names, and add the tags of the measuring node."""
+        return replace(outcome, scenario=self._requested[outcome.scenario.name], tags={**outcome.tags, **self._tags})
 
 
 class _LostError(Exception):

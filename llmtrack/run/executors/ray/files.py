@@ -35,7 +35,7 @@ class Parcel:
         path: path at the sender.
         digest: of its content.
         size: bytes.
-        content: result of `packed`, or Ray's reference to it, or None if too big to send.
+        content: result of `pack`, or Ray's reference to it, or None if too big to send.
     """
 
     written: str
@@ -47,37 +47,37 @@ class Parcel:
 
 def named_files(scenarios: Sequence[Scenario]) -> dict[str, Path]:
     """Return the models and texts of scenarios that are local files, by their names in the scenarios."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for scenario in scenarios:
         for variant in scenario.variants:
             for source in parse_candidates(variant.model):
                 if source.kind in ("folder", "gguf", "run"):
-                    found[source.spec] = Path(source.location)
-        files = (each for each in scenario.texts if each.endswith((".txt", ".jsonl")))
-        found |= {text: Path(os.path.expanduser(text)) for text in files}
-    return {written: path.absolute() for written, path in found.items() if path.exists()}
+                    paths[source.spec] = Path(source.location)
+        texts = (text for text in scenario.texts if text.endswith((".txt", ".jsonl")))
+        paths |= {text: Path(os.path.expanduser(text)) for text in texts}
+    return {written: path.absolute() for written, path in paths.items() if path.exists()}
 
 
 def digest_of(path: Path) -> str:
     """Return the digest of a file, or of the names and contents of all files in a folder."""
     if path.is_file():
         return file_digest(path)
-    found = hashlib.sha256()
-    for each in _files(path):
-        found.update(f"{each.relative_to(path).as_posix()} {file_digest(each)}\n".encode())
-    return found.hexdigest()
+    content = hashlib.sha256()
+    for file in _files(path):
+        content.update(f"{file.relative_to(path).as_posix()} {file_digest(file)}\n".encode())
+    return content.hexdigest()
 
 
 def parcel_of(written: str, path: Path, send: Callable[[Any], Any]) -> Parcel:
     """Pack a file or folder; pass it to `send` if it is small enough."""
-    size = sum(each.stat().st_size for each in _files(path))
-    content = send(packed(path)) if size <= MOST_SENT_MIB * MIB else None
+    size = sum(file.stat().st_size for file in _files(path))
+    content = send(pack(path)) if size <= MOST_SENT_MIB * MIB else None
     return Parcel(written, str(path), digest_of(path), size, content)
 
 
-def packed(path: Path) -> dict[str, bytes]:
+def pack(path: Path) -> dict[str, bytes]:
     """Return the contents of a file or folder by path relative to its parent."""
-    return {each.relative_to(path.parent).as_posix(): each.read_bytes() for each in _files(path)}
+    return {file.relative_to(path.parent).as_posix(): file.read_bytes() for file in _files(path)}
 
 
 def awaited(reference: Any, seconds: float | None = None) -> Any:
@@ -88,8 +88,8 @@ def awaited(reference: Any, seconds: float | None = None) -> Any:
     return reference.future().result(seconds)
 
 
-def arrive(parcel: Parcel, fetch: Callable[[Any], Mapping[str, bytes]] = awaited) -> str:
-    """Return the path of a parcel on this node: the same path if its content is the same, else a received copy.
+def unpack(parcel: Parcel, fetch: Callable[[Any], Mapping[str, bytes]] = awaited) -> str:
+    """Return the path of a parcel on this node: the same path if its content is the same, else that of a copy.
 
     Args:
         fetch: get the sent content.
@@ -101,9 +101,9 @@ def arrive(parcel: Parcel, fetch: Callable[[Any], Mapping[str, bytes]] = awaited
     if path.exists() and digest_of(path) == parcel.digest:
         return parcel.path
     if parcel.content is None:
-        there = "holds other files there" if path.exists() else "is not there"
+        state = "holds other files there" if path.exists() else "is not there"
         raise LlmtrackError(
-            f"{parcel.written} {there}, and its {parcel.size / MIB:,.0f} MiB are too many to be sent (at most "
+            f"{parcel.written} {state}, and its {parcel.size / MIB:,.0f} MiB are too many to be sent (at most "
             f"{MOST_SENT_MIB}): put it under {parcel.path} into a folder that all nodes share, or name a model of the hub"
         )
 
@@ -118,54 +118,53 @@ def arrive(parcel: Parcel, fetch: Callable[[Any], Mapping[str, bytes]] = awaited
     return str(build_once(f"sent-{parcel.digest[:16]}", write, parcel.size) / path.name)
 
 
-def renamed(data: Any, names: Mapping[str, str]) -> Any:
-    """Replace file names in JSON-ready data, alone or in a comma-separated list."""
+def localized(data: Any, names: Mapping[str, str]) -> Any:
+    """Replace the names of files by their paths on this node in JSON-ready data, also in comma-separated lists."""
     if isinstance(data, dict):
-        return {key: renamed(value, names) for key, value in data.items()}
+        return {key: localized(value, names) for key, value in data.items()}
     if isinstance(data, list):
-        return [renamed(value, names) for value in data]
+        return [localized(value, names) for value in data]
     if isinstance(data, str):
         return names.get(data) or ",".join(names.get(part.strip(), part) for part in data.split(","))
     return data
 
 
-def named_back(data: Any, names: Mapping[str, str]) -> Any:
-    """Restore the original names in an event's JSON, except where it reports locations."""
+def unlocalized(data: Any, names: Mapping[str, str]) -> Any:
+    """Restore the names of files in an event's JSON, except where it reports locations."""
     if isinstance(data, dict):
-        kept = ("files", "model_folder")
-        return {key: value if key in kept else named_back(value, names) for key, value in data.items()}
+        locations = ("files", "model_folder")
+        return {key: value if key in locations else unlocalized(value, names) for key, value in data.items()}
     if isinstance(data, list):
-        return [named_back(value, names) for value in data]
+        return [unlocalized(value, names) for value in data]
     if isinstance(data, str):
-        for written, here in names.items():
-            data = data.replace(here, written) if written != here else data
+        for written, path in names.items():
+            data = data.replace(path, written) if written != path else data
     return data
 
 
-def brought(done: Measurement, node: str, fetch: Callable[[str], Parcel]) -> Measurement:
-    """Return a measurement with its files fetched to this machine; warn about those that cannot be.
+def with_files(measurement: Measurement, node: str, fetch: Callable[[str], Parcel]) -> Measurement:
+    """Return a measurement with its files, named by their paths on a node, fetched to this machine; warn about the rest.
 
     Args:
-        done: names files by their paths on the node.
         fetch: fetch a path from the node, with content.
     """
-    left: list[str] = []
+    missing: list[str] = []
 
     def here(path: str) -> str:
         if not path or Path(path).exists():
             return path
         try:
-            return arrive(fetch(path), dict)
+            return unpack(fetch(path), dict)
         except LlmtrackError:
-            left.append(path)
+            missing.append(path)
             return ""
 
-    files = {name: found for name, path in done.files.items() if (found := here(path))}
-    done = replace(done, files=files, model_folder=here(done.model_folder))
-    if not left:
-        return done
-    warning = f"files stayed on {node} (more than {MOST_SENT_MIB} MiB are not sent): {', '.join(sorted(left))}"
-    return replace(done, warnings=(*done.warnings, warning))
+    files = {name: found for name, path in measurement.files.items() if (found := here(path))}
+    measurement = replace(measurement, files=files, model_folder=here(measurement.model_folder))
+    if not missing:
+        return measurement
+    warning = f"files stayed on {node} (more than {MOST_SENT_MIB} MiB are not sent): {', '.join(sorted(missing))}"
+    return replace(measurement, warnings=(*measurement.warnings, warning))
 
 
 def note_home(task: Task, node: Node) -> None:
@@ -186,4 +185,4 @@ def home_of(task: Task) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())

@@ -71,54 +71,56 @@ def read_resources(text: str) -> dict[str, float] | None:
     """
     if text.strip() == WHOLE_NODE:
         return None
-    found = {}
+    resources = {}
     for part in text.split(","):
         name, _, amount = part.strip().partition("=")
         try:
-            found[name.strip()] = float(amount)
+            resources[name.strip()] = float(amount)
         except ValueError:
-            found[name] = 0.0
-        if not name.strip() or not 0 < found[name.strip()] < float("inf"):
+            resources[name] = 0.0
+        if not name.strip() or not 0 < resources[name.strip()] < float("inf"):
             raise UsageError(
                 f"resources {text!r} are not understood: use {WHOLE_NODE} for a machine alone, or amounts "
                 "by Ray's names of them, such as CPU=4,GPU=1"
             )
-    return found
+    return resources
 
 
-def needs_of(node: Node, asked: Mapping[str, float] | None) -> dict[str, float] | None:
+def needs_of(node: Node, requested: Mapping[str, float] | None) -> dict[str, float] | None:
     """Return the resources of a measurement on a node, or None if the node lacks them.
 
     A whole node means all its CPUs and GPUs, so that nothing else that requests any from Ray runs beside it.
     """
-    if asked is None:
+    if requested is None:
         return {name: node.resources[name] for name in ("CPU", "GPU") if node.resources.get(name)} or None
-    return dict(asked) if all(node.resources.get(name, 0.0) >= amount for name, amount in asked.items()) else None
+    return (
+        dict(requested) if all(node.resources.get(name, 0.0) >= amount for name, amount in requested.items()) else None
+    )
 
 
-def kinds_of(nodes: Sequence[Node], asked: Mapping[str, float] | None) -> tuple[Kind, ...]:
+def kinds_of(nodes: Sequence[Node], requested: Mapping[str, float] | None) -> tuple[Kind, ...]:
     """Group the usable nodes by kind; the largest group comes first.
 
     Args:
-        asked: resources of a measurement; None for a whole node.
+        requested: resources of a measurement; None for a whole node.
 
     Raises:
         UsageError: no node is usable.
     """
     groups: dict[tuple[object, ...], list[Node]] = {}
-    for node in sorted(nodes, key=lambda each: each.name):
-        needs = needs_of(node, asked)
+    for node in sorted(nodes, key=lambda node: node.name):
+        needs = needs_of(node, requested)
         if needs is not None:
             hardware = tuple(node.facts.get(name, "") for name in HARDWARE)
             groups.setdefault((*hardware, *sorted(needs.items())), []).append(node)
     if not groups:
-        wanted = ",".join(f"{name}={amount:g}" for name, amount in (asked or {"CPU": 1}).items())
+        amounts = ",".join(f"{name}={amount:g}" for name, amount in (requested or {"CPU": 1}).items())
         raise UsageError(
-            f"none of the {plural(len(nodes), 'node')} of the cluster has {wanted} to give to a measurement: start one "
+            f"none of the {plural(len(nodes), 'node')} of the cluster has {amounts} to give to a measurement: start one "
             "that has, or ask for less by resources"
         )
-    found = [Kind(_title(group[0]), tuple(group), needs_of(group[0], asked) or {}) for group in groups.values()]
-    return tuple(sorted(found, key=lambda kind: (-len(kind.nodes), -sum(kind.needs.values()), kind.name)))
+    kinds = [Kind(_title(group[0]), tuple(group), needs_of(group[0], requested) or {}) for group in groups.values()]
+    return tuple(sorted(kinds, key=lambda kind: (-len(kind.nodes), -sum(kind.needs.values()), kind.name)))
 
 
 def _title(node: Node) -> str:
@@ -142,21 +144,17 @@ def room_on(kind: Kind, alive: Collection[str]) -> int:
     )
 
 
-def split_by_version(nodes: Sequence[Node], own: Mapping[str, str]) -> tuple[list[Node], list[str]]:
-    """Return the nodes with the driver's versions, and a line for each other node.
-
-    Args:
-        own: the driver's versions.
-    """
-    fit, lines = [], []
+def split_by_version(nodes: Sequence[Node], expected: Mapping[str, str]) -> tuple[list[Node], list[str]]:
+    """Return the nodes with the expected versions, and a line for each other node."""
+    usable, lines = [], []
     for node in nodes:
         differing = [
-            f"{name} {node.versions.get(name) or 'missing'} (here {own[name] or 'missing'})"
-            for name in own
-            if node.versions.get(name, "") != own[name]
+            f"{name} {node.versions.get(name) or 'missing'} (here {expected[name] or 'missing'})"
+            for name in expected
+            if node.versions.get(name, "") != expected[name]
         ]
         if differing:
             lines.append(f"node {node.name} measures nothing: it has {', '.join(differing)}; install the same there")
         else:
-            fit.append(node)
-    return fit, lines
+            usable.append(node)
+    return usable, lines

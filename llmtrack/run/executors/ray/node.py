@@ -19,7 +19,7 @@ import psutil
 from llmtrack.errors import LlmtrackError
 from llmtrack.host.packages import installed_version
 from llmtrack.run.executors.process import ProcessExecutor
-from llmtrack.run.executors.ray.files import Parcel, arrive, named_back, parcel_of, renamed
+from llmtrack.run.executors.ray.files import Parcel, localized, parcel_of, unlocalized, unpack
 from llmtrack.run.executors.timeouts import Patience
 from llmtrack.spec.events import Event, event_to_json
 from llmtrack.spec.scenario import Scenario
@@ -31,7 +31,7 @@ from llmtrack.worker.outcomes import failure_of
 BEAT_SECONDS = 10.0
 """Heartbeat interval of a task."""
 
-Tell = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]
 
 # An idle worker without a model, kept for the next task of this Ray process, and its environment, which determines the
 # visible GPUs.
@@ -56,9 +56,8 @@ def describe(patience: Patience, alone: bool, facts: Mapping[str, str]) -> dict[
     """Return the facts of the environment in which a worker on this node measures.
 
     Args:
-        patience: timeouts of a silent worker.
         alone: whether a measurement has the node to itself.
-        facts: facts that only the cluster knows.
+        facts: known to the cluster only.
     """
     with _worker(patience, alone) as executor:
         return _environment(executor, facts)
@@ -66,16 +65,16 @@ def describe(patience: Patience, alone: bool, facts: Mapping[str, str]) -> dict[
 
 def check(patience: Patience, alone: bool, scenarios: Sequence[Any], parcels: Sequence[Parcel]) -> None:
     """Check scenarios in a worker on this node; see `Executor.check`."""
-    here = {each.written: arrive(each) for each in parcels}
+    paths = {parcel.written: unpack(parcel) for parcel in parcels}
     with _worker(patience, alone) as executor:
-        executor.check([from_json(renamed(each, here), Scenario) for each in scenarios])
+        executor.check([from_json(localized(data, paths), Scenario) for data in scenarios])
 
 
 def identify(patience: Patience, alone: bool, scenario: Any, parcels: Sequence[Parcel]) -> dict[str, str]:
     """Identify the model in a worker on this node; see `Executor.identify`."""
-    here = {each.written: arrive(each) for each in parcels}
+    paths = {parcel.written: unpack(parcel) for parcel in parcels}
     with _worker(patience, alone) as executor:
-        return dict(executor.identify(from_json(renamed(scenario, here), Scenario)))
+        return dict(executor.identify(from_json(localized(scenario, paths), Scenario)))
 
 
 def fetch(path: str) -> Parcel:
@@ -84,7 +83,7 @@ def fetch(path: str) -> Parcel:
 
 
 def measure(
-    tell: Tell,
+    send: Send,
     patience: Patience,
     alone: bool,
     facts: Mapping[str, str],
@@ -96,32 +95,31 @@ def measure(
     When interrupted, a training worker first saves its state.
 
     Args:
-        tell: send a message to the driver.
-        patience: timeouts of a silent worker.
+        send: send a message to the driver.
         alone: whether the measurement has the node to itself.
-        facts: facts that only the cluster knows.
+        facts: known to the cluster only.
         scenarios: as JSON.
-        parcels: the files they name.
+        parcels: the files that they name.
     """
-    here: dict[str, str] = {}
+    paths: dict[str, str] = {}
 
     def emit(event: Event) -> None:
-        tell({"event": named_back(event_to_json(event), here)})
+        send({"event": unlocalized(event_to_json(event), paths)})
 
-    with _beating(tell), _worker(patience, alone) as executor:
+    with _beating(send), _worker(patience, alone) as executor:
         try:
-            tell({"where": _environment(executor, facts)})
-            started = time.time()
+            send({"where": _environment(executor, facts)})
+            started_at = time.time()
             try:
-                here.update({each.written: arrive(each) for each in parcels})
+                paths.update({parcel.written: unpack(parcel) for parcel in parcels})
             except LlmtrackError as error:
-                for each in scenarios:
-                    emit(failure_of(from_json(each, Scenario), error, started, kind="load"))
+                for data in scenarios:
+                    emit(failure_of(from_json(data, Scenario), error, started_at, kind="load"))
             else:
-                executor.run([from_json(renamed(each, here), Scenario) for each in scenarios], emit)
+                executor.run([from_json(localized(data, paths), Scenario) for data in scenarios], emit)
         finally:
             executor.close()
-    tell({"ended": True})
+    send({"ended": True})
 
 
 def _environment(executor: ProcessExecutor, facts: Mapping[str, str]) -> dict[str, str]:
@@ -136,8 +134,8 @@ def _worker(patience: Patience, alone: bool) -> Iterator[ProcessExecutor]:
     # right for a part of a machine.
     if alone and "OMP_NUM_THREADS" not in psutil.Process().environ():
         os.environ.pop("OMP_NUM_THREADS", None)
-    here = dict(os.environ)
-    if _idle is not None and _idle[1] != here:
+    environment = dict(os.environ)
+    if _idle is not None and _idle[1] != environment:
         _idle[0].close()
         _idle = None
     executor, _idle = _idle[0] if _idle else ProcessExecutor(patience), None
@@ -146,17 +144,17 @@ def _worker(patience: Patience, alone: bool) -> Iterator[ProcessExecutor]:
     except BaseException:
         executor.close()
         raise
-    _idle = executor, here
+    _idle = executor, environment
 
 
 @contextmanager
-def _beating(tell: Tell) -> Iterator[None]:
+def _beating(send: Send) -> Iterator[None]:
     """Send heartbeats."""
     over = threading.Event()
 
     def beat() -> None:
         while not over.wait(BEAT_SECONDS):
-            tell({})
+            send({})
 
     threading.Thread(target=beat, name="llmtrack-beat", daemon=True).start()
     try:
@@ -168,8 +166,7 @@ def _beating(tell: Tell) -> Iterator[None]:
 @cache
 def _code() -> str:
     """Return a digest of llmtrack's own files, as a checkout changes without a new version."""
-    root = FOLDER
-    found = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return found.hexdigest()[:8]
+    content = hashlib.sha256()
+    for path in sorted(FOLDER.rglob("*.py")):
+        content.update(path.relative_to(FOLDER).as_posix().encode() + path.read_bytes())
+    return content.hexdigest()[:8]

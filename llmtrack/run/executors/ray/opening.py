@@ -27,17 +27,17 @@ def open_cluster(
     Raises:
         LlmtrackError: there is no cluster, or no usable node.
     """
-    asked = read_resources(resources)
+    requested = read_resources(resources)
     cluster = Cluster(address)
     try:
-        there, silent = cluster.nodes()
-        fit, differing = split_by_version(there, node.versions())
-        unfit = [*silent, *differing]
-        for line in unfit:
+        answering, silent = cluster.nodes()
+        usable, differing = split_by_version(answering, node.versions())
+        unusable = [*silent, *differing]
+        for line in unusable:
             notify(line)
-        if not fit:
-            raise UsageError(f"no node of the cluster can measure: {'; '.join(unfit)}")
-        kinds = kinds_of(fit, asked)
+        if not usable:
+            raise UsageError(f"no node of the cluster can measure: {'; '.join(unusable)}")
+        kinds = kinds_of(usable, requested)
         if nodes == "same":
             for other in kinds[1:]:
                 notify(f"not measured on: {other.name} ({plural(len(other.nodes), 'node')}); use nodes=each")
@@ -48,7 +48,7 @@ def open_cluster(
         cluster.close()
         raise
     # A measurement without Ray CPUs is assumed to have the machine to itself by other means, and uses all threads.
-    alone = asked is None or "CPU" not in asked
+    alone = requested is None or "CPU" not in requested
     executors = [RayExecutor(cluster, kind, patience, alone) for kind in kinds]
     executors[0].begin()
     return executors

@@ -11,15 +11,15 @@ from llmtrack.errors import LlmtrackError
 from llmtrack.run.executors.ray import files, node
 from llmtrack.run.executors.ray.cluster import LostAnswerError
 from llmtrack.run.executors.ray.files import (
-    arrive,
-    brought,
     digest_of,
     home_of,
-    named_back,
+    localized,
     named_files,
     note_home,
     parcel_of,
-    renamed,
+    unlocalized,
+    unpack,
+    with_files,
 )
 from llmtrack.run.executors.ray.kinds import Node
 from llmtrack.run.executors.timeouts import Patience
@@ -66,7 +66,7 @@ def test_every_file_that_a_scenario_names_is_found(model, tmp_path):
 
 
 def test_what_is_the_same_under_its_own_path_is_not_fetched(model):
-    assert arrive(sent(model), never) == str(model)
+    assert unpack(sent(model), never) == str(model)
 
 
 @pytest.mark.parametrize("changed", ["gone", "other"])
@@ -74,11 +74,11 @@ def test_what_is_not_there_or_another_one_is_fetched(model, changed):
     parcel = sent(model)
     for path in (model / "config.json", model / "sub" / "weights.bin"):
         path.write_text("other") if changed == "other" else path.unlink()
-    here = arrive(parcel, as_it_is)
+    here = unpack(parcel, as_it_is)
     assert here != str(model)
     assert here.endswith("/mine")
     assert digest_of(files.Path(here)) == parcel.digest
-    assert arrive(parcel, never) == here, "it is kept"
+    assert unpack(parcel, never) == here, "it is kept"
 
 
 def test_a_single_file_is_sent_under_its_name(tmp_path):
@@ -86,7 +86,7 @@ def test_a_single_file_is_sent_under_its_name(tmp_path):
     path.write_text("hello")
     parcel = sent(path)
     path.unlink()
-    here = files.Path(arrive(parcel, as_it_is))
+    here = files.Path(unpack(parcel, as_it_is))
     assert (here.name, here.read_text()) == ("text.txt", "hello")
 
 
@@ -94,27 +94,27 @@ def test_what_changed_on_its_way_is_refused(model):
     parcel = sent(model)
     damaged = replace(parcel, path=str(model) + "x", content={"minex/config.json": b"{"})
     with pytest.raises(LlmtrackError, match="changed on its way"):
-        arrive(damaged, as_it_is)
+        unpack(damaged, as_it_is)
 
 
 def test_what_is_too_big_to_be_sent_says_how_it_can_come(model, monkeypatch):
     monkeypatch.setattr(files, "MOST_SENT_MIB", 0)
     parcel = sent(model)
     assert parcel.content is None
-    assert arrive(parcel, never) == str(model), "a folder that is shared has no limit"
+    assert unpack(parcel, never) == str(model), "a folder that is shared has no limit"
     (model / "config.json").write_text("another")
     with pytest.raises(LlmtrackError, match=r"holds other files there, .* too many to be sent .* all nodes share"):
-        arrive(parcel, never)
+        unpack(parcel, never)
 
 
 def test_on_a_node_a_file_has_another_name_and_the_driver_hears_its_own():
     scenario = Scenario("a", Variant("models/mine, org/name"), PerplexityTask("t.txt"))
     names = {"models/mine": "/cache/sent-1/mine", "t.txt": "/cache/sent-2/t.txt"}
-    there = renamed(to_json(scenario), names)
+    there = localized(to_json(scenario), names)
     assert there["variant"]["model"] == "/cache/sent-1/mine, org/name"
     assert "/cache/sent-2/t.txt" in str(there["task"])
     told = Measurement(scenario, "w", {"model_id": "/cache/sent-1/mine"}, {}, files={"f": "/cache/sent-1/mine/f"})
-    back = named_back(event_to_json(told), names)["data"]
+    back = unlocalized(event_to_json(told), names)["data"]
     assert back["facts"] == {"model_id": "models/mine"}
     assert back["files"] == {"f": "/cache/sent-1/mine/f"}, "where a file is stays where it is"
 
@@ -133,7 +133,7 @@ def written_by(model):
 
 def test_files_that_a_worker_wrote_elsewhere_are_brought_here(model):
     done, fetch = written_by(model)
-    kept = brought(done, "node b", fetch)
+    kept = with_files(done, "node b", fetch)
     assert kept.warnings == ()
     assert kept.files["here.json"] == done.files["here.json"], "what is here already is not fetched"
     assert files.Path(kept.files["there.bin"]).read_bytes() == b"\0" * 9
@@ -148,7 +148,7 @@ def test_files_that_cannot_be_brought_are_named_with_their_place_and_cost_nothin
     def lost(path):
         raise LostAnswerError("the node died")
 
-    kept = brought(done, "node b", fetch if why == "too big" else lost)
+    kept = with_files(done, "node b", fetch if why == "too big" else lost)
     assert kept == replace(
         done,
         files={"here.json": done.files["here.json"]},

@@ -77,10 +77,10 @@ This process on node 10.0.0.2 was started with:
     ],
 )
 def test_why_there_is_no_cluster_is_one_line_with_all_that_ray_says_and_a_remedy(error, said):
-    line = cluster._why_unconnected(error)
+    line = cluster._connection_error(error)
     assert line.startswith(said)
     assert "\n" not in line
-    assert len(cluster._why_unconnected(RuntimeError("long " * 1000))) < 1000
+    assert len(cluster._connection_error(RuntimeError("long " * 1000))) < 1000
 
 
 @pytest.mark.slow(1)
