@@ -35,7 +35,7 @@ _LONGEST_IN_PLOT = 60
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return a text for a console without interpreting markup or `:emoji:`."""
+    """Wrap a text for a console, so that markup and `:emoji:` are not interpreted."""
     return Text(neutralize(text), style=style)
 
 
@@ -63,5 +63,5 @@ def in_plot(text: str) -> str:
 
 
 def as_label(text: str) -> str:
-    """Return a name as an axis or legend label, truncated."""
+    """Format a name as an axis or legend label, truncated."""
     return in_plot(truncate(on_one_line(text), _LONGEST_IN_PLOT))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from llmtrack.decide.compare import runs_of_pairs
@@ -19,44 +18,40 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def gate_table(result: GateResult) -> Table:
-    """Return one row per rule and scenario."""
-    pairs = [each.pair for each in result.checks]
+    """Lay out a row per rule and scenario."""
+    pairs = [check.pair for check in result.checks]
     return Table(
         conditions=(*models_and_devices(runs_of_pairs(pairs)), *studies_of(pairs)),
         titles=("fail if", "scenario", "verdict", "baseline", "candidate", "change, 95 % interval", "why"),
         numeric=(False, False, False, True, True, False, False),
-        rows=tuple(_row(each) for each in result.checks),
-        run_ids=tuple(each.pair.candidate.run_id for each in result.checks),
+        rows=tuple(map(_row, result.checks)),
+        run_ids=tuple(pair.candidate.run_id for pair in pairs),
         notes=result.notes,
         keys=("rule", "scenario", "verdict", "baseline", "candidate", "change", "why"),
     )
 
 
 def gate_summary(result: GateResult) -> str:
-    """Return the gate's outcome in one line."""
+    """Summarize the gate's outcome in one line."""
     counts = {outcome: len(result.of(outcome)) for outcome in ("broken", "kept", "inconclusive", "missing")}
-    found = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    notes = [found]
+    notes = [", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)]
     if not counts["broken"] and not counts["kept"] and counts["inconclusive"]:
         notes.append("measure more repeats (--strict treats this as a failure)")
     if result.missing:
-        notes.append(f"{_first(result.missing)}: measure it, or accept it by --allow-missing")
+        first, more = result.missing[0], len(result.missing) - 1
+        example = f"{first.pair.candidate.name}: {first.check.why}" + (f" and {more} more" if more else "")
+        notes.append(f"{example}: measure it, or accept it by --allow-missing")
     notes += result.unchecked
     return f"gate {_OUTCOMES[result.exit_code]}: {'; '.join(filter(None, notes))}"
 
 
-def _first(checks: Sequence[PairCheck]) -> str:
-    name, more = checks[0].pair.candidate.name, len(checks) - 1
-    return f"{name}: {checks[0].check.why}" + (f" and {more} more" if more else "")
-
-
 def to_junit(result: GateResult) -> str:
-    """Return JUnit XML: a broken rule is a failure, an inconclusive one is skipped (strict: a failure).
+    """Render JUnit XML: a broken rule is a failure, an inconclusive one is skipped (strict: a failure).
 
     Unchecked rules are errors: a missing value that is not accepted, or a rule that checks nothing.
     """
-    bad = (*result.failing, *result.missing)
-    skipped = [each for each in result.checks if each.check.outcome != "kept" and each not in bad]
+    reported = (*result.failing, *result.missing)
+    skipped = [each for each in result.checks if each.check.outcome != "kept" and each not in reported]
     suite = ElementTree.Element(
         "testsuite",
         name="llmtrack gate",

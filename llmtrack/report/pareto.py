@@ -24,8 +24,8 @@ from llmtrack.tracked.runs import Runs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Area of the ring around the answer; the largest point has 160.
-_RING = 230
+# Area of the ring around the answer, and of the smallest and largest point; of all points, if memory is unknown.
+_RING, _SMALLEST, _LARGEST, _USUAL = 230, 30, 160, 60
 # Fill and edge of a point by its position.
 COLORS: dict[Position, tuple[str, str]] = {
     "on": (COLOR, "white"),
@@ -44,20 +44,18 @@ def show_pareto(
     layout: Layout = AS_TABLE,
     output: Path | None = None,
 ) -> None:
-    """Print the front of tracked runs, and draw it.
+    """Print the front of tracked runs in speed and quality (both metrics), and draw it.
 
     Args:
         runs: with raw samples added by `with_samples` if they are to count.
-        speed: metric of speed.
-        quality: metric of quality.
         memory: whether to include peak memory.
         output: PNG file to draw to.
 
     Raises:
         UsageError: a metric is unknown or has no better direction, or no scenario has both.
     """
-    respects = (speed, quality, *((MEMORY,) if memory else ()))
-    for name in respects:
+    metrics = (speed, quality, *((MEMORY,) if memory else ()))
+    for name in metrics:
         if schema.metric(known_metric(name)).better == "-":
             raise UsageError(f"{name} has no better direction: it cannot form a front")
     points = gather_points(runs, speed, quality)
@@ -67,9 +65,9 @@ def show_pareto(
             "dtype and quantization, or choose more runs"
         )
     console = make_console()
-    table = pareto_table(points, respects)
+    table = pareto_table(points, metrics)
     by_id = {run.run_id: run for run in points.runs}
-    show(console, "Pareto front", table, layout, values_of_runs(Runs(by_id[each] for each in table.run_ids)))
+    show(console, "Pareto front", table, layout, values_of_runs(Runs(by_id[run_id] for run_id in table.run_ids)))
     if output is not None:
         with drawing():
             save(pareto_plot(points, speed, quality), output)
@@ -77,38 +75,32 @@ def show_pareto(
             say(console, f"Written: {output}")
 
 
-def pareto_table(points: Points, respects: Sequence[str]) -> Table:
-    """Return the scenarios sorted by the first metric, with their position.
-
-    Args:
-        respects: metrics of the front, such as speed, quality and memory.
-    """
-    standings = pareto_front(points.runs, respects)
-    stands = dict(zip((run.run_id for run in points.runs), standings, strict=True))
-    runs = points.runs.by(respects[0], highest_first=schema.metric(respects[0]).better == "higher")
+def pareto_table(points: Points, metrics: Sequence[str]) -> Table:
+    """Lay out the scenarios sorted by the first metric, with their position on the front of all metrics."""
+    standings = pareto_front(points.runs, metrics)
+    by_id = dict(zip((run.run_id for run in points.runs), standings, strict=True))
+    runs = points.runs.by(metrics[0], highest_first=schema.metric(metrics[0]).better == "higher")
     shared, differing = shared_conditions(runs)
-    columns = [*differing, *(column_of_runs(name, runs) for name in respects)]
+    columns = [*differing, *(column_of_runs(name, runs) for name in metrics)]
     return Table(
         conditions=shared,
-        titles=("scenario", *(column.title for column in columns), f"front of {', '.join(respects)}"),
+        titles=("scenario", *(column.title for column in columns), f"front of {', '.join(metrics)}"),
         numeric=(False, *(column.is_number for column in columns), False),
-        rows=tuple(
-            (run.scenario, *(column.cell_of(run) for column in columns), stands[run.run_id].why) for run in runs
-        ),
+        rows=tuple((run.scenario, *(column.cell_of(run) for column in columns), by_id[run.run_id].why) for run in runs),
         run_ids=tuple(run.run_id for run in runs),
         notes=(
             *points.notes,
-            *_doubts([run for run in runs if stands[run.run_id].place in ("on", "open")]),
+            *_doubts([run for run in runs if by_id[run.run_id].place in ("on", "open")]),
             *_measure_more(standings),
         ),
         keys=("scenario", *(column.key for column in columns), "front"),
     )
 
 
-def _doubts(shown: Sequence[Run]) -> list[str]:
-    """Return the warnings of the runs possibly on the front, grouped by kind."""
-    warned = [(run.name, line) for run in shown for line in run.warnings]
-    return [f"read with care: {line}" for line in grouped(warned, len(shown))]
+def _doubts(runs: Sequence[Run]) -> list[str]:
+    """Group the warnings of the runs possibly on the front by kind."""
+    warned = [(run.name, line) for run in runs for line in run.warnings]
+    return [f"read with care: {line}" for line in grouped(warned, len(runs))]
 
 
 def _measure_more(standings: Sequence[Standing]) -> tuple[str, ...]:
@@ -121,24 +113,22 @@ def pareto_plot(points: Points, speed: str, quality: str, answer: str = "") -> F
 
     Args:
         points: scenarios without quality are left out.
-        speed: metric of the x axis.
-        quality: metric of the y axis.
-        answer: run to mark by a ring.
+        answer: id of a run to mark by a ring.
     """
-    known = in_context(points.runs).where(lambda run: run.has(quality))
-    standings = pareto_front(known, (speed, quality))
-    places = {run.run_id: each.place for run, each in zip(known, standings, strict=True)}
-    runs = known.by(speed)
+    runs = in_context(points.runs).where(lambda run: run.has(quality))
+    standings = pareto_front(runs, (speed, quality))
+    places = {run.run_id: standing.place for run, standing in zip(runs, standings, strict=True)}
+    runs = runs.by(speed)
     figure, axes = canvas(f"{_named(quality).capitalize()} against {_named(speed)}", _axis(speed), _axis(quality))
     axes.grid(visible=True, axis="x")
     chosen = [run.run_id for run in runs].index(answer) if answer in places else None
     ring = ["Ring: the answer."] if chosen is not None else []
-    add_note(figure, *ring, *_key(places.values()), *_memory_range(runs))
+    add_note(figure, *ring, *_legend(places.values()), *_memory_range(runs))
     front = runs.where(lambda run: places[run.run_id] == "on")
     axes.plot(front.values(speed), front.values(quality), color=COLOR, linewidth=1.2, zorder=2)
-    inside, edges = zip(*(COLORS[places[run.run_id]] for run in runs), strict=True)
+    fills, edges = zip(*(COLORS[places[run.run_id]] for run in runs), strict=True)
     xs, ys = runs.values(speed), runs.values(quality)
-    axes.scatter(xs, ys, s=_sizes(runs), c=inside, zorder=3, edgecolors=edges, linewidths=0.8)
+    axes.scatter(xs, ys, s=_sizes(runs), c=fills, zorder=3, edgecolors=edges, linewidths=0.8)
     if chosen is not None:
         axes.scatter(
             xs[chosen], ys[chosen], s=_RING, facecolors="none", edgecolors=LINE_COLORS[1], linewidths=1.8, zorder=4
@@ -146,17 +136,19 @@ def pareto_plot(points: Points, speed: str, quality: str, answer: str = "") -> F
     axes.margins(x=0.22, y=0.18)
     widen(axes, ys)
     separate_thousands(axes)
-    label_points(figure, axes, xs, ys, _short(runs.scenarios))
+    label_points(figure, axes, xs, ys, _without_common_ending(runs.scenarios))
     return figure
 
 
-def _short(names: Sequence[str]) -> Sequence[str]:
+def _without_common_ending(names: Sequence[str]) -> Sequence[str]:
     """Remove common trailing words from names, which would hide the points."""
-    ends = [name.split("-")[::-1] for name in names]
-    alike = 0
-    while len(names) > 1 and all(len(end) > alike + 1 and end[alike] == ends[0][alike] for end in ends):
-        alike += 1
-    return ["-".join(end[alike:][::-1]) for end in ends]
+    reversed_words = [name.split("-")[::-1] for name in names]
+    common = 0
+    while len(names) > 1 and all(
+        len(words) > common + 1 and words[common] == reversed_words[0][common] for words in reversed_words
+    ):
+        common += 1
+    return ["-".join(words[common:][::-1]) for words in reversed_words]
 
 
 def _axis(metric: str) -> str:
@@ -170,20 +162,21 @@ def _named(metric: str) -> str:
 
 
 def _sizes(runs: Runs) -> list[float]:
-    """Return areas of 30 to 160 by peak memory; equal if unknown."""
+    """Return the areas of points by peak memory; equal if unknown."""
     memory = [run.metrics[MEMORY] for run in runs if run.has(MEMORY)]
     if len(memory) < len(runs) or max(memory) == min(memory):
-        return [60.0] * len(runs)
-    return [30 + 130 * value / max(memory) for value in memory]
+        return [float(_USUAL)] * len(runs)
+    return [_SMALLEST + (_LARGEST - _SMALLEST) * value / max(memory) for value in memory]
 
 
-def _key(places: Collection[Position]) -> list[str]:
+def _legend(places: Collection[Position]) -> list[str]:
     """Explain the line and the kinds of points that are present."""
-    line = ["The line joins the front."] if "on" in places else []
-    hollow = ["Hollow: inconclusive."] if "open" in places else []
-    better = "Grey: another is better in one and not significantly worse in the other."
-    grey = [better] if "off" in places else []
-    return [*line, *hollow, *grey]
+    explanations: dict[Position, str] = {
+        "on": "The line joins the front.",
+        "open": "Hollow: inconclusive.",
+        "off": "Grey: another is better in one and not significantly worse in the other.",
+    }
+    return [text for place, text in explanations.items() if place in places]
 
 
 def _memory_range(runs: Runs) -> list[str]:

@@ -1,4 +1,4 @@
-"""A recommendation as a pull-request comment, as JSON, and as a slide."""
+"""Format a recommendation: for the terminal, as a pull-request comment, as JSON, and as a slide."""
 
 from __future__ import annotations
 
@@ -20,34 +20,50 @@ from llmtrack.tracked.runs import Runs
 _TITLE_WIDTH = 96
 
 
-def recommendation_markdown(found: Recommendation, how: Sequence[str], settings: Sequence[str]) -> str:
-    """Return a comment: the answer, the command to run it, the measuring conditions, and a table of the others.
+def render_recommendation(recommendation: Recommendation, width: int | None = None) -> str:
+    """Format a recommendation for a terminal: a sentence and what was ruled out."""
+    lines = [hanging(recommendation.sentence, width, 0)]
+    if recommendation.run_id is not None:
+        lines.append(f"  run {recommendation.run_id}")
+    if recommendation.ruled_out:
+        longest = max(len(name) for name, _ in recommendation.ruled_out)
+        lines.append("Not:")
+        lines += [hanging(f"  {name:<{longest}}  {why}", width, 4) for name, why in recommendation.ruled_out]
+    return "\n".join([*lines, *(hanging(f"- {note}", width) for note in recommendation.notes)]) + "\n"
+
+
+def recommendation_markdown(recommendation: Recommendation, commands: Sequence[str], settings: Sequence[str]) -> str:
+    """Format a comment: the answer, the command to run it, the measuring conditions, and a table of the others.
 
     Args:
-        how: result of `run.reproduce.reproduce_command`.
+        commands: result of `run.reproduce.reproduce_command`: for a shell, then in Python; empty if unknown.
         settings: result of `run.reproduce.run_settings`.
     """
-    lines = [f"**{in_markdown(found.sentence)}**"]
-    if how:
-        lines.append(f"Run it: `{how[0]}`")
+    lines = [f"**{in_markdown(recommendation.sentence)}**"]
+    if commands:
+        lines.append(f"Run it: `{commands[0]}`")
     if settings:
         lines.append(f"Measured with {', '.join(map(in_markdown, settings))}.")
-    if found.ruled_out:
-        rows = (f"| {in_markdown(name)} | {in_markdown(why)} |" for name, why in found.ruled_out)
+    if recommendation.ruled_out:
+        rows = (f"| {in_markdown(name)} | {in_markdown(why)} |" for name, why in recommendation.ruled_out)
         lines.append("\n".join(["| not | why |", "| --- | --- |", *rows]))
-    if found.notes:
-        lines.append("\n".join(f"- {in_markdown(note)}" for note in found.notes))
+    if recommendation.notes:
+        lines.append("\n".join(f"- {in_markdown(note)}" for note in recommendation.notes))
     return "\n\n".join(lines) + "\n"
 
 
-def recommendation_json(found: Recommendation, how: Sequence[str], settings: Sequence[str]) -> str:
-    """Return a recommendation with the command to run it, as JSON; see `recommendation_markdown`."""
-    record = dataclasses.asdict(found)
-    record |= {"command": how[0] if how else "", "python": "\n".join(how[1:]), "settings": list(settings)}
+def recommendation_json(recommendation: Recommendation, commands: Sequence[str], settings: Sequence[str]) -> str:
+    """Format a recommendation with the command to run it as JSON; see `recommendation_markdown`."""
+    record = dataclasses.asdict(recommendation)
+    record |= {
+        "command": commands[0] if commands else "",
+        "python": "\n".join(commands[1:]),
+        "settings": list(settings),
+    }
     return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
-def draw(found: Recommendation, runs: Runs, objective: str, target: Path) -> None:
+def draw(recommendation: Recommendation, runs: Runs, objective: str, target: Path) -> None:
     """Draw a slide: the answer above the Pareto plot.
 
     Raises:
@@ -57,20 +73,8 @@ def draw(found: Recommendation, runs: Runs, objective: str, target: Path) -> Non
     if not any(run.has(QUALITY) for run in points.runs):
         raise UsageError("there is nothing to draw: no perplexity was scored (mlflow run . -e perplexity scores it)")
     with drawing():
-        figure = pareto_plot(points, objective, QUALITY, found.run_id or "")
+        figure = pareto_plot(points, objective, QUALITY, recommendation.run_id or "")
         figure.set_size_inches(10, 5.6)
-        answer = "\n".join(textwrap.wrap(found.sentence, _TITLE_WIDTH, break_on_hyphens=False))
+        answer = "\n".join(textwrap.wrap(recommendation.sentence, _TITLE_WIDTH, break_on_hyphens=False))
         figure.suptitle(in_plot(answer), x=0.02, ha="left", fontsize=12, fontweight="bold")
         save(figure, target)
-
-
-def render_recommendation(found: Recommendation, width: int | None = None) -> str:
-    """Format a recommendation: a sentence and what was ruled out."""
-    lines = [hanging(found.sentence, width, 0)]
-    if found.run_id is not None:
-        lines.append(f"  run {found.run_id}")
-    if found.ruled_out:
-        longest = max(len(name) for name, _ in found.ruled_out)
-        lines.append("Not:")
-        lines += [hanging(f"  {name:<{longest}}  {why}", width, 4) for name, why in found.ruled_out]
-    return "\n".join([*lines, *(hanging(f"- {note}", width) for note in found.notes)]) + "\n"

@@ -89,20 +89,19 @@ def print_table(
     """Print conditions, table and reading; on a terminal, as many columns as fit.
 
     Args:
-        title: of the table.
-        reading: lines below it.
+        reading: lines below the table.
         wide: every column regardless of the width, as in a pipe or file.
         more: how to see the dropped columns.
     """
-    whole = wide or width_of(console) is None
-    fitted = None if whole else fit_to_width(table, console.width)
-    shown = fitted.table if fitted else table if whole else without_constants(table)
+    complete = wide or width_of(console) is None
+    fitted = None if complete else fit_to_width(table, console.width)
+    shown = fitted.table if fitted else table if complete else without_constants(table)
     console.print()
     if title:
         console.print(plain(title, "bold"))
     if shown.conditions:
         console.print(plain(" · ".join(shown.conditions)))
-    if whole:
+    if complete:
         drawn = to_rich(table)
         # The terminal wraps a table that is too wide, without losing anything.
         natural = Measurement.get(console, console.options.update(max_width=10_000), drawn).maximum
@@ -114,9 +113,9 @@ def print_table(
         console.print(to_rich(shown, widths=fitted.widths))
         if fitted.dropped:
             console.print(plain(f"+{plural(len(fitted.dropped), 'column')}: {more}", "dim"))
-            first = fitted.dropped[:_MOST_NAMED]
-            others = len(fitted.dropped) - len(first)
-            console.print(plain(f"({', '.join(first)}{f' and {others} more' if others else ''})", "dim"))
+            named = fitted.dropped[:_MOST_NAMED]
+            others = len(fitted.dropped) - len(named)
+            console.print(plain(f"({', '.join(named)}{f' and {others} more' if others else ''})", "dim"))
     else:
         for line in to_blocks(shown, console.width):
             console.print(plain(line), no_wrap=True, overflow="ignore", crop=False)
@@ -160,7 +159,7 @@ def render_runs(runs: Runs, style: str = "table", chosen: Sequence[str] | None =
 
 
 def listing_table(runs: Runs, chosen: Sequence[str] | None = None) -> Table:
-    """Return one row per run.
+    """Lay out a row per run.
 
     Args:
         chosen: columns to show; None for the main ones.
@@ -172,21 +171,20 @@ def listing_table(runs: Runs, chosen: Sequence[str] | None = None) -> Table:
         check_columns(chosen, column_names(runs))
     keys = LISTED if chosen is None else tuple(chosen)
     columns = [column_of_runs(key, runs) for key in keys]
-    rows = tuple(
-        tuple(_cell(run.get(column.key), column.render, chosen is not None) for column in columns) for run in runs
-    )
     return Table(
         conditions=(),
         titles=keys,
         numeric=tuple(column.is_number for column in columns),
-        rows=rows,
-        run_ids=("",) * len(rows),
+        rows=tuple(
+            tuple(_cell(run.get(column.key), column.render, chosen is not None) for column in columns) for run in runs
+        ),
+        run_ids=("",) * len(runs),
         keys=keys,
     )
 
 
 def metrics_block(run: Run, width: int | None = None) -> list[str]:
-    """Return lines such as `tokens_per_sec  13.94 tokens/s  [95 % interval 13.80 to 14.02, n=5]`.
+    """Format a line per metric, such as `tokens_per_sec  13.94 tokens/s  [95 % interval 13.80 to 14.02, n=5]`.
 
     Args:
         width: of the terminal; intervals that do not fit go on their own line.
@@ -209,10 +207,10 @@ def metrics_block(run: Run, width: int | None = None) -> list[str]:
     return lines
 
 
-def _cell(value: Any, render: Callable[[Any], str], whole: bool) -> str:
+def _cell(value: Any, render: Callable[[Any], str], full_ids: bool) -> str:
     if value is None:
         return DASH
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M}"
     text = str(render(value))
-    return text if whole or not is_id(text) else text[:SHORT_ID]
+    return text if full_ids or not is_id(text) else text[:SHORT_ID]

@@ -16,11 +16,11 @@ LOG_WIDTH = 1000
 
 
 def make_console(outlive: bool = False, stderr: bool = False) -> Console:
-    """Return the console for a command's output; log lines are not wrapped.
+    """Create the console for a command's output; log lines are not wrapped.
 
     Args:
         outlive: continue if the output can no longer be written, because it is secondary to measuring and tracking.
-        stderr: write progress to standard error (see `run.study.ending.end_study`).
+        stderr: write progress to standard error (see `run.study.study.end_study`).
     """
     stream = sys.stderr if stderr else sys.stdout
     stream = protect_stream(stream) if outlive else stream
@@ -44,14 +44,8 @@ def hanging(text: str, width: int | None, indent: int = 2) -> str:
     """Wrap a line with a hanging indent; unchanged without a width."""
     if width is None or cell_len(text) <= width:
         return text
-    return "\n".join(
-        textwrap.wrap(
-            text,
-            max(width, indent + 20),
-            subsequent_indent=" " * indent,
-            break_on_hyphens=False,
-        )
-    )
+    lines = textwrap.wrap(text, max(width, indent + 20), subsequent_indent=" " * indent, break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def say(console: Console, text: str) -> None:

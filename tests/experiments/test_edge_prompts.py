@@ -177,7 +177,7 @@ def test_few_repeats_leave_the_noise_unknown_and_what_would_tell_is_said(n):
 def test_more_prompts_need_more_repeats_to_be_told():
     rows = [timed(f"p{n}", 20, 100, 10, n=5) for n in range(8)]
     (one,) = outliers(made(*rows, timed("very_long", 200, 900, 10, n=5)))
-    assert (one.repeats_needed, "among 8 comparisons" in one.untold) == (6, True)
+    assert (one.repeats_needed, "among 8 comparisons" in one.inconclusive) == (6, True)
 
 
 def test_one_new_token_has_no_steps():

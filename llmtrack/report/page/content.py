@@ -26,8 +26,8 @@ TextOf = Callable[[str, str], str]
 
 MOST_SAMPLES = 12
 LONGEST_SAMPLE = 1200
-_PAGE = 150
-"""Characters of a row that fit on a page of 1,280 pixels."""
+# Characters of a row that fit on a page of 1,280 pixels.
+_PAGE_WIDTH = 150
 
 # Label, column and format of each condition.
 FACTS = (
@@ -66,8 +66,7 @@ class Member:
     """A study with its runs.
 
     Attributes:
-        experiment: its experiment.
-        run_id: its run, or None if it was not completed.
+        run_id: MLflow run of the study; None if it was not completed.
         runs: runs of its scenarios, in table order.
         reading: their interpretation.
         table: their table, if already built.
@@ -81,10 +80,9 @@ class Member:
 
 
 def study_report(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Report:
-    """Return the report of one study.
+    """Collect the report of one study.
 
     Args:
-        plots: drawn from its runs.
         text_of: read a text artifact by run id and path.
     """
     return Report(
@@ -106,11 +104,9 @@ def suite_report(
     sections: Sequence[Section],
     remarks: Sequence[str] = (),
 ) -> Report:
-    """Return the report of a suite.
+    """Collect the report of a suite.
 
     Args:
-        question: question of the whole suite.
-        run_id: the suite's run.
         runs: runs of all its studies.
         takeaways: their joint interpretation.
         sections: one per study.
@@ -124,8 +120,8 @@ def suite_report(
         takeaways=tuple(takeaways),
         sections=tuple(sections),
         summary={
-            title: Rows(_on_page(table), _kinds(own))
-            for (title, table), own in zip(tables_by_task(runs).items(), split_by_task(runs).values(), strict=True)
+            title: Rows(_on_page(table), tuple(map(_kind, group)))
+            for (title, table), group in zip(tables_by_task(runs).items(), split_by_task(runs).values(), strict=True)
         },
         call=call_of(runs),
         remarks=tuple(remarks),
@@ -133,8 +129,8 @@ def suite_report(
 
 
 def _on_page(table: Table) -> Table:
-    """Return the columns that fit on a page; the sections below have all of them."""
-    fitted = fit_to_width(table, _PAGE)
+    """Drop the columns that do not fit on a page; the sections below have all of them."""
+    fitted = fit_to_width(table, _PAGE_WIDTH)
     if fitted is None or not fitted.dropped:
         return table
     titles = [title for key, title in zip(table.keys, table.titles, strict=True) if key in fitted.dropped]
@@ -143,7 +139,7 @@ def _on_page(table: Table) -> Table:
 
 
 def section(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Section:
-    """Return a report's section on one study; see `study_report`."""
+    """Collect a report's section on one study; see `study_report`."""
     experiment = study.experiment
     return Section(
         name=experiment.name,
@@ -158,27 +154,27 @@ def section(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Section:
 
 
 def rows_of(runs: Runs, own: OwnTable | None = None, table: Table | None = None) -> Rows:
-    """Return the summary table of runs with the kind of each row."""
-    return Rows(table or summary_table(runs, own=own), _kinds(runs))
+    """Lay out runs as a summary table, with the kind of each row."""
+    return Rows(table or summary_table(runs, own=own), tuple(map(_kind, runs)))
 
 
 def conditions(runs: Runs) -> tuple[tuple[str, str], ...]:
-    """Return where, with what and when (UTC) runs were measured, as far as known."""
-    found = []
+    """List where, with what and when (UTC) runs were measured, as far as known, each with its label."""
+    facts = []
     for label, column, form in FACTS:
         values = dict.fromkeys(value for run in runs if (value := run.get(column)) is not None)
         if values:
-            found.append((label, ", ".join(form.format(value) for value in values)))
+            facts.append((label, ", ".join(form.format(value) for value in values)))
     if any(run.environment.get("git_dirty") == "true" for run in runs):
-        found.append(("git state", "with changes that are not committed"))
-    began = [run.start_time for run in runs if run.start_time]
-    if began:
-        found.insert(0, ("date", f"{min(began):%Y-%m-%d %H:%M} UTC"))
-    return tuple(found)
+        facts.append(("git state", "with changes that are not committed"))
+    starts = [run.start_time for run in runs if run.start_time]
+    if starts:
+        facts.insert(0, ("date", f"{min(starts):%Y-%m-%d %H:%M} UTC"))
+    return tuple(facts)
 
 
 def call_of(runs: Runs) -> Call | None:
-    """Return a timed call to illustrate prefill and decoding, if there is one."""
+    """Return the timed call that illustrates prefill and decoding, or None."""
     run = plain_call(runs)
     if run is None or run.params["max_new_tokens"] < 2:
         return None
@@ -197,19 +193,19 @@ def samples(runs: Runs, text_of: TextOf) -> tuple[GeneratedText, ...]:
 
     Only the texts shown are read, one per output: reading thousands would take minutes.
     """
-    names: dict[str, list[str]] = {}
-    known: dict[tuple[str, str], str] = {}
+    scenarios: dict[str, list[str]] = {}
+    texts: dict[tuple[str, str], str] = {}
     for run in runs.finished:
         if not run.has("output_digest"):
             continue
         output = (str(run.params["output_digest"]), run.text("model_id"))
-        if output not in known:
-            if len(names) == MOST_SAMPLES:
+        if output not in texts:
+            if len(scenarios) == MOST_SAMPLES:
                 continue
-            known[output] = truncate(text_of(run.run_id, "sample.txt"), LONGEST_SAMPLE)
-        if known[output].strip():
-            names.setdefault(known[output], []).append(run.scenario)
-    return tuple(GeneratedText(tuple(each), text) for text, each in names.items())
+            texts[output] = truncate(text_of(run.run_id, "sample.txt"), LONGEST_SAMPLE)
+        if texts[output].strip():
+            scenarios.setdefault(texts[output], []).append(run.scenario)
+    return tuple(GeneratedText(tuple(names), text) for text, names in scenarios.items())
 
 
 def plot_of(name: str, figure: Figure) -> Plot:
@@ -218,10 +214,6 @@ def plot_of(name: str, figure: Figure) -> Plot:
     buffer = io.BytesIO()
     save(figure, buffer)
     return Plot(name, ". ".join(filter(None, titles)) or name, buffer.getvalue())
-
-
-def _kinds(runs: Runs) -> tuple[str, ...]:
-    return tuple(map(_kind, runs))
 
 
 def _kind(run: Run) -> str:

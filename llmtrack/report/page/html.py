@@ -61,10 +61,10 @@ class Rows:
     def order(self) -> tuple[int, ...]:
         """Column order: results first, visible without scrolling, then the differing conditions."""
         titles = self.table.titles
-        after, last = titles.index("scenario") + 1, len(titles) - 1
+        first, last = titles.index("scenario") + 1, len(titles) - 1
         results = {column.title for column in metric_columns()}
-        rest = sorted(range(after, last), key=lambda column: titles[column] not in results)
-        return (*range(after), last, *rest)
+        middle = sorted(range(first, last), key=lambda index: titles[index] not in results)
+        return (*range(first), last, *middle)
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,8 @@ class Report:
     """Content of a report.
 
     Attributes:
-        question: question of the whole.
         run_id: MLflow run that holds the report.
-        conditions: labels and values of what was measured, where, and with which versions.
+        conditions: what was measured, where, and with which versions, each with its label.
         takeaways: the few lines to read first.
         sections: one per experiment.
         summary: all runs, one table per task by title; empty if a section's table suffices.
@@ -138,11 +137,8 @@ class Call:
     """A timed call, by its medians.
 
     Attributes:
-        prompt_tokens: prompt tokens without pads.
-        new_tokens: new tokens per row.
-        first_token_ms: time to first token.
-        inter_token_ms: gap between consecutive tokens.
-        weights_mib: size of the weights, if known.
+        prompt_tokens: without pads.
+        new_tokens: per row.
     """
 
     scenario: str
@@ -198,7 +194,7 @@ class Timeline:
 
 def render_report(report: Report) -> str:
     """Render a report as one HTML file."""
-    drawn: Timeline | None = timeline(report.call) if report.call else None
+    drawn = timeline(report.call) if report.call else None
     return page_template().render(report=report, drawn=drawn, glossary=GLOSSARY)
 
 
@@ -228,5 +224,5 @@ def timeline(call: Call) -> Timeline:
         steps: tuple[tuple[float, float], ...] = ((prefill, call.decode_ms * unit),)
     else:
         steps = tuple((prefill + number * step, step) for number in range(call.steps))
-    neutralize = min(call.prompt_tokens, 32)
-    return Timeline(call, prefill, step, steps, tuple((14 * (i % 8), 14 * (i // 8)) for i in range(neutralize)))
+    squares = min(call.prompt_tokens, 32)
+    return Timeline(call, prefill, step, steps, tuple((14 * (i % 8), 14 * (i // 8)) for i in range(squares)))

@@ -1,4 +1,4 @@
-"""Where a report goes: its context (run, store, folder, console), its files, and its parts, which may fail one by one."""
+"""Where a report goes: run, store, folder and console, its files, and its parts, which may fail one by one."""
 
 from __future__ import annotations
 

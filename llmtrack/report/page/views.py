@@ -21,13 +21,12 @@ _SPEEDS = ("tokens_per_sec", "decode_tokens_per_sec")
 
 
 def table_view(table: Table, runs: Runs, tag: str, value: str) -> dict[str, Any]:
-    """Return the state of MLflow's runs table that matches one of our tables.
+    """Build the state of MLflow's runs table that matches one of our tables.
 
     Args:
         table: its columns and their importance.
         runs: its rows.
-        tag: tag that selects the scenarios: `llmtrack.study_id` or `llmtrack.suite_id`.
-        value: of the tag.
+        tag: selects the scenarios: `llmtrack.study_id` or `llmtrack.suite_id`.
     """
     metrics, params = _columns(table, runs)
     order = metrics[0] if metrics else ""
@@ -44,24 +43,22 @@ def table_view(table: Table, runs: Runs, tag: str, value: str) -> dict[str, Any]
 
 
 def chart_view(table: Table, runs: Runs, tag: str, value: str) -> dict[str, Any]:
-    """Return `table_view` with charts: bars of the leading metric, speed against quality, parallel coordinates.
+    """Build `table_view` with charts: bars of the leading metric, speed against quality, parallel coordinates.
 
     One view serves both pages; the link decides which opens. Arguments as in `table_view`.
     """
     metrics, params = _columns(table, runs)
     section = _id("section", value)
     charts: list[Mapping[str, Any]] = [{"type": "BAR", "metricKey": key} for key in metrics[:1]]
-    across = next(
-        (key for key in ("perplexity", "peak_memory_mib") if key in metrics[1:] and _of_one_run(runs, metrics[0], key)),
-        None,
-    )
-    if across is not None:
-        axes = ({"key": key, "type": "METRIC"} for key in (metrics[0], across))
-        charts.append({"type": "SCATTER", **dict(zip(("xaxis", "yaxis"), axes, strict=True))})
-    axes_of = _axes(runs, metrics, params)
-    if any(axes_of):
-        charts.append({"type": "PARALLEL", "selectedParams": axes_of[1], "selectedMetrics": axes_of[0]})
-    own = {
+    for key in ("perplexity", "peak_memory_mib"):
+        if key in metrics[1:] and _on_several_runs(runs, metrics[0], key):
+            axes = ({"key": axis, "type": "METRIC"} for axis in (metrics[0], key))
+            charts.append({"type": "SCATTER", **dict(zip(("xaxis", "yaxis"), axes, strict=True))})
+            break
+    metric_axes, param_axes = _axes(runs, metrics, params)
+    if metric_axes or param_axes:
+        charts.append({"type": "PARALLEL", "selectedParams": param_axes, "selectedMetrics": metric_axes})
+    common = {
         "metricSectionId": section,
         "runsCountToCompare": _MOST_RUNS,
         "deleted": False,
@@ -73,23 +70,25 @@ def chart_view(table: Table, runs: Runs, tag: str, value: str) -> dict[str, Any]
         "compareRunSections": [
             {"uuid": section, "name": _SECTION, "display": True, "isReordered": True, "isGenerated": False}
         ],
-        "compareRunCharts": [{"uuid": _id(str(number), value), **chart, **own} for number, chart in enumerate(charts)],
+        "compareRunCharts": [
+            {"uuid": _id(str(number), value), **chart, **common} for number, chart in enumerate(charts)
+        ],
     }
 
 
 def as_text(view: Mapping[str, Any]) -> str:
-    """Return a view in MLflow's storage format: JSON."""
+    """Encode a view in MLflow's storage format: JSON."""
     return json.dumps(view, ensure_ascii=False, separators=(",", ":"))
 
 
 def _columns(table: Table, runs: Runs) -> tuple[Sequence[str], Sequence[str]]:
     """Return the most important metrics and params of a table: for a timed study, speed first."""
-    metrics = _most_telling(table.keys, schema.METRIC_BY_NAME)
+    metrics = _most_important(table.keys, schema.METRIC_BY_NAME)
     tuned_for = {run.text("tuned_for") for run in runs} - {""}
     leads = (*(tuned_for if len(tuned_for) == 1 else ()), *_SPEEDS)
-    if lead := next((key for key in leads if key in table.keys and _of_one_run(runs, key)), None):
+    if lead := next((key for key in leads if key in table.keys and _on_several_runs(runs, key)), None):
         metrics = [lead, *(key for key in metrics if key != lead)][:MOST_OF_EACH]
-    chosen = _most_telling([key for key in table.keys if key != "scenario"], schema.PARAM_BY_NAME)
+    chosen = _most_important([key for key in table.keys if key != "scenario"], schema.PARAM_BY_NAME)
     return metrics, sorted(chosen, key=table.keys.index)
 
 
@@ -97,16 +96,16 @@ def _axes(runs: Runs, metrics: Sequence[str], params: Sequence[str]) -> tuple[Se
     """Return the axes of parallel coordinates: MLflow only draws runs that have all, and nothing if one is constant."""
     drawn = runs.where(lambda run: run.has_number(metrics[0])) if metrics else Runs()
     metrics = [key for key in metrics if all(run.has_number(key) for run in drawn)]
-    found = tuple([key for key in keys if len({run.get(key) for run in drawn}) > 1] for keys in (metrics, params))
-    return (found[0], found[1]) if len(drawn) > 1 and sum(map(len, found)) > 1 else ((), ())
+    varying = [[key for key in keys if len({run.get(key) for run in drawn}) > 1] for keys in (metrics, params)]
+    return (varying[0], varying[1]) if len(drawn) > 1 and sum(map(len, varying)) > 1 else ((), ())
 
 
-def _most_telling(keys: Sequence[str], entries: Mapping[str, Any]) -> list[str]:
+def _most_important(keys: Sequence[str], entries: Mapping[str, Any]) -> list[str]:
     keep = {key: entries[key].shown.keep if entries[key].shown else 0 for key in keys if key in entries}
     return sorted(keep, key=lambda key: -keep[key])[:MOST_OF_EACH]
 
 
-def _of_one_run(runs: Runs, *keys: str) -> bool:
+def _on_several_runs(runs: Runs, *keys: str) -> bool:
     return sum(all(map(run.has_number, keys)) for run in runs) > 1
 
 

@@ -61,7 +61,7 @@ def line_plot(
         )
     if group and len(points):
         axes.legend(title=as_label(group))
-    add_note(figure, *_explained(points, y))
+    add_note(figure, *_whisker_notes(points, y))
     xs = sorted({float(run.get(x)) for run in points})
     if log_x:
         axes.set_xscale("log", base=2)
@@ -90,7 +90,7 @@ def bar_plot(runs: Runs, label: str, y: str, *, title: str, y_label: str = "") -
     separate_thousands(axes)
     if max((len(name) for name in names), default=0) > 12:
         axes.tick_params(axis="x", labelrotation=20)
-    add_note(figure, *_explained(bars, y), *_baseline_values(bars))
+    add_note(figure, *_whisker_notes(bars, y), *_baseline_note(bars))
     return figure
 
 
@@ -104,7 +104,7 @@ def scatter_plot(runs: Runs, x: str, y: str, *, title: str, x_label: str, y_labe
     axes.margins(x=0.12, y=0.12)
     widen(axes, ys)
     separate_thousands(axes)
-    add_note(figure, *_baseline_values(points))
+    add_note(figure, *_baseline_note(points))
     label_points(figure, axes, xs, ys, points.scenarios)
     return figure
 
@@ -132,7 +132,7 @@ def curves_plot(
 
 
 def canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    """Return an empty plot in the common style."""
+    """Create an empty plot in the common style."""
     with drawing():
         figure = new_figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.subplots()
@@ -150,12 +150,12 @@ def add_note(figure: Figure, *sentences: str) -> None:
 
 
 def axis_label(metric: str) -> str:
-    """Return a metric's name and unit: `total latency (s)`, `decode throughput (tokens/s)`."""
+    """Format a metric's name and unit: `total latency (s)`, `decode throughput (tokens/s)`."""
     entry = schema.metric(metric)
-    words = metric.replace("tokens_per_sec", "throughput")
-    for ending in ("_s", "_ms", "_mib"):
-        words = words.removesuffix(ending)
-    return words.replace("_", " ") + ("" if entry.unit == "-" else f" ({entry.unit})")
+    name = metric.replace("tokens_per_sec", "throughput")
+    for suffix in ("_s", "_ms", "_mib"):
+        name = name.removesuffix(suffix)
+    return name.replace("_", " ") + ("" if entry.unit == "-" else f" ({entry.unit})")
 
 
 def widen(axes: Axes, values: Sequence[float]) -> None:
@@ -176,31 +176,34 @@ def separate_thousands(axes: Axes) -> None:
 
 
 def _from_zero(axes: Axes) -> None:
-    """Let the y axis begin at 0, with room above the highest mark."""
+    """Start the y axis at 0, with room above the highest mark."""
     axes.set_ylim(0, 1.06 * axes.dataLim.y1 if axes.dataLim.y1 > 0 else None)
 
 
-def _explained(points: Sequence[Run], y: str) -> tuple[str, ...]:
-    """Return what whiskers mean, and their absence; empty if there are none."""
-    if not any(high > 0 for ends in _error_bars(points, y) or () for high in ends):
+def _whisker_notes(points: Sequence[Run], y: str) -> tuple[str, ...]:
+    """Explain the whiskers and their absence; empty if there are none."""
+    if not any(length > 0 for lengths in _error_bars(points, y) or () for length in lengths):
         return ()
     spreads = [run.spread(y) for run in points]
     return (_INTERVALS, *([_SINGLE] if any(spread and spread.n < 2 for spread in spreads) else []))
 
 
-def _baseline_values(points: Sequence[Run]) -> tuple[str, ...]:
+def _baseline_note(points: Sequence[Run]) -> tuple[str, ...]:
     return (_BASELINE,) if any(run.baseline for run in points) else ()
 
 
 def _error_bars(points: Sequence[Run], y: str) -> list[list[float]] | None:
-    """Return the lengths of the whiskers below and above; NaN, which draws none, for a single repeat."""
-    ends = [(run.number(y) or 0.0, run.spread(y)) for run in points]
-    if not any(spread and spread.n > 1 for _, spread in ends):
+    """Return the lengths of the whiskers below and above, or None if there are none.
+
+    For a single repeat they are NaN, which draws none.
+    """
+    values = [(run.number(y) or 0.0, run.spread(y)) for run in points]
+    if not any(spread and spread.n > 1 for _, spread in values):
         return None
     whiskers = [
         (max(0.0, middle - spread.low), max(0.0, spread.high - middle))
         if spread and spread.n > 1
         else (math.nan, math.nan)
-        for middle, spread in ends
+        for middle, spread in values
     ]
-    return [list(each) for each in zip(*whiskers, strict=True)]
+    return [list(lengths) for lengths in zip(*whiskers, strict=True)]

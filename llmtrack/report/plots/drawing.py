@@ -73,14 +73,14 @@ def drawing() -> Iterator[None]:
 
 
 def preload() -> None:
-    """Import the plotting modules early, which takes a second."""
+    """Import the plotting modules ahead of use, which takes a second."""
     _matplotlib()
     import_module("matplotlib.backends.backend_agg")
     import_module("matplotlib.figure")
 
 
 def new_figure(**settings: Any) -> Figure:
-    """Return an empty figure without a window."""
+    """Create an empty figure without a window."""
     _matplotlib()
     from matplotlib.figure import Figure
 
@@ -109,14 +109,14 @@ def label_points(
     scale = figure.dpi / 72
     centres = axes.transData.transform(list(zip(xs, ys, strict=True)))
     half = _POINT_SIZE / 2 * scale
-    taken = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in centres]
-    taken += [Bbox.from_extents(x - 1, y - 1, x + 1, y + 1) for x, y in _along_lines(axes)]
-    room = axes.get_window_extent()
+    occupied = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in centres]
+    occupied += [Bbox.from_extents(x - 1, y - 1, x + 1, y + 1) for x, y in _along_lines(axes)]
+    bounds = axes.get_window_extent()
     labels = []
-    for own, (x, y, text) in enumerate(zip(xs, ys, texts, strict=True)):
+    for index, (x, y, text) in enumerate(zip(xs, ys, texts, strict=True)):
         label = axes.annotate(as_label(text), (x, y), xytext=(0, 0), textcoords="offset points", fontsize=8)
-        others = [centre for number, centre in enumerate(centres) if number != own]
-        taken.append(_place(axes, label, taken, room, centres[own], others))
+        others = [centre for number, centre in enumerate(centres) if number != index]
+        occupied.append(_place(axes, label, occupied, bounds, centres[index], others))
         labels.append(label)
     return labels
 
@@ -124,9 +124,9 @@ def label_points(
 def _place(
     axes: Axes,
     label: Annotation,
-    taken: Sequence[Bbox],
-    room: Bbox,
-    own: Sequence[float],
+    occupied: Sequence[Bbox],
+    bounds: Bbox,
+    point: Sequence[float],
     others: Sequence[Sequence[float]],
 ) -> Bbox:
     """Move a label to the nearest free place, or to the one with the least overlap.
@@ -140,9 +140,9 @@ def _place(
             side = "left" if offset[0] > 1 else "right" if offset[0] < -1 else "center"
             _move(label, offset, side)
             box = label.get_window_extent().padded(1.0)
-            inside = room.x0 <= box.x0 and box.x1 <= room.x1 and room.y0 <= box.y0 and box.y1 <= room.y1
-            covered = sum(_overlap(box, other) for other in taken) + (0 if inside else 1e6)
-            if distance < _LEADER_FROM and _distance(box, own) >= min(
+            inside = bounds.x0 <= box.x0 and box.x1 <= bounds.x1 and bounds.y0 <= box.y0 and box.y1 <= bounds.y1
+            covered = sum(_overlap(box, other) for other in occupied) + (0 if inside else 1e6)
+            if distance < _LEADER_FROM and _distance(box, point) >= min(
                 (_distance(box, other) for other in others), default=math.inf
             ):
                 covered += 1
@@ -170,13 +170,13 @@ def _along_lines(axes: Axes) -> list[tuple[float, float]]:
     """Return points along the lines of a plot, spaced so that no label fits between them."""
     import numpy as np
 
-    places: list[tuple[float, float]] = []
+    points: list[tuple[float, float]] = []
     for line in axes.lines:
         corners = axes.transData.transform(np.column_stack([line.get_xdata(), line.get_ydata()]))
-        for one, other in itertools.pairwise(corners):
-            steps = max(2, int(np.hypot(*(other - one)) / _LINE_STEP))
-            places += [tuple(one + (other - one) * part) for part in np.linspace(0, 1, steps)]
-    return places
+        for start, end in itertools.pairwise(corners):
+            steps = max(2, int(np.hypot(*(end - start)) / _LINE_STEP))
+            points += [tuple(start + (end - start) * share) for share in np.linspace(0, 1, steps)]
+    return points
 
 
 def _move(label: Annotation, offset: tuple[float, float], side: str) -> None:
@@ -185,14 +185,14 @@ def _move(label: Annotation, offset: tuple[float, float], side: str) -> None:
 
 
 def _distance(box: Bbox, point: Sequence[float]) -> float:
-    across = max(box.x0 - point[0], 0.0, point[0] - box.x1)
-    along = max(box.y0 - point[1], 0.0, point[1] - box.y1)
-    return math.hypot(across, along)
+    dx = max(box.x0 - point[0], 0.0, point[0] - box.x1)
+    dy = max(box.y0 - point[1], 0.0, point[1] - box.y1)
+    return math.hypot(dx, dy)
 
 
-def _overlap(one: Bbox, other: Bbox) -> float:
-    width = min(one.x1, other.x1) - max(one.x0, other.x0)
-    height = min(one.y1, other.y1) - max(one.y0, other.y0)
+def _overlap(a: Bbox, b: Bbox) -> float:
+    width = min(a.x1, b.x1) - max(a.x0, b.x0)
+    height = min(a.y1, b.y1) - max(a.y0, b.y0)
     return width * height if width > 0 and height > 0 else 0.0
 
 
@@ -200,13 +200,13 @@ def _matplotlib() -> Any:
     """Import Matplotlib, working around an MPLBACKEND that is not installed."""
     if "matplotlib" in sys.modules:
         return sys.modules["matplotlib"]
-    chosen = os.environ.pop(_BACKEND, None)
+    backend = os.environ.pop(_BACKEND, None)
     try:
         import matplotlib
     finally:
-        if chosen is not None:
-            os.environ[_BACKEND] = chosen
-    if chosen is not None:
+        if backend is not None:
+            os.environ[_BACKEND] = backend
+    if backend is not None:
         with suppress(ValueError):  # Restore it for the user's own plots.
-            matplotlib.rcParams["backend"] = chosen
+            matplotlib.rcParams["backend"] = backend
     return matplotlib

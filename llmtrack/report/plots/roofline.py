@@ -1,4 +1,4 @@
-"""The roofline plot: where the prefill, the decode steps and the scoring of each run stand under what the device can do."""
+"""The roofline plot: the rate of each run's prefill, decode steps and scoring under the ceiling of its device."""
 
 from __future__ import annotations
 
@@ -18,25 +18,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STAGES = {"prefill": "^", "decode": "o", "score": "s"}
-"""Stages of a run, and the marker of each."""
+"""Markers of a run's stages."""
 
-_OF_ROOF = ("copy_bandwidth_gb_per_s", "matrix_tflop_per_s")
-_OF_STAGE = ("gflop", "mib", "floor_ms", "floor_share")
+_ROOF_METRICS = ("copy_bandwidth_gb_per_s", "matrix_tflop_per_s")
+_STAGE_METRICS = ("gflop", "mib", "floor_ms", "floor_share")
 
 _MANY_DECADES = 10**6
 FEW, MOST_LABELS = 12, 48
-"""Maximum number of markers in a plot of the usual size, and of labelled ones."""
+"""Maximum number of markers in a plot of the usual size, and with labels."""
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Limits of a device for one arithmetic.
-
-    Attributes:
-        name: its label.
-        bandwidth: bytes per second.
-        rate: operations per second.
-    """
+    """Limits of a device for one arithmetic: bytes and operations per second."""
 
     name: str
     bandwidth: float
@@ -55,10 +49,10 @@ class Point:
     Attributes:
         run: name of its scenario.
         stage: one of `STAGES`.
-        roof: name of its roof.
+        roof: name of its `Roofline`.
         intensity: operations per byte that must be moved.
-        rate: operations per second that were reached.
-        share: share of the floor that was reached.
+        rate: operations per second.
+        share: of the floor that was reached.
     """
 
     run: str
@@ -70,44 +64,33 @@ class Point:
 
 
 def roofs(runs: Runs) -> tuple[Roofline, ...]:
-    """Return the roofs that finished runs stand under; of one device and arithmetic the highest that was measured."""
-    found: dict[str, Roofline] = {}
-    for run in _placed(runs):
+    """Return the rooflines of finished runs; of one device and arithmetic, the highest that was measured."""
+    by_name: dict[str, Roofline] = {}
+    for run in _with_roof(runs):
         name = _roof(run)
-        bandwidth, rate = (
-            run.metrics["copy_bandwidth_gb_per_s"] * 1e9,
-            run.metrics["matrix_tflop_per_s"] * 1e12,
-        )
-        if name in found:
-            bandwidth, rate = max(bandwidth, found[name].bandwidth), max(rate, found[name].rate)
-        found[name] = Roofline(name, bandwidth, rate)
-    return tuple(found.values())
+        bandwidth, rate = run.metrics["copy_bandwidth_gb_per_s"] * 1e9, run.metrics["matrix_tflop_per_s"] * 1e12
+        if known := by_name.get(name):
+            bandwidth, rate = max(bandwidth, known.bandwidth), max(rate, known.rate)
+        by_name[name] = Roofline(name, bandwidth, rate)
+    return tuple(by_name.values())
 
 
 def points(runs: Runs) -> tuple[Point, ...]:
-    """Return where the stages of finished runs stand."""
-    found = []
-    for run in _placed(runs):
+    """Return the stages of finished runs as points under their rooflines."""
+    stages = []
+    for run in _with_roof(runs):
         for stage in STAGES:
-            if not all(run.has(f"{stage}_{key}") for key in _OF_STAGE):
+            if not all(run.has(f"{stage}_{key}") for key in _STAGE_METRICS):
                 continue
-            done, share = run.metrics[f"{stage}_gflop"] * 1e9, run.metrics[f"{stage}_floor_share"]
+            operations, share = run.metrics[f"{stage}_gflop"] * 1e9, run.metrics[f"{stage}_floor_share"]
             seconds = run.metrics[f"{stage}_floor_ms"] / 1000 / share
-            found.append(
-                Point(
-                    run.name,
-                    stage,
-                    _roof(run),
-                    done / (run.metrics[f"{stage}_mib"] * MIB),
-                    done / seconds,
-                    share,
-                )
-            )
-    return tuple(found)
+            intensity = operations / (run.metrics[f"{stage}_mib"] * MIB)
+            stages.append(Point(run.name, stage, _roof(run), intensity, operations / seconds, share))
+    return tuple(stages)
 
 
 def roofline_plots(runs: Runs) -> Mapping[str, Figure]:
-    """Draw the roofline of runs, by the file's name; nothing where no run has a place under one."""
+    """Draw the roofline of runs, by file name; empty if no run has the figures for it."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     lines, marks = roofs(runs), points(runs)
@@ -128,8 +111,8 @@ def roofline_plots(runs: Runs) -> Mapping[str, Figure]:
     colors = dict(zip((line.name for line in lines), cycle(LINE_COLORS)))
     for line in lines:
         corners = [left, line.ridge, right] if left < line.ridge else [left, right]
-        heights = [min(at * line.bandwidth, line.rate) / size for at in corners]
-        # The numbers first: a long name is cut.
+        heights = [min(intensity * line.bandwidth, line.rate) / size for intensity in corners]
+        # The numbers first: a long name is truncated.
         label = f"{_si(line.rate)}FLOP/s, {_si(line.bandwidth)}B/s: {line.name}"
         axes.plot(corners, heights, color=colors[line.name], linewidth=1.5, label=as_label(label))
     for stage, marker in STAGES.items():
@@ -143,13 +126,13 @@ def roofline_plots(runs: Runs) -> Mapping[str, Figure]:
                 zorder=3,
             )
             axes.scatter([], [], marker=marker, color="#444444", label=stage)
-    # Plain numbers: within one decade powers of ten with their factors run into one another, as 2 and 5 do over many decades.
+    # Plain numbers: labels such as 2 x 10^3 overlap within a decade, and 2 and 5 do over many decades.
     for axis in (axes.xaxis, axes.yaxis):
         low, high = axis.get_view_interval()
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < _MANY_DECADES else (1,)))
         axis.set_major_formatter(lambda value, place: f"{value:g}" if value < 1000 else _si(value).replace(" ", ""))
         axis.set_minor_formatter(NullFormatter())
-    # Below: inside, it lies on points and their names.
+    # Below the plot: inside, it would cover points and labels.
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.16))
     if len(marks) <= MOST_LABELS:
         label_points(
@@ -162,9 +145,9 @@ def roofline_plots(runs: Runs) -> Mapping[str, Figure]:
     return {"roofline": figure}
 
 
-def _placed(runs: Runs) -> Runs:
-    """Return the finished runs whose device's rate and bandwidth are known."""
-    return runs.finished.where(lambda run: all(map(run.has, _OF_ROOF)))
+def _with_roof(runs: Runs) -> Runs:
+    """Select the finished runs whose device's rate and bandwidth are known."""
+    return runs.finished.where(lambda run: all(map(run.has, _ROOF_METRICS)))
 
 
 def _roof(run: Run) -> str:
@@ -174,12 +157,12 @@ def _roof(run: Run) -> str:
 
 
 def _percent(share: float) -> str:
-    """Return a share in percent, with a decimal where there is one digit: 0.4%, 3.1%, 62%."""
+    """Format a share in percent, with a decimal below 10: 0.4%, 3.1%, 62%."""
     return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
 
 
 def _si(value: float) -> str:
-    """Return a number with a prefix of its unit: `3.0 T`, `772 G`."""
+    """Format a number with the prefix of its unit: `3.0 T`, `772 G`."""
     prefixes: Iterable[tuple[float, str]] = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
     size, prefix = next(((size, prefix) for size, prefix in prefixes if value >= size), (1.0, ""))
     return f"{value / size:.3g} {prefix}"

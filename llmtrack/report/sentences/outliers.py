@@ -20,9 +20,9 @@ HIGH_SHARE = 0.5
 
 
 def prefill_shares(runs: Runs) -> list[float]:
-    """Return the share of the call until the first token of each run (0 to 1); NaN if unknown."""
-    firsts, totals = runs.values("time_to_first_token_ms"), runs.values("total_latency_s")
-    return [first / 1000 / total for first, total in zip(firsts, totals, strict=True)]
+    """Return the share of each run's call until the first token (0 to 1); NaN if unknown."""
+    first_tokens, totals = runs.values("time_to_first_token_ms"), runs.values("total_latency_s")
+    return [first / 1000 / total for first, total in zip(first_tokens, totals, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Outlier:
         cause: key of `CAUSES`.
         prefill_share: share of the call until the first token.
         step_ratio: inter-token latency as a multiple of the median.
-        untold: why it is inconclusive; empty if it is not.
+        inconclusive: why; empty if it is conclusive.
         repeats_needed: repeats of each prompt needed to be conclusive; else 0.
     """
 
@@ -43,7 +43,7 @@ class Outlier:
     cause: str
     prefill_share: float
     step_ratio: float
-    untold: str = ""
+    inconclusive: str = ""
     repeats_needed: int = 0
 
 
@@ -60,7 +60,7 @@ WATCHED = {"avg_latency_per_token_ms": "ms/token", "time_to_first_token_ms": "TT
 
 
 def outliers(runs: Runs) -> list[Outlier]:
-    """Return the runs that differ from the median of all by more than a factor, in either direction.
+    """Find the runs that differ from the median of all by more than a factor, in either direction.
 
     Runs not significantly different from the median run (`llmtrack.decide.verdicts`) are left out.
     """
@@ -70,7 +70,7 @@ def outliers(runs: Runs) -> list[Outlier]:
         for key in (*WATCHED, "inter_token_latency_ms", "prompt_tokens_total")
     }
     runs = in_context(runs)
-    differing = {key: _against_the_middle(runs, key) for key in WATCHED}
+    differing = {key: _against_median_run(runs, key) for key in WATCHED}
     found = []
     for run, share in zip(runs, shares, strict=True):
         outlying = {
@@ -87,23 +87,22 @@ def outliers(runs: Runs) -> list[Outlier]:
             step_ratio = run.metrics["inter_token_latency_ms"] / medians["inter_token_latency_ms"]
         length = run.params["prompt_tokens_total"] / medians["prompt_tokens_total"]
         cause = _cause(max(ratios.values()) > 1, length, share, _median(shares), step_ratio)
-        inconclusive = [each for each in outlying.values() if not each.conclusive]
-        words, needed = (
-            (inconclusive[0].words, max(each.repeats_needed for each in inconclusive)) if inconclusive else ("", 0)
-        )
+        inconclusive = [difference for difference in outlying.values() if not difference.conclusive]
+        words = inconclusive[0].words if inconclusive else ""
+        needed = max((difference.repeats_needed for difference in inconclusive), default=0)
         found.append(Outlier(run.scenario, ratios, cause, share, step_ratio, words, needed))
     return found
 
 
-def _against_the_middle(runs: Runs, key: str) -> dict[str, Difference]:
-    """Return the differences of runs from the median run, by id, except insignificant ones."""
+def _against_median_run(runs: Runs, key: str) -> dict[str, Difference]:
+    """Return the significant and inconclusive differences of runs from the median run, by run id."""
     known = sorted(runs.where(lambda run: run.has(key)), key=lambda run: run.metrics[key])
     if not known:
         return {}
     middle = known[(len(known) - 1) // 2]
     others = [run for run in known if run is not middle]
-    found = tell(middle, others, key, across_work=True)
-    return {run.run_id: each for run, each in zip(others, found, strict=True) if each.verdict != "same"}
+    differences = zip(others, tell(middle, others, key, across_work=True), strict=True)
+    return {run.run_id: difference for run, difference in differences if difference.verdict != "same"}
 
 
 def _median(values: Sequence[float | None]) -> float:
@@ -115,16 +114,16 @@ def outlier_lines(done: Runs) -> list[str]:
     found = outliers(done)
     if not found:
         return [f"No prompt lies more than {OUTLIER_FACTOR:g}x from the median of all, up or down, beyond noise."]
-    middle = f"{_median(prefill_shares(done)):.0%}"
+    median_share = f"{_median(prefill_shares(done)):.0%}"
     lines = []
     for cause, text in CAUSES.items():
-        those = [each for each in found if each.cause == cause]
-        if those:
-            names = ", ".join(map(_named, those))
-            share = _from_to([each.prefill_share for each in those], "{:.0%}")
-            step = _from_to([each.step_ratio for each in those], "{:.2g}x")
-            lines.append(f"Outliers: {names}: {text.format(share=share, median=middle, step=step)}.")
-    if any(each.untold for each in found):
+        of_cause = [outlier for outlier in found if outlier.cause == cause]
+        if of_cause:
+            names = ", ".join(map(_named, of_cause))
+            share = _range([outlier.prefill_share for outlier in of_cause], "{:.0%}")
+            step = _range([outlier.step_ratio for outlier in of_cause], "{:.2g}x")
+            lines.append(f"Outliers: {names}: {text.format(share=share, median=median_share, step=step)}.")
+    if any(each.inconclusive for each in found):
         command = measure_more(done[0], max(each.repeats_needed for each in found))
         lines.append(f"Inconclusive; to settle it run: {command}")
     return lines
@@ -132,11 +131,11 @@ def outlier_lines(done: Runs) -> list[str]:
 
 def _named(outlier: Outlier) -> str:
     ratios = ", ".join(f"{ratio:.2g}x {title}" for title, ratio in outlier.ratios.items())
-    return f"{outlier.scenario} ({ratios}{f'; inconclusive: {outlier.untold}' if outlier.untold else ''})"
+    return f"{outlier.scenario} ({ratios}{f'; inconclusive: {outlier.inconclusive}' if outlier.inconclusive else ''})"
 
 
 def _cause(slower: bool, length: float, share: float, median_share: float, step_ratio: float) -> str:
-    """Return the key of `CAUSES` suggested by the numbers; `length` is a multiple of the median prompt's."""
+    """Choose the key of `CAUSES` that fits the numbers; `length` is a multiple of the median prompt's."""
     if not slower:
         return "short_prefill" if length <= 1 / LONG_PROMPT else "unexplained"
     if length >= LONG_PROMPT and (share >= HIGH_SHARE or share >= OUTLIER_FACTOR * median_share):
@@ -146,6 +145,6 @@ def _cause(slower: bool, length: float, share: float, median_share: float, step_
     return "unexplained"
 
 
-def _from_to(values: Sequence[float], form: str) -> str:
+def _range(values: Sequence[float], form: str) -> str:
     ends = dict.fromkeys(form.format(value) for value in (min(values), max(values)))
     return " to ".join(ends)

@@ -34,15 +34,13 @@ _OUTCOME_METRICS = {
 
 
 def difference_between(before: Run, after: Run, key: str, across_work: bool = False) -> Difference:
-    """Return the difference of a run from another in a metric, by `llmtrack.decide.verdicts`.
+    """Compare a run with another, the reference, in a metric; see `llmtrack.decide.verdicts`.
 
     Args:
-        before: the reference.
-        key: the metric.
         across_work: whether different work is the question (a longer prompt).
     """
-    (found,) = tell(before, [after], key, across_work=across_work)
-    return found
+    (difference,) = tell(before, [after], key, across_work=across_work)
+    return difference
 
 
 def change(before: Run, after: Run, key: str, across_work: bool = False) -> str:
@@ -58,37 +56,39 @@ def amount_of(key: str) -> str:
     return entry.shown.title if entry.shown else key
 
 
-def times(found: Difference, what: str) -> str:
-    """Describe a ratio: `2.10x (1.98 to 2.20) the tokens/s`, no significant difference, or inconclusive."""
-    figures = in_figures(found)
+def times(difference: Difference, amount: str) -> str:
+    """Describe a ratio: `2.10x (1.98 to 2.20) the tokens/s`, no significant difference, or inconclusive.
+
+    Args:
+        amount: result of `amount_of`.
+    """
+    figures = in_figures(difference)
     if not figures:
-        return f"{what} that cannot be compared: {found.why}"
+        return f"{amount} that cannot be compared: {difference.why}"
     # A quality metric changes by a share, any other is a multiple.
-    words = f"{figures} {'in' if schema.metric(found.metric).of_text else 'the'} {what}"
-    if found.verdict == "same" and not _is_alike(found):
-        return f"{words}, which is inconclusive{in_doubt(found)}"
-    if found.verdict == "same":
-        return f"{words}, no significant difference{in_doubt(found)}"
-    if not found.conclusive:
-        return f"{words}, which is inconclusive: {found.why}"
-    return f"{words}{in_doubt(found)}"
+    words = f"{figures} {'in' if schema.metric(difference.metric).of_text else 'the'} {amount}"
+    if difference.verdict == "same" and not _is_small(difference):
+        return f"{words}, which is inconclusive{in_doubt(difference)}"
+    if difference.verdict == "same":
+        return f"{words}, no significant difference{in_doubt(difference)}"
+    if not difference.conclusive:
+        return f"{words}, which is inconclusive: {difference.why}"
+    return f"{words}{in_doubt(difference)}"
 
 
-def _is_alike(found: Difference) -> bool:
+def _is_small(difference: Difference) -> bool:
     """Return whether an insignificant difference is certainly small."""
-    return found.ratio is None or (found.ratio.low >= 1 / ALIKE and found.ratio.high <= ALIKE)
+    return difference.ratio is None or (difference.ratio.low >= 1 / ALIKE and difference.ratio.high <= ALIKE)
 
 
 def all_behind(best: Run, others: Sequence[Run], key: str) -> str:
-    """Return the runs not significantly different from a run in a metric, and inconclusive ones; empty if there are
-    none.
-    """
-    found = list(zip(others, tell(best, others, key), strict=True))
-    same = [run.name for run, each in found if each.verdict == "same"]
-    unknown = [(run.name, each.why) for run, each in found if not each.conclusive and each.verdict != "same"]
+    """Name the runs without a significant difference from the best, and the inconclusive ones; empty if there are none."""
+    compared = list(zip(others, tell(best, others, key), strict=True))
+    same = [run.name for run, each in compared if each.verdict == "same"]
+    unknown = [(run.name, each.why) for run, each in compared if not each.conclusive and each.verdict != "same"]
     parts = [f"no significant difference from {', '.join(same)}"] if same else []
     if unknown:
-        command = measure_more(best, max(each.repeats_needed for _, each in found))
+        command = measure_more(best, max(each.repeats_needed for _, each in compared))
         names = ", ".join(name for name, _ in unknown)
         parts.append(f"inconclusive against {names} ({unknown[0][1]}): to settle it run: {command}")
     return "".join(f"; {part}" for part in parts)
@@ -105,16 +105,16 @@ def cannot_tell(base: Run, others: Sequence[Run], key: str) -> list[str]:
     return [f"{names} against {base.name} in {key}: inconclusive ({unknown[0][1].why}); to settle it run: {command}"]
 
 
-def in_doubt(found: Difference) -> str:
-    """Return `, in doubt: NAME varied by 72 %` if a compared run was disturbed or has other warnings."""
+def in_doubt(difference: Difference) -> str:
+    """Describe the doubt if a compared run was disturbed or has other warnings: `, in doubt: NAME varied by 72 %`."""
     warnings: dict[str, list[str]] = {}
-    for line in found.doubts:
+    for line in difference.doubts:
         name, _, warning = line.partition(": ")
         warnings.setdefault(name, []).append(warning)
-    how = {name: disturbance(lines) for name, lines in warnings.items()}
-    if any(how.values()):
-        return f", in doubt: {', '.join(f'{name} {words}' for name, words in how.items() if words)}"
-    return f", in doubt since {' and '.join(how)} carried warnings" if how else ""
+    disturbances = {name: disturbance(lines) for name, lines in warnings.items()}
+    if any(disturbances.values()):
+        return f", in doubt: {', '.join(f'{name} {words}' for name, words in disturbances.items() if words)}"
+    return f", in doubt since {' and '.join(disturbances)} carried warnings" if disturbances else ""
 
 
 def undecided(question: str, runs: Runs) -> list[str]:
@@ -124,13 +124,12 @@ def undecided(question: str, runs: Runs) -> list[str]:
         question: such as `Which precision is fastest`.
         runs: at least two.
     """
-    found = list(runs)
-    if len(found) < 2 or not all(map(is_disturbed, found)):
+    if len(runs) < 2 or not all(map(is_disturbed, runs)):
         return []
-    how = ", ".join(f"{run.name} {disturbance(run.warnings)}" for run in found)
+    disturbances = ", ".join(f"{run.name} {disturbance(run.warnings)}" for run in runs)
     return [
-        f"{question} is inconclusive: all {len(found)} were disturbed ({how}); to settle it run, on a quiet machine: "
-        f"{measure_more(found[0])}"
+        f"{question} is inconclusive: all {len(runs)} were disturbed ({disturbances}); to settle it run, on a quiet "
+        f"machine: {measure_more(runs[0])}"
     ]
 
 
@@ -173,9 +172,9 @@ def bandwidth(run: Run) -> list[str]:
 
 def roofline(run: Run) -> list[str]:
     """Describe how close prefill and decoding come to the roofline bound."""
-    named = (("prefill", "Prefill", "ms"), ("decode", "Decoding", "ms/token"), ("score", "Scoring", "ms"))
+    stages = (("prefill", "Prefill", "ms"), ("decode", "Decoding", "ms/token"), ("score", "Scoring", "ms"))
     lines = []
-    for stage, title, unit in named:
+    for stage, title, unit in stages:
         if not run.has(f"{stage}_floor_share") or not run.has(f"{stage}_bound"):
             continue
         share, bound = run.metrics[f"{stage}_floor_share"], run.params[f"{stage}_bound"]
@@ -200,39 +199,39 @@ def doubts(runs: Runs) -> list[str]:
     """List unfinished runs and warnings, one line per kind; empty if there are none."""
     lines = runs.unfinished()
     warned = [(run.name, line) for run in runs for line in run.warnings]
-    found = grouped(warned, len(runs))
-    lines += [f"Warning: {line}" for line in found[:_MOST_WARNINGS]]
-    if len(found) < len(dict.fromkeys(warned)) or len(found) > _MOST_WARNINGS:
+    kinds = grouped(warned, len(runs))
+    lines += [f"Warning: {line}" for line in kinds[:_MOST_WARNINGS]]
+    if len(kinds) < len(set(warned)) or len(kinds) > _MOST_WARNINGS:
         studies = list(dict.fromkeys(filter(None, (run.study_id for run in runs))))
-        which = f" --study {studies[0]}" if len(studies) == 1 else ""
-        left = plural(len(found) - _MOST_WARNINGS, "other kind") if len(found) > _MOST_WARNINGS else ""
+        option = f" --study {studies[0]}" if len(studies) == 1 else ""
+        hidden = plural(len(kinds) - _MOST_WARNINGS, "other kind") if len(kinds) > _MOST_WARNINGS else ""
         lines.append(
-            f"Warnings{f' ({left} of them not shown)' if left else ''} run by run: llmtrack compare{which} --warnings"
+            f"Warnings{f' ({hidden} of them not shown)' if hidden else ''} run by run: llmtrack compare{option} --warnings"
         )
     return lines
 
 
 def outcome_line(outcome: Measurement | Failure) -> str:
-    """Return a line about how a scenario ended."""
-    return f"  {outcome.scenario.name}: {_told(outcome)}"
+    """Describe how a scenario ended, in a line."""
+    return f"  {outcome.scenario.name}: {_described(outcome)}"
 
 
 def outcome_note(outcome: Measurement | Failure) -> str:
-    """Return the description of a scenario's run, as Markdown."""
+    """Describe a scenario's run, as Markdown."""
     warnings = () if isinstance(outcome, Failure) else outcome.warnings
     return "\n".join(
-        [f"**{in_markdown(_told(outcome))}**\n", *(f"- Warning: {in_markdown(each)}" for each in warnings)]
+        [f"**{in_markdown(_described(outcome))}**\n", *(f"- Warning: {in_markdown(warning)}" for warning in warnings)]
     )
 
 
-def _told(outcome: Measurement | Failure) -> str:
+def _described(outcome: Measurement | Failure) -> str:
     if isinstance(outcome, Failure):
         word = "KILLED" if outcome.kind == "interrupted" else "FAILED"
         return f"{word} ({outcome.kind}): {outcome.reason}"
-    told = (
+    figures = (
         words.format(format_metric(key, outcome.metrics[key]))
         for key, words in _OUTCOME_METRICS.items()
         if key in outcome.metrics
     )
     repeats = outcome.summaries.get("total_latency_s")
-    return ", ".join(told) + (f" (median of {repeats.n})" if repeats else "")
+    return ", ".join(figures) + (f" (median of {repeats.n})" if repeats else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference, Ratio, change_text, in_figures
@@ -22,29 +23,27 @@ CHOICES = tuple(
 )
 
 
+_OF_A_CALL = ("time_to_first_token_ms", "inter_token_latency_ms", "total_latency_s", "prompt_tokens_total")
+
+
 @dataclass(frozen=True)
 class Gain:
-    """Speed of a run relative to its baseline.
-
-    Attributes:
-        base: baseline of its study.
-        found: difference in tokens/s.
-    """
+    """Difference of a run from its study's baseline in tokens/s."""
 
     run: Run
     base: Run
-    found: Difference
+    difference: Difference
 
     @property
     def ratio(self) -> Ratio:
         """Ratio of the medians."""
-        assert self.found.ratio is not None  # ensured by `gains`
-        return self.found.ratio
+        assert self.difference.ratio is not None  # ensured by `gains`
+        return self.difference.ratio
 
     @property
     def disturbed(self) -> list[str]:
-        """Names of disturbed runs among both, from which nothing can be concluded."""
-        return [each.name for each in (self.run, self.base) if is_disturbed(each)]
+        """Names of the disturbed ones of both, from which nothing can be concluded."""
+        return [run.name for run in (self.run, self.base) if is_disturbed(run)]
 
 
 def takeaways(runs: Runs) -> list[str]:
@@ -56,30 +55,30 @@ def takeaways(runs: Runs) -> list[str]:
     """
     runs = in_context(runs)
     compared = gains(runs)
-    found = [gain for gain in compared if gain.found.verdict != "unknown"]
-    wins = [gain for gain in found if gain.found.verdict == "better"]
-    losses = [gain for gain in found if gain.found.verdict == "worse" and not gain.disturbed]
+    wins = [gain for gain in compared if gain.difference.verdict == "better"]
+    losses = [gain for gain in compared if gain.difference.verdict == "worse" and not gain.disturbed]
+    unknown = [gain for gain in compared if gain.difference.verdict == "unknown"]
     lines = []
-    sure = [gain for gain in wins if not gain.disturbed]
-    if sure:
-        best = _plainest(sure, lambda gain: gain.ratio.value)
+    undisturbed = [gain for gain in wins if not gain.disturbed]
+    if undisturbed:
+        best = _plainest(undisturbed, lambda gain: gain.ratio.value)
         lines += [f"Biggest win: {_gives(best)}", f"What it costs: {_cost(best, runs)}."]
     elif wins:
         names = list(dict.fromkeys(name for gain in wins for name in gain.disturbed))
-        lines.append(_not_known("Whether anything beat its baseline", names, wins[0].run))
-    elif found:
+        lines.append(_inconclusive("Whether anything beat its baseline", names, wins[0].run))
+    elif len(unknown) < len(compared):
         lines.append("No scenario was significantly faster than the baseline of its experiment.")
     if losses:
         lines.append(f"To avoid: {_gives(_plainest(losses, lambda gain: -gain.ratio.value))}")
     if compared and not wins and not losses:
-        lines += _cannot_tell([gain for gain in compared if gain.found.verdict == "unknown"])
+        lines += _count_inconclusive(unknown)
     return lines + say_floor(runs, "tokens_per_sec") + _where_time_goes(runs) + runs.unfinished(experiments=True)
 
 
 def headline(runs: Runs) -> dict[str, float]:
-    """Return the headline metrics of a study or suite, for its own run."""
+    """Compute the headline metrics of a study or suite, for its own run."""
     done = runs.finished
-    found = {
+    figures = {
         "scenarios_measured": float(sum(not run.is_same_as for run in done)),
         "scenarios_failed": float(len(runs) - len(done)),
     }
@@ -87,13 +86,13 @@ def headline(runs: Runs) -> dict[str, float]:
     # The luckiest disturbed run does not represent this machine.
     timed = timed.where(lambda run: not is_disturbed(run)) or timed
     if timed:
-        found["best_tokens_per_sec"] = max(timed.values("tokens_per_sec"))
-    wins = [gain.ratio.value for gain in gains(runs) if gain.found.verdict == "better" and not gain.disturbed]
-    return found | ({"best_gain": max(wins)} if wins else {})
+        figures["best_tokens_per_sec"] = max(timed.values("tokens_per_sec"))
+    wins = [gain.ratio.value for gain in gains(runs) if gain.difference.verdict == "better" and not gain.disturbed]
+    return figures | ({"best_gain": max(wins)} if wins else {})
 
 
 def gains(runs: Runs) -> list[Gain]:
-    """Return the speed of each run relative to its study's baseline of the same work, significant or not.
+    """Compare the speed of each run with its study's baseline of the same work, significant or not.
 
     Runs of different work are not compared: a shorter prompt is not a win.
     """
@@ -101,32 +100,32 @@ def gains(runs: Runs) -> list[Gain]:
     for run in in_context(runs).measured("tokens_per_sec"):
         if run.study_id and run.workload_id:
             groups.setdefault((run.study_id, run.workload_id), []).append(run)
-    found = []
+    found: list[Gain] = []
     for same_work in groups.values():
         base = Runs(same_work).baseline
         if base is None:
             continue
         others = [run for run in same_work if run.run_id != base.run_id]
         differences = zip(others, tell(base, others, "tokens_per_sec"), strict=True)
-        found += [Gain(run, base, each) for run, each in differences if each.ratio is not None]
+        found += [Gain(run, base, difference) for run, difference in differences if difference.ratio is not None]
     return found
 
 
-def _cannot_tell(unknown: list[Gain]) -> list[str]:
+def _count_inconclusive(unknown: list[Gain]) -> list[str]:
     """Count the inconclusive comparisons, with the command to measure more."""
     if not unknown:
         return []
-    repeats = max(gain.found.repeats_needed for gain in unknown)
+    repeats = max(gain.difference.repeats_needed for gain in unknown)
     first = unknown[0]
     return [
         f"{plural(len(unknown), 'comparison')} of speed {'is' if len(unknown) == 1 else 'are'} inconclusive, such as "
-        f"{first.run.name} against {first.base.name} ({first.found.why}); to settle it run: "
+        f"{first.run.name} against {first.base.name} ({first.difference.why}); to settle it run: "
         f"{measure_more(first.run, repeats)}"
     ]
 
 
 def _plainest(gains: list[Gain], size: Callable[[Gain], float]) -> Gain:
-    """Return the biggest win or loss.
+    """Choose the biggest win or loss.
 
     Among those not significantly different from it, prefer one that generates the same tokens and changes a single
     setting, since the effect of further changes is unknown.
@@ -134,8 +133,8 @@ def _plainest(gains: list[Gain], size: Callable[[Gain], float]) -> Gain:
     biggest = max(gains, key=size)
     others = [gain for gain in gains if gain is not biggest]
     differences = tell(biggest.run, [gain.run for gain in others], "tokens_per_sec")
-    alike = [gain for gain, found in zip(others, differences, strict=True) if found.verdict in ("same", "unknown")]
-    return max([biggest, *alike], key=lambda gain: (_same_tokens(gain) is True, -len(_changed(gain)), size(gain)))
+    alike = [gain for gain, each in zip(others, differences, strict=True) if each.verdict in ("same", "unknown")]
+    return max([biggest, *alike], key=lambda gain: (_same_tokens(gain) is True, -len(_changes(gain)), size(gain)))
 
 
 def _same_tokens(gain: Gain) -> bool | None:
@@ -146,40 +145,36 @@ def _same_tokens(gain: Gain) -> bool | None:
 
 
 def _gives(gain: Gain) -> str:
-    return f"{_what(gain)} gives {in_figures(gain.found)} the tokens/s ({_where(gain)}){in_doubt(gain.found)}."
+    changes = ", ".join(_changes(gain)) or f"{gain.run.scenario} instead of {gain.base.scenario}"
+    difference = gain.difference
+    return f"{changes} gives {in_figures(difference)} the tokens/s ({_conditions(gain.run)}){in_doubt(difference)}."
 
 
-def _what(gain: Gain) -> str:
-    return ", ".join(_changed(gain)) or f"{gain.run.scenario} instead of {gain.base.scenario}"
-
-
-def _changed(gain: Gain) -> list[str]:
+def _changes(gain: Gain) -> list[str]:
     """Describe the settings that a run changes relative to its baseline."""
     return [
-        f"{form.format(_word(gain.run.get(key)))} instead of {_word(gain.base.get(key))}"
+        f"{form.format(_on_or_off(gain.run.get(key)))} instead of {_on_or_off(gain.base.get(key))}"
         for key, form in CHOICES
         if gain.run.has(key) and gain.base.has(key) and not gain.run.agrees(gain.base, key)
     ]
 
 
-def _where(gain: Gain) -> str:
-    run = gain.run
+def _conditions(run: Run) -> str:
     return (
         f"experiment {run.experiment}: {run.text('model_id')} on {run.text('device')}, {plural(run.params['prompt_tokens'], 'prompt token')}, "
         f"{plural(run.params['max_new_tokens'], 'new one')}"
     )
 
 
-def _word(value: object) -> str:
+def _on_or_off(value: object) -> str:
     return {"True": "on", "False": "off"}.get(str(value), str(value))
 
 
 def _cost(gain: Gain, runs: Runs) -> str:
     parts = []
-    if _differ(gain.run, gain.base, "batch_size") and all(
-        each.has("batch_latency_s") for each in (gain.run, gain.base)
-    ):
-        before, after = (each.metrics["batch_latency_s"] for each in (gain.base, gain.run))
+    both = (gain.base, gain.run)
+    if not gain.run.agrees(gain.base, "batch_size") and all(run.has("batch_latency_s") for run in both):
+        before, after = (run.metrics["batch_latency_s"] for run in both)
         parts.append(f"a sample waits {after:.2f} s for its batch instead of {before:.2f} s")
     parts.append(_quality(gain, runs))
     return "; ".join(parts)
@@ -188,38 +183,28 @@ def _cost(gain: Gain, runs: Runs) -> str:
 def _quality(gain: Gain, runs: Runs) -> str:
     """Describe the quality cost of a win, as far as measured."""
     parts = []
-    if any(_differ(gain.run, gain.base, key) for key in VARIANT):
-        scored = _perplexities(gain, runs)
-        if scored:
-            before, after = scored
-            parts.append(f"perplexity goes from {before:.3f} to {after:.3f} ({change_text(after / before)})")
+    if not gain.run.agrees(gain.base, *VARIANT) and (scored := _perplexities(gain, runs)):
+        before, after = scored
+        parts.append(f"perplexity goes from {before:.3f} to {after:.3f} ({change_text(after / before)})")
     same = _same_tokens(gain)
     if same is not None:
         parts.append(f"the generated tokens are {'equal to' if same else 'other than'} the baseline's")
     return ", and ".join(parts) or "quality was not measured"
 
 
-def _differ(one: Run, other: Run, key: str) -> bool:
-    return not one.agrees(other, key)
-
-
 def _perplexities(gain: Gain, runs: Runs) -> tuple[float, float] | None:
     """Return the perplexities of the baseline's and the winner's variant, by one convention on the same tokens."""
     scored = runs.measured("perplexity")
-    found = []
-    for wanted in (gain.base, gain.run):
-        alike = [run for run in scored if run.agrees(wanted, *VARIANT)]
-        found.append(alike)
-    for before in found[0]:
-        for after in found[1]:
-            if not _differ(before, after, "workload_id") and not why_not(before, after, "perplexity"):
-                return before.metrics["perplexity"], after.metrics["perplexity"]
+    of_base, of_run = ([run for run in scored if run.agrees(side, *VARIANT)] for side in (gain.base, gain.run))
+    for before, after in product(of_base, of_run):
+        if before.agrees(after, "workload_id") and not why_not(before, after, "perplexity"):
+            return before.metrics["perplexity"], after.metrics["perplexity"]
     return None
 
 
 def plain_call(runs: Runs) -> Run | None:
-    """Return a run to illustrate prefill and decoding: one prompt, with cache, preferably the baseline."""
-    fit = runs.finished.where(
+    """Choose a run that illustrates prefill and decoding: one prompt, with cache, preferably the baseline."""
+    suitable = runs.finished.where(
         lambda run: (
             all(map(run.has, _OF_A_CALL))
             and run.params.get("batch_size") == 1
@@ -227,23 +212,14 @@ def plain_call(runs: Runs) -> Run | None:
             and run.params.get("use_cache") is not False
         )
     )
-    for preferred in (
-        fit.where(lambda run: run.experiment == "baseline"),
-        fit.where(lambda run: run.baseline),
-        fit,
-    ):
-        if preferred:
-            return preferred[0]
-    return None
+    of_baseline = suitable.where(lambda run: run.experiment == "baseline")
+    return next(iter(of_baseline or suitable.where(lambda run: run.baseline) or suitable), None)
 
 
-_OF_A_CALL = ("time_to_first_token_ms", "inter_token_latency_ms", "total_latency_s", "prompt_tokens_total")
-
-
-def _not_known(what: str, disturbed: Sequence[str], run: Run) -> str:
+def _inconclusive(question: str, disturbed: Sequence[str], run: Run) -> str:
     """Report a question as inconclusive because of disturbed scenarios, with the command to measure one again."""
     return (
-        f"{what} is inconclusive: {', '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed; to settle it "
+        f"{question} is inconclusive: {', '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed; to settle it "
         f"run: {measure_more(run)}"
     )
 
@@ -253,7 +229,7 @@ def _where_time_goes(runs: Runs) -> list[str]:
     run = plain_call(runs.where(lambda run: not is_disturbed(run)))
     if run is None:
         run = plain_call(runs)
-        return [] if run is None else [_not_known("Where the time goes", [run.scenario], run)]
+        return [] if run is None else [_inconclusive("Where the time goes", [run.scenario], run)]
     share = run.metrics["time_to_first_token_ms"] / 1000 / run.metrics["total_latency_s"]
     line = (
         f"Where the time goes: with {plural(run.params['prompt_tokens_total'], 'prompt token')} and {plural(run.params['max_new_tokens'], 'new one')} the "

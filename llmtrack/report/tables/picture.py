@@ -30,20 +30,19 @@ MOST_DRAWN = 100
 
 def to_figure(table: Table | Mapping[str, Table], title: str) -> Figure:
     """Draw a table, or several below each other with their titles."""
-    whole = {title: table} if isinstance(table, Table) else {f"{title}: {name}": each for name, each in table.items()}
-    tables = {name: _that_fits(each) for name, each in whole.items()}
-    sizes = [_picture_size(each, name) for name, each in tables.items()]
-    height = sum(size[1] for size in sizes)
-    figure = new_figure(figsize=(max(size[0] for size in sizes), height), dpi=150)
-    grid = figure.subplots(len(tables), squeeze=False, gridspec_kw={"height_ratios": [size[1] for size in sizes]})
-    for axes, (name, each) in zip(grid[:, 0], tables.items(), strict=True):
-        _draw_table(axes, each, name)
+    titled = {title: table} if isinstance(table, Table) else {f"{title}: {name}": part for name, part in table.items()}
+    tables = {name: _fit_to_screen(part) for name, part in titled.items()}
+    widths, heights = zip(*map(_picture_size, tables.values()), strict=True)
+    figure = new_figure(figsize=(max(widths), sum(heights)), dpi=150)
+    grid = figure.subplots(len(tables), squeeze=False, gridspec_kw={"height_ratios": heights})
+    for axes, (name, part) in zip(grid[:, 0], tables.items(), strict=True):
+        _draw_table(axes, part, name)
     figure.tight_layout()
     return figure
 
 
-def _that_fits(table: Table) -> Table:
-    """Return the part of a table that fits on a screen; table.csv has all of it."""
+def _fit_to_screen(table: Table) -> Table:
+    """Drop the columns that do not fit on a screen; table.csv has all of them."""
     fitted = fit_to_width(table, MOST_ACROSS)
     return table if fitted is None else fitted.table
 
@@ -53,13 +52,13 @@ def _column_widths(table: Table, rows: Sequence[Sequence[str]]) -> list[int]:
     return [min(width, WIDEST) + 2 for width in widths]
 
 
-def _picture_size(table: Table, title: str) -> tuple[float, float]:
+def _picture_size(table: Table) -> tuple[float, float]:
+    """Return width and height in inches."""
     rows = table.rows[:MOST_DRAWN]
     return max(6.0, 0.085 * sum(_column_widths(table, rows))), 1.0 + 0.3 * (len(rows) + 1)
 
 
 def _draw_table(axes: Axes, table: Table, title: str) -> None:
-    left_out = len(table.rows) - MOST_DRAWN
     rows = table.rows[:MOST_DRAWN]
     widths = _column_widths(table, rows)
     axes.axis("off")
@@ -82,9 +81,11 @@ def _draw_table(axes: Axes, table: Table, title: str) -> None:
         if row == 0:
             cell.set_text_props(weight="bold")
             cell.set_facecolor("#eef2f7")
-    more = f"the first {MOST_DRAWN} of {len(table.rows)} rows; table.csv has all" if left_out > 0 else ""
+    more = (
+        f"the first {MOST_DRAWN} of {len(table.rows)} rows; table.csv has all" if len(table.rows) > MOST_DRAWN else ""
+    )
     # A condition's name stays beside its value.
-    conditions = " · ".join(on_one_line(each).replace(" ", _JOINED) for each in table.conditions)
+    conditions = " · ".join(on_one_line(condition).replace(" ", _JOINED) for condition in table.conditions)
     head = filter(None, (on_one_line(title), conditions, more))
     wrapped = [line for text in head for line in textwrap.wrap(text, MOST_ACROSS, break_on_hyphens=False)]
     lines = [line.replace(_JOINED, " ") for line in wrapped]

@@ -16,11 +16,15 @@ from llmtrack.tracked.run import FAILED, KILLED, Run
 from llmtrack.tracked.runs import Baselines, Runs
 
 OTHER_WORK = "other work"
+"""Cell of a run that did different work from its baseline."""
+TASKS = {"generate": "timing", "perplexity": "quality", "train": "training"}
+"""Title of a task's table."""
+OTHER_RUNS = "other runs"
 
 
 def compared_by_default() -> list[str]:
     """Return the metrics compared with the baseline by default."""
-    return [each.name for each in schema.in_column_order(schema.METRICS) if each.shown and each.shown.compared]
+    return [metric.name for metric in schema.in_column_order(schema.METRICS) if metric.shown and metric.shown.compared]
 
 
 def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = None) -> Table:
@@ -37,7 +41,7 @@ def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = 
     experiments = [run.experiment for run in runs]
     shared, differing = [], []
     for column in condition_columns():
-        cells = zip(experiments, (column.cell(run.get(column.key)) for run in runs), strict=True)
+        cells = zip(experiments, map(column.cell_of, runs), strict=True)
         distinct = {(experiment, text) for experiment, text in cells if text != DASH}
         values = {text for _, text in distinct}
         if len(values) == 1 and not column.quiet:
@@ -45,11 +49,10 @@ def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = 
         # Do not compare values that only differ between experiments (such as the scoring batch size).
         elif len(distinct) > len({experiment for experiment, _ in distinct}):
             differing.append(column)
-    several = len(set(experiments)) > 1
-    names = [Column("experiment", "experiment", str, False)] if several else []
-    names.append(Column("scenario", "scenario", str, False))
-    wanted = (each for each in metric_columns() if (each.key in own.columns if own else not each.quiet))
-    metrics = [each for each in wanted if any(run.get(each.key) for run in runs)]
+    keys = ("experiment", "scenario") if len(set(experiments)) > 1 else ("scenario",)
+    names = [Column(key, key, str, False) for key in keys]
+    metrics = [column for column in metric_columns() if (column.key in own.columns if own else not column.quiet)]
+    metrics = [column for column in metrics if any(run.get(column.key) for run in runs)]
     if own:
         differing = [column for column in differing if column.key in own.columns]
     columns = [*names, *differing, *metrics]
@@ -57,7 +60,7 @@ def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = 
     baselines = Baselines(runs if among is None else in_context(among))
     rows = [
         (
-            *(column.cell(run.get(column.key)) + _spread(column, run) for column in columns),
+            *(column.cell_of(run) + _spread(column, run) for column in columns),
             change_from_baseline(run, baselines, compared),
         )
         for run in runs
@@ -80,16 +83,16 @@ def with_noise_floor(table: Table, runs: Runs) -> Table:
 
 def notes(runs: Sequence[Run], baselines: Baselines | None = None) -> tuple[str, ...]:
     """Explain runs without usable values; a reason shared by many is given once."""
-    said: dict[tuple[str, str], list[str]] = {}
+    names_by_note: dict[tuple[str, str], list[str]] = {}
     for run in runs:
-        if what := _note(run, baselines.of(run) if baselines else None):
-            failed_for_it = run.status == FAILED and run.reason
-            said.setdefault((what, "" if failed_for_it else run.run_id), []).append(run.name)
-    return tuple(f"{', '.join(names)} {what}" for (what, _), names in said.items())
+        if note := _note(run, baselines.of(run) if baselines else None):
+            may_be_shared = run.status == FAILED and run.reason
+            names_by_note.setdefault((note, "" if may_be_shared else run.run_id), []).append(run.name)
+    return tuple(f"{', '.join(names)} {note}" for (note, _), names in names_by_note.items())
 
 
 def _note(run: Run, base: Run | None) -> str:
-    """Return a remark on a run; empty if all is well."""
+    """Describe why a run's values are unusable or poor; empty if they are not."""
     if run.is_same_as:
         return f"was not measured again: {run.text('reason')}"
     if not run.is_finished:
@@ -111,8 +114,8 @@ def _change_from_baseline(run: Run, baselines: Baselines, compared: Sequence[str
         return f"= {run.text('same_as')}"
     if not run.is_finished:
         status, failure = run.status or DASH, run.text("failure")
-        untold = status in (FAILED, KILLED) and not run.reason
-        reason = failure or ("no reason was tracked" if untold else "")
+        unexplained = status in (FAILED, KILLED) and not run.reason
+        reason = failure or ("no reason was tracked" if unexplained else "")
         return f"{status} ({reason})" if reason else status
     if run.baseline:
         return "baseline"
@@ -131,14 +134,14 @@ def _change_from_baseline(run: Run, baselines: Baselines, compared: Sequence[str
         if "work" in entry.needs and not same_work:
             continue
         # Equal work was checked above.
-        (found,) = tell(base, [run], key, across_work=True)
-        if found.ratio is not None:
-            parts.append(f"{in_figures(found)} {shown.change or shown.title}{_noise(found)}")
+        (difference,) = tell(base, [run], key, across_work=True)
+        if difference.ratio is not None:
+            parts.append(f"{in_figures(difference)} {shown.change or shown.title}{_noise(difference)}")
     return ", ".join(parts) or (DASH if same_work else OTHER_WORK)
 
 
 def _spread(column: Column, run: Run) -> str:
-    """Return half of the 95 % interval relative to the median, such as ` ±2%`; empty without one."""
+    """Format half of the 95 % interval relative to the median, such as ` ±2%`; empty without one."""
     if not column.spread:
         return ""
     spread, value = run.spread(column.key), run.number(column.key)
@@ -147,17 +150,17 @@ def _spread(column: Column, run: Run) -> str:
     return f" ±{(spread.high - spread.low) / 2 / value:.0%}"
 
 
-def _noise(found: Difference) -> str:
-    """Return why a ratio is not a significant difference."""
-    if found.verdict == "same" and found.repeated:
+def _noise(difference: Difference) -> str:
+    """Describe why a ratio is not a significant difference; empty if it is."""
+    if difference.verdict == "same" and difference.repeated:
         return " (no significant difference)"
-    if found.verdict == "unknown":
-        return f" (inconclusive: {'too few repeats' if found.repeated else 'one value each'})"
+    if difference.verdict == "unknown":
+        return f" (inconclusive: {'too few repeats' if difference.repeated else 'one value each'})"
     return ""
 
 
 def to_csv(runs: Runs) -> str:
-    """Return the numbers behind the table as CSV: unrounded, with spreads, one row per run."""
+    """Render the numbers behind the table as CSV: unrounded, with spreads, one row per run."""
     names = ["study_id", "experiment", "scenario", "run_id", "status", "outcome", "reason", "baseline"]
     names += [column.key for column in (*condition_columns(), *metric_columns())]
     names += sorted({name for run in runs for name in run.metrics if name.startswith(schema.SPREAD_PREFIX)})
@@ -166,20 +169,14 @@ def to_csv(runs: Runs) -> str:
     return str(known.dropna(axis="columns", how="all").to_csv(index=False))
 
 
-TASKS = {"generate": "timing", "perplexity": "quality", "train": "training"}
-
-
-OTHER = "other runs"
-
-
 def split_by_task(runs: Runs) -> dict[str, Runs]:
     """Group runs by task title, in the order of `TASKS`; unknown tasks come last."""
-    found: dict[str, list[Run]] = {title: [] for title in (*TASKS.values(), OTHER)}
+    groups: dict[str, list[Run]] = {title: [] for title in (*TASKS.values(), OTHER_RUNS)}
     for run in runs:
-        found[TASKS.get(run.text("task"), OTHER)].append(run)
-    return {title: Runs(own) for title, own in found.items() if own}
+        groups[TASKS.get(run.text("task"), OTHER_RUNS)].append(run)
+    return {title: Runs(group) for title, group in groups.items() if group}
 
 
 def tables_by_task(runs: Runs) -> Mapping[str, Table]:
-    """Return a table per task title; baselines are looked up among all runs."""
-    return {title: summary_table(own, among=runs) for title, own in split_by_task(runs).items()}
+    """Lay out a table per task, by title; baselines are looked up among all runs."""
+    return {title: summary_table(group, among=runs) for title, group in split_by_task(runs).items()}

@@ -107,7 +107,7 @@ def test_nothing_beats_the_baseline_beyond_noise():
 
 def test_one_repeat_is_no_win():
     once = timed("once", 20.0, 20.0, 20.0, n=1, dtype="bfloat16")
-    assert [gain.found.verdict for gain in gains(made(BASE, once))] == ["unknown"]
+    assert [gain.difference.verdict for gain in gains(made(BASE, once))] == ["unknown"]
     assert takeaways(made(BASE, once)) == [
         "1 comparison of speed is inconclusive, such as once against float32 (too few repeats, 5 against 1); "
         "to settle it run: mlflow run . -e precision --env-manager local -P min_repeats=4"
