@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Tokenized
-from llmtrack.engines.rows import begins_anew_at, sharing_by_rope
+from llmtrack.engines.rows import recache_length, sharing_by_rope
 from llmtrack.errors import FailureKind, LlmtrackError, ScenarioError, UsageError, is_out_of_memory
 from llmtrack.host.packages import installed_version
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
     Step = Callable[[NDArray[np.int64], NDArray[np.int64], bool], NDArray[np.int64]]
 
-NO_PEAK = "peak memory is since process start: this system cannot reset it"
+
+def peak_warnings() -> tuple[str, ...]:
+    """Reset the peak memory; warn if this system cannot."""
+    return () if reset_peak_rss() else ("peak memory is since process start: this system cannot reset it",)
 
 
 def require_cpu(variant: Variant) -> None:
@@ -51,7 +54,7 @@ def require_cpu(variant: Variant) -> None:
 
 
 def cannot_run(runtime: str, error: Exception) -> ScenarioError:
-    """Return the one-line error for a runtime's exception, with the alternative."""
+    """Return the one-line error for a runtime's exception, with the remedy."""
     kind: FailureKind = "out_of_memory" if is_out_of_memory(error) else "unsupported"
     remedy = "use a smaller batch or model" if kind == "out_of_memory" else "use backend=torch"
     return ScenarioError(f"{runtime} cannot run it: {reason_of(error)[:300]} ({remedy})", kind=kind)
@@ -59,11 +62,7 @@ def cannot_run(runtime: str, error: Exception) -> ScenarioError:
 
 @contextmanager
 def runtime_errors(runtime: str) -> Iterator[None]:
-    """Convert a runtime's exceptions to one-line errors.
-
-    Raises:
-        ScenarioError: the runtime raised an exception.
-    """
+    """Convert a runtime's exceptions to one-line `ScenarioError`s."""
     try:
         yield
     except (LlmtrackError, MemoryError):
@@ -73,11 +72,7 @@ def runtime_errors(runtime: str) -> Iterator[None]:
 
 
 class WithTokenizer:
-    """Tokenizer and info methods of an engine.
-
-    Attributes:
-        tokenizer: a transformers tokenizer.
-    """
+    """The text methods of an engine with a transformers tokenizer."""
 
     tokenizer: Any
     _info: EngineInfo
@@ -101,7 +96,7 @@ class WithTokenizer:
 
 
 class HostEngine(WithTokenizer, ABC):
-    """An engine whose calls return when their results are on the host.
+    """An engine that runs a folder's files, and whose calls return when their results are on the host.
 
     Args:
         folder: contains the model's config, special ids and transformers tokenizer.
@@ -115,57 +110,14 @@ class HostEngine(WithTokenizer, ABC):
         self._vocab_size = int(self._config["vocab_size"])
         self._pad_id = tokens.pad_id(self.tokenizer, self._vocab_size)
         self._eos_ids = tokens.eos_ids(GenerationConfig.from_pretrained(str(folder)), self.tokenizer)
+        self._end_tokens = sorted(token for token in self._eos_ids if token < self._vocab_size)
         self._sharing = sharing_by_rope(self._config)
-        self._begins_anew_at = begins_anew_at(self._config)
+        self._recache_at = recache_length(self._config)
 
     @property
     def architecture(self) -> str:
         """Class name of the model."""
         return str((self._config.get("architectures") or ["unknown"])[0])
-
-    def _describe(
-        self,
-        made: Conversion,
-        files: Iterable[Path],
-        weights: tuple[int, int],
-        seconds: float,
-        facts: dict[str, Scalar],
-        packages: Sequence[str],
-        *,
-        kv_bytes_per_token: int,
-        context_length: int | None,
-    ) -> EngineInfo:
-        """Describe the engine of a converted model, and start measuring its peak memory.
-
-        Args:
-            made: the converted model.
-            files: its graph and weights.
-            weights: bytes of all weights, and of those that a decode step reads.
-            seconds: load time.
-            facts: params of the engine.
-            packages: names of the runtime's packages.
-            kv_bytes_per_token: bytes of KV cache per token of a row.
-            context_length: maximum number of tokens; None: unlimited.
-        """
-        stored, read = weights
-        warnings = made.warnings if reset_peak_rss() else (*made.warnings, NO_PEAK)
-        return EngineInfo(
-            model_id=made.model_id,
-            device="cpu",
-            dtype_label=made.dtype_label,
-            model_size_bytes=stored,
-            step_weight_bytes=read,
-            kv_bytes_per_token=kv_bytes_per_token,
-            context_length=context_length,
-            vocab_size=self._vocab_size,
-            load_time_s=seconds,
-            file_size_bytes=sum(path.stat().st_size for path in files),
-            facts={**made.facts, **facts, "architecture": self.architecture},
-            tags={**made.tags, **{name: installed_version(name) for name in packages}},
-            warnings=warnings + self._sharing.warnings,
-            special_tokens=tokens.special_tokens(self.tokenizer),
-            folder=str(made.folder),
-        )
 
     @abstractmethod
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
@@ -176,7 +128,6 @@ class HostEngine(WithTokenizer, ABC):
         until all have finished.
 
         Args:
-            on_step: called when the tokens of a step are available.
             step: maps new tokens (rows, new), the attention mask (rows, past + new), and whether earlier tokens are
                 cached, to the next token of each row (rows,).
 
@@ -186,43 +137,43 @@ class HostEngine(WithTokenizer, ABC):
         lengths = [len(row) for row in request.prompt_ids]
         self._sharing.check(lengths, request.padded_length, request.max_new_tokens)
         padded = pad_rows(request.prompt_ids, self._pad_id, request.padding_side, request.padded_length)
-        ids, mask = (each.numpy() for each in padded)
+        ids, mask = (tensor.numpy() for tensor in padded)
         ended = np.zeros(len(ids), dtype=bool)
-        taken: list[NDArray[np.int64]] = []
+        columns: list[NDArray[np.int64]] = []
         new, cached = ids, False
         for _ in range(request.max_new_tokens):
             token = np.where(ended, self._pad_id, step(new, mask, cached))
             on_step()
-            taken.append(token)
+            columns.append(token)
             if not request.ignore_eos:
                 ended |= np.isin(token, list(self._eos_ids))
                 if ended.all():
                     break
             mask = np.concatenate([mask, np.ones((len(ids), 1), dtype=np.int64)], axis=1)
             ids = np.concatenate([ids, token[:, None]], axis=1)
-            cached = request.use_cache and ids.shape[1] != self._begins_anew_at
+            cached = request.use_cache and ids.shape[1] != self._recache_at
             new = token[:, None] if cached else ids
         eos_ids = frozenset() if request.ignore_eos else self._eos_ids
-        rows = np.stack(taken, axis=1).tolist()
+        rows = np.stack(columns, axis=1).tolist()
         return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows))
 
-    def _likeliest(self, logits: NDArray[np.float32], request: GenerateRequest) -> NDArray[np.int64]:
+    def _most_likely(self, logits: NDArray[np.float32], request: GenerateRequest) -> NDArray[np.int64]:
         """Return the most likely token of each row, excluding end tokens if they are ignored.
 
         Args:
             logits: (rows, vocabulary); overwritten.
         """
         if request.ignore_eos:
-            logits[:, [each for each in self._eos_ids if each < self._vocab_size]] = -np.inf
-        likeliest: NDArray[np.int64] = logits.argmax(axis=1)
-        return likeliest
+            logits[:, self._end_tokens] = -np.inf
+        chosen: NDArray[np.int64] = logits.argmax(axis=1)
+        return chosen
 
     @abstractmethod
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """See `Engine.next_token_logits`."""
 
     def _logits_in_parts(self, ids: Sequence[int]) -> Iterator[torch.Tensor]:
-        """Yield the same in order; each part may be overwritten by the next."""
+        """Yield `next_token_logits` in consecutive parts; each may be overwritten by the next."""
         yield self.next_token_logits(ids)
 
     def score(
@@ -248,7 +199,7 @@ class HostEngine(WithTokenizer, ABC):
                     logits[None],
                     row[None, 1:][:, part],
                     counted[None, part],
-                    lambda each: each,
+                    lambda logits: logits,
                     logits.shape[1],
                 )[0]
                 begin += len(logits)
@@ -264,3 +215,74 @@ class HostEngine(WithTokenizer, ABC):
     def peak_memory_bytes(self) -> int | None:
         """See `Engine.peak_memory_bytes`."""
         return peak_rss_bytes()
+
+    @abstractmethod
+    def close(self) -> None:
+        """See `Engine.close`."""
+
+
+class ConvertedEngine(HostEngine):
+    """Engine of a folder made by its runtime's own conversion tool, on the CPU.
+
+    Args:
+        conversion: the folder, with the model's own config and tokenizer.
+        threads: number of threads.
+    """
+
+    def __init__(self, conversion: Conversion, threads: int) -> None:
+        super().__init__(conversion.folder)
+        self._conversion, self._threads = conversion, threads
+
+    @classmethod
+    def open_folder(cls, folder: Path) -> ConvertedEngine:
+        """Open the folder of a converted model with one thread.
+
+        Raises:
+            ScenarioError: it cannot be run.
+        """
+        from llmtrack.convert.conversion import Conversion
+
+        return cls(Conversion(folder, str(folder), "as stored"), 1)
+
+    @abstractmethod
+    def decoded_logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """See `llmtrack.convert.fidelity.DecodingEngine`."""
+
+    def _describe(
+        self,
+        files: Iterable[Path],
+        weight_bytes: tuple[int, int],
+        load_time_s: float,
+        facts: dict[str, Scalar],
+        packages: Sequence[str],
+        *,
+        kv_bytes_per_token: int,
+        context_length: int | None,
+    ) -> EngineInfo:
+        """Describe the engine, and start measuring its peak memory.
+
+        Args:
+            files: graph and weights.
+            weight_bytes: bytes of all weights, and of those that a decode step reads.
+            packages: names of the runtime's packages.
+            context_length: maximum number of tokens; None: unlimited.
+        """
+        conversion = self._conversion
+        stored, read = weight_bytes
+        return EngineInfo(
+            model_id=conversion.model_id,
+            device="cpu",
+            dtype_label=conversion.dtype_label,
+            model_size_bytes=stored,
+            step_weight_bytes=read,
+            kv_bytes_per_token=kv_bytes_per_token,
+            context_length=context_length,
+            vocab_size=self._vocab_size,
+            load_time_s=load_time_s,
+            file_size_bytes=sum(path.stat().st_size for path in files),
+            facts={**conversion.facts, "threads": self._threads, **facts, "architecture": self.architecture},
+            tags={**conversion.tags, **{name: installed_version(name) for name in packages}},
+            warnings=conversion.warnings + peak_warnings() + self._sharing.warnings,
+            special_tokens=tokens.special_tokens(self.tokenizer),
+            folder=str(conversion.folder),
+        )

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from llmtrack.convert.conversion import Conversion, convert
 from llmtrack.convert.genai import CONVERTER
 from llmtrack.engine import Generated, GenerateRequest
-from llmtrack.engines.base import HostEngine, cannot_run, require_cpu, runtime_errors
+from llmtrack.engines.base import ConvertedEngine, cannot_run, require_cpu, runtime_errors
 from llmtrack.engines.onnx import weight_sizes
 from llmtrack.engines.options import GenaiOptions
 from llmtrack.engines.rows import Sharing
@@ -46,38 +45,25 @@ def load(variant: Variant) -> GenaiEngine:
     """
     require_cpu(variant)
     threads = chosen(GenaiOptions, variant.options).used_threads
-    return GenaiEngine(convert(CONVERTER, variant, open_folder), threads)
+    return GenaiEngine(convert(CONVERTER, variant, GenaiEngine.open_folder), threads)
 
 
-def open_folder(folder: Path) -> GenaiEngine:
-    """Open the folder of a converted model with one thread.
-
-    Raises:
-        ScenarioError: it cannot be run.
-    """
-    return GenaiEngine(Conversion(folder, str(folder), "as stored"), 1)
-
-
-class GenaiEngine(HostEngine):
+class GenaiEngine(ConvertedEngine):
     """Engine of a folder made by GenAI's builder: batches of equal lengths, prompts processed at once.
-
-    Args:
-        made: graph, GenAI's config, and the model's own config and tokenizer.
-        threads: intra-op threads.
 
     Raises:
         ScenarioError: GenAI cannot run it.
     """
 
-    def __init__(self, made: Conversion, threads: int) -> None:
-        folder = made.folder
-        super().__init__(folder)
+    def __init__(self, conversion: Conversion, threads: int) -> None:
+        super().__init__(conversion, threads)
+        folder = conversion.folder
         self._sharing = _PADS
         self._genai: Any = import_module("onnxruntime_genai")
         start = time.perf_counter()
         try:
             config = self._genai.Config(str(folder))
-            config.overlay(json.dumps(self._overlay(threads)))
+            config.overlay(json.dumps(self._overlay()))
             self._model = self._genai.Model(config)
         except Exception as error:
             raise cannot_run(RUNTIME, error) from error
@@ -85,24 +71,23 @@ class GenaiEngine(HostEngine):
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["model"]
         decoder = settings["decoder"]
         # The builder counts no rotary scaling beyond the length that the config names.
-        reach = int(settings["context_length"])
+        longest = int(settings["context_length"])
         graph = folder / decoder["filename"]
         self._info = self._describe(
-            made,
             folder.glob(f"{graph.name}*"),
             weight_sizes(graph),
             seconds,
-            {"threads": threads, "weights_format": "onnx (genai)"},
+            {"weights_format": "onnx (genai)"},
             PACKAGES,
             kv_bytes_per_token=8
             * int(decoder["num_hidden_layers"] * decoder["num_key_value_heads"] * decoder["head_size"]),
-            context_length=min(context_length(self._config) or reach, reach),
+            context_length=min(context_length(self._config) or longest, longest),
         )
 
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
         """Generate greedily by GenAI's loop; call `on_step` as the tokens of each step reach the host.
 
-        Without the cache, the whole sequence is passed again at each step.
+        Without the cache, the whole sequence is passed at each step.
 
         Raises:
             ScenarioError: the rows have pads.
@@ -130,7 +115,7 @@ class GenaiEngine(HostEngine):
             return torch.from_numpy(np.array(generator.get_output("logits")[0], dtype=np.float32))
 
     def decoded_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits after the last token of a row; see `llmtrack.convert.fidelity.DecodingEngine`."""
+        """See `llmtrack.convert.fidelity.DecodingEngine`."""
         import torch
 
         with runtime_errors(RUNTIME):
@@ -145,16 +130,15 @@ class GenaiEngine(HostEngine):
 
     def _generator(self, rows: int, length: int, ignore_eos: bool) -> Any:
         """Create a generator up to a total length, for rows to be appended."""
-        shortest = length if ignore_eos else 0
+        min_length = length if ignore_eos else 0
         # A cache with different layers needs room for their window, regardless of the generated length.
-        room = max(length, *windows(self._config), 0)
+        max_length = max(length, *windows(self._config), 0)
         with runtime_errors(RUNTIME):
             params = self._genai.GeneratorParams(self._model)
-            params.set_search_options(max_length=room, min_length=shortest, batch_size=rows, do_sample=False)
+            params.set_search_options(max_length=max_length, min_length=min_length, batch_size=rows, do_sample=False)
             return self._genai.Generator(self._model, params)
 
-    def _overlay(self, threads: int) -> dict[str, Any]:
+    def _overlay(self) -> dict[str, Any]:
         """Return the settings that override the folder's: threads, and the end and pad ids common to all backends."""
-        options = {"session_options": {"intra_op_num_threads": threads}}
-        ends = sorted(each for each in self._eos_ids if each < self._vocab_size)
-        return {"model": {"decoder": options, "eos_token_id": ends, "pad_token_id": self._pad_id}}
+        decoder = {"session_options": {"intra_op_num_threads": self._threads}}
+        return {"model": {"decoder": decoder, "eos_token_id": self._end_tokens, "pad_token_id": self._pad_id}}

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.base import NO_PEAK, HostEngine, require_cpu
+from llmtrack.engines.base import HostEngine, peak_warnings, require_cpu
 from llmtrack.engines.llamacpp_probe import try_once
 from llmtrack.engines.options import LlamacppOptions
 from llmtrack.errors import ScenarioError
 from llmtrack.llamacpp.decoder import LlamaDecoder
 from llmtrack.llamacpp.library import CACHE_TYPES, library
-from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.folder import model_folder
 from llmtrack.models.gguf_file import GgufFacts, read_facts
 from llmtrack.models.load import identify_model
@@ -30,12 +29,17 @@ if TYPE_CHECKING:
     import torch
 
 _PROBE = "Boats come in at 6:45, naïve café;\n\tdon't 1 + 1 = 2?  中文 🚢"
-"""Text to compare the two implementations of a file's tokenizer."""
+"""Text by which llama.cpp's tokenizer of a file is compared with transformers'."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """The file to run, and its metadata."""
+    """The file to run, and its metadata.
+
+    Attributes:
+        folder: the model's config and tokenizer.
+        as_published: whether it is a GGUF file with its own tokenizer, not one converted from a model folder.
+    """
 
     path: Path
     folder: Path
@@ -43,7 +47,6 @@ class _Source:
     facts: Mapping[str, Scalar]
     tags: Mapping[str, str]
     warnings: tuple[str, ...]
-    # A GGUF file with its own tokenizer, as opposed to one converted from a model folder.
     as_published: bool
 
 
@@ -58,7 +61,6 @@ def load(variant: Variant) -> LlamacppEngine:
         ModelLoadError: no candidate could be loaded.
         ScenarioError: llama.cpp cannot run the file.
     """
-
     require_cpu(variant)
     options = chosen(LlamacppOptions, variant.options)
     cpp = library()
@@ -95,9 +97,9 @@ def _source(variant: Variant) -> _Source:
     path = gguf_of(folder, variant.quantization, variant.options)
     if variant.quantization != NONE:
         facts |= find_recipe("llamacpp", variant.quantization).settled(variant.options)
-    passed_over = tuple(each for each in identity.warnings if each not in folder.warnings)
     facts |= folder.facts
-    warnings = passed_over + folder.warnings
+    skipped = tuple(warning for warning in identity.warnings if warning not in folder.warnings)
+    warnings = skipped + folder.warnings
     return _Source(path, folder.path, spec, facts, folder.tags, warnings, as_published=False)
 
 
@@ -107,10 +109,6 @@ class LlamacppEngine(HostEngine):
     Rows of a batch have separate caches and need no pads, so that each has the same output as alone.
 
     Args:
-        decoder: the loaded file.
-        source: its origin.
-        facts: facts from the file.
-        load_time_s: seconds to load it.
         settings: params to track, including `cache_type`: type of the cached keys and values.
         package: distribution of llama.cpp, and its version.
     """
@@ -130,8 +128,6 @@ class LlamacppEngine(HostEngine):
         warnings = source.warnings
         if source.as_published:
             warnings += _tokenizer_warnings(decoder, self.tokenizer)
-        if not reset_peak_rss():
-            warnings += (NO_PEAK,)
         self._info = EngineInfo(
             model_id=source.model_id,
             device="cpu",
@@ -151,7 +147,7 @@ class LlamacppEngine(HostEngine):
                 "parameters": decoder.parameters,
             },
             tags={**source.tags, **dict([package])},
-            warnings=warnings,
+            warnings=warnings + peak_warnings(),
             special_tokens=tokens.special_tokens(self.tokenizer),
             pads=False,
         )
@@ -171,29 +167,28 @@ class LlamacppEngine(HostEngine):
                 "padding_side=left",
                 kind="unsupported",
             )
-        banned = [each for each in self._eos_ids if request.ignore_eos and each < self._decoder.vocab_size]
+        suppressed = [token for token in self._eos_ids if request.ignore_eos and token < self._decoder.vocab_size]
         longest = max(map(len, rows)) + request.max_new_tokens
         self._decoder.start(len(rows), longest, len(rows))
         logits = self._decoder.run(rows, [0] * len(rows), range(len(rows)))
         lengths = [len(row) for row in rows]
-        going = list(range(len(rows)))
-        for left in reversed(range(request.max_new_tokens)):
-            logits[:, banned] = -float("inf")
+        active = list(range(len(rows)))
+        for remaining in reversed(range(request.max_new_tokens)):
+            logits[:, suppressed] = -float("inf")
             chosen = logits.argmax(axis=1).tolist()
             on_step()
-            for row, token in zip(going, chosen, strict=True):
+            for row, token in zip(active, chosen, strict=True):
                 rows[row].append(token)
             if not request.ignore_eos:
-                going = [row for row in going if rows[row][-1] not in self._eos_ids]
-            if not going or not left:
+                active = [row for row in active if rows[row][-1] not in self._eos_ids]
+            if not active or not remaining:
                 break
             if request.use_cache:
-                logits = self._decoder.run(
-                    [rows[row][-1:] for row in going], [len(rows[row]) - 1 for row in going], going
-                )
+                positions = [len(rows[row]) - 1 for row in active]
+                logits = self._decoder.run([rows[row][-1:] for row in active], positions, active)
             else:
                 self._decoder.start(len(rows), longest, len(rows))
-                logits = self._decoder.run([rows[row] for row in going], [0] * len(going), going)
+                logits = self._decoder.run([rows[row] for row in active], [0] * len(active), active)
         return Generated(tuple(tuple(row[length:]) for row, length in zip(rows, lengths, strict=True)))
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:

@@ -19,8 +19,7 @@ TRIED_TOKENS = 33
 def try_once(path: Path) -> None:
     """Run a file in a separate process, once per file, llama.cpp build and kind of CPU.
 
-    llama.cpp is compiled on installation. If it was miscompiled, or the CPU differs, running it kills the process
-    silently.
+    If llama.cpp was miscompiled on installation, or the CPU differs, running it kills the process silently.
 
     Raises:
         ScenarioError: the process died.
@@ -33,8 +32,8 @@ def try_once(path: Path) -> None:
     try:
         run_isolated("trying it", _try, str(path))
     except ScenarioError as error:
-        how = f": {cpp.remedy}" if "SIGILL" in str(error) else ""
-        raise ScenarioError(f"llama.cpp cannot run {path.name} here: {error}{how}", kind="unsupported") from error
+        remedy = f": {cpp.remedy}" if "SIGILL" in str(error) else ""
+        raise ScenarioError(f"llama.cpp cannot run {path.name} here: {error}{remedy}", kind="unsupported") from error
     write_note(note, "")
 
 

@@ -6,17 +6,15 @@ import csv
 import io
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.base import NO_PEAK, HostEngine, runtime_errors
+from llmtrack.engines.base import HostEngine, peak_warnings, runtime_errors
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.engines.rows import MIXED
 from llmtrack.errors import ScenarioError
-from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.cache import read_manifest
 from llmtrack.models.load import identify_model
 from llmtrack.models.positions import context_length
@@ -39,6 +37,14 @@ from llmtrack.tensors import tokens
 if TYPE_CHECKING:
     import torch
 
+RUNTIME = "ONNX Runtime"
+
+_EXPERT = re.compile(r"(.*/experts)[./](\d+)/")
+"""Node name of an expert: its layer and number."""
+
+_COS_SIN = (7, 8)
+"""Inputs of `GroupQueryAttention` with the rotary tables."""
+
 
 def load(variant: Variant) -> OnnxEngine:
     """Load the model of a variant, exporting and quantizing it first if needed.
@@ -51,7 +57,6 @@ def load(variant: Variant) -> OnnxEngine:
         ModelLoadError: no candidate could be loaded.
         ScenarioError: the model cannot be exported, quantized or run.
     """
-
     options = chosen(OnnxOptions, variant.options)
     device = find_device(variant.device, options.provider)
     provider = choose_provider(device, options.provider)
@@ -72,11 +77,11 @@ def load(variant: Variant) -> OnnxEngine:
     decoder = OnnxDecoder(folder / MODEL_FILE, **settings)
     seconds = time.perf_counter() - start
     manifest = read_manifest(folder)
-    built = manifest.get("recipe", {})
+    findings = manifest.get("recipe", {})
     facts: dict[str, Scalar] = {
         **settings,
         **(recipe.settled(variant.options) if recipe else {}),
-        **built.get("facts", {}),
+        **findings.get("facts", {}),
         "model_source": identity.source.kind,
         "weights_format": "onnx",
         "trust_remote_code": False,
@@ -97,18 +102,9 @@ def load(variant: Variant) -> OnnxEngine:
         + tuple(manifest.get("warnings", ()))
         + (MIXED.warnings if recipe and recipe.depends_on_batch else ())
         + (recipe.warnings if recipe else ()),
-        texts=_texts(built),
-        series=_series(built),
+        texts=_texts(findings),
+        series=_series(findings),
     )
-
-
-RUNTIME = "ONNX Runtime"
-
-_EXPERT = re.compile(r"(.*/experts)[./](\d+)/")
-"""Node name of an expert: its layer and number."""
-
-_COS_SIN = (7, 8)
-"""Inputs of `GroupQueryAttention` with the rotary tables."""
 
 
 def open_folder(folder: Path) -> OnnxEngine:
@@ -134,11 +130,7 @@ class OnnxEngine(HostEngine):
     """Engine of a graph run by ONNX Runtime, with its tokenizer.
 
     Args:
-        decoder: the loaded graph.
         folder: contains graph, config, special ids and tokenizer.
-        model_id: name in tracked runs.
-        dtype_label: storage type of the weights.
-        load_time_s: seconds to load it.
         facts: params to track.
         tags: provenance to track.
         texts: artifacts to track.
@@ -162,8 +154,6 @@ class OnnxEngine(HostEngine):
     ) -> None:
         super().__init__(folder)
         self._decoder = decoder
-        if not reset_peak_rss():
-            warnings += (NO_PEAK,)
         stored, read = weight_sizes(folder / MODEL_FILE, _experts_per_token(self._config))
         self._info = EngineInfo(
             model_id=model_id,
@@ -178,7 +168,7 @@ class OnnxEngine(HostEngine):
             file_size_bytes=sum(path.stat().st_size for path in folder.glob(f"{MODEL_FILE}*")),
             facts=dict(facts or {}) | {"architecture": self.architecture},
             tags=dict(tags or {}),
-            warnings=warnings + self._sharing.warnings,
+            warnings=warnings + peak_warnings() + self._sharing.warnings,
             special_tokens=tokens.special_tokens(self.tokenizer),
             texts=texts or {},
             series=series or {},
@@ -195,10 +185,10 @@ class OnnxEngine(HostEngine):
 
         def step(ids: Any, mask: Any, cached: bool) -> Any:
             nonlocal past
-            places = mask.shape[1] + request.max_new_tokens
+            capacity = mask.shape[1] + request.max_new_tokens
             with runtime_errors(RUNTIME):
-                logits, past = self._decoder.run(ids, mask, past if cached else None, keep=1, capacity=places)
-            return self._likeliest(logits[:, -1], request)
+                logits, past = self._decoder.run(ids, mask, past if cached else None, keep=1, capacity=capacity)
+            return self._most_likely(logits[:, -1], request)
 
         return self._generate(request, on_step, step)
 
@@ -221,27 +211,26 @@ def weight_sizes(path: Path, experts_per_token: int = 0) -> tuple[int, int]:
     config and are not weights, as in PyTorch.
 
     Args:
-        path: the graph.
-        experts_per_token: experts per token; 0 if there are none or it is unknown.
+        experts_per_token: 0 if there are none or it is unknown.
     """
     import onnx
 
     from llmtrack.onnx.graph import tensor_bytes
 
     model = onnx.load(str(path), load_external_data=False)
-    readers: dict[str, Counter[str]] = {}
+    readers: dict[str, set[str]] = {}
     for node in model.graph.node:
         for place, name in enumerate(node.input):
-            turns = node.op_type == "GroupQueryAttention" and place in _COS_SIN
-            readers.setdefault(name, Counter())["RotaryEmbedding" if turns else node.op_type] += 1
+            rotary = node.op_type == "GroupQueryAttention" and place in _COS_SIN
+            readers.setdefault(name, set()).add("RotaryEmbedding" if rotary else node.op_type)
     sizes = {
         tensor.name: tensor_bytes(tensor)
         for tensor in model.graph.initializer
-        if set(readers.get(tensor.name, ())) != {"RotaryEmbedding"}
+        if readers.get(tensor.name) != {"RotaryEmbedding"}
     }
-    tables = {name for name in sizes if set(readers.get(name, ())) <= {"Gather", "GatherBlockQuantized"}}
-    share = _shares_read(model, experts_per_token)
-    read = sum(size * share.get(name, 1.0) for name, size in sizes.items() if name not in tables)
+    tables = {name for name in sizes if readers.get(name, set()) <= {"Gather", "GatherBlockQuantized"}}
+    shares = _shares_read(model, experts_per_token)
+    read = sum(size * shares.get(name, 1.0) for name, size in sizes.items() if name not in tables)
     return sum(sizes.values()), round(read)
 
 
@@ -250,9 +239,9 @@ def _shares_read(model: Any, experts_per_token: int) -> dict[str, float]:
     weights: dict[str, set[str]] = {}
     experts: dict[str, set[str]] = {}
     for node in model.graph.node:
-        if experts_per_token and (found := _EXPERT.match(node.name)):
-            weights.setdefault(found[1], set()).update(node.input)
-            experts.setdefault(found[1], set()).add(found[2])
+        if experts_per_token and (match := _EXPERT.match(node.name)):
+            weights.setdefault(match[1], set()).update(node.input)
+            experts.setdefault(match[1], set()).add(match[2])
     return {
         name: min(1.0, experts_per_token / len(experts[layer])) for layer, names in weights.items() for name in names
     }
@@ -263,15 +252,15 @@ def _experts_per_token(config: Mapping[str, Any]) -> int:
     return next((config[name] for name in names if isinstance(config.get(name), int)), 0)
 
 
-def _texts(built: Mapping[str, Any]) -> dict[str, str]:
+def _texts(findings: Mapping[str, Any]) -> dict[str, str]:
     """Return a recipe's findings as CSV files: the layers by error, and the attempts of the search."""
     names = {"ranking": "quantization/layers.csv", "attempts": "quantization/search.csv"}
-    return {path: _csv(built[key]) for key, path in names.items() if built.get(key)}
+    return {path: _csv(findings[key]) for key, path in names.items() if findings.get(key)}
 
 
-def _series(built: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+def _series(findings: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     """Return the layers' signal-to-noise ratios, worst first."""
-    ranking = built.get("ranking")
+    ranking = findings.get("ranking")
     return {"layer_sqnr_db": tuple(row["sqnr_db"] for row in ranking)} if ranking else {}
 
 

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from llmtrack.convert.conversion import Conversion, convert
 from llmtrack.convert.openvino import CONVERTER
 from llmtrack.engine import Generated, GenerateRequest
-from llmtrack.engines.base import HostEngine, cannot_run, require_cpu, runtime_errors
+from llmtrack.engines.base import ConvertedEngine, cannot_run, require_cpu, runtime_errors
 from llmtrack.engines.options import KV_CACHES, OpenvinoOptions
 from llmtrack.errors import ScenarioError
 from llmtrack.models.positions import context_length
@@ -52,33 +51,23 @@ def load(variant: Variant) -> OpenvinoEngine:
     """
     require_cpu(variant)
     options = chosen(OpenvinoOptions, variant.options)
-    return OpenvinoEngine(convert(CONVERTER, variant, open_folder), options.used_threads, options.kv_cache)
+    conversion = convert(CONVERTER, variant, OpenvinoEngine.open_folder)
+    return OpenvinoEngine(conversion, options.used_threads, options.kv_cache)
 
 
-def open_folder(folder: Path) -> OpenvinoEngine:
-    """Open the folder of a converted model with one thread.
-
-    Raises:
-        ScenarioError: it cannot be run.
-    """
-    return OpenvinoEngine(Conversion(folder, str(folder), "as stored"), 1)
-
-
-class OpenvinoEngine(HostEngine):
+class OpenvinoEngine(ConvertedEngine):
     """Engine of a folder made by OpenVINO's exporter, computed in float32.
 
     Args:
-        made: graph and weights, and the model's own config and tokenizer.
-        threads: number of threads.
         kv_cache: type of the cached keys and values, of `KV_CACHES`.
 
     Raises:
         ScenarioError: OpenVINO cannot run it, or it is not a decoder with a KV cache.
     """
 
-    def __init__(self, made: Conversion, threads: int, kv_cache: str = "float32") -> None:
-        folder = made.folder
-        super().__init__(folder)
+    def __init__(self, conversion: Conversion, threads: int, kv_cache: str = "float32") -> None:
+        super().__init__(conversion, threads)
+        path = conversion.folder / MODEL_FILE
         openvino: Any = import_module("openvino")
         settings = {
             "INFERENCE_NUM_THREADS": threads,
@@ -89,28 +78,27 @@ class OpenvinoEngine(HostEngine):
         start = time.perf_counter()
         try:
             core = openvino.Core()
-            graph = core.read_model(str(folder / MODEL_FILE))
-            _keep_from_first(graph)
+            graph = core.read_model(str(path))
+            _add_first_position(graph)
             compiled = core.compile_model(graph, "CPU", settings)
             self._request = compiled.create_infer_request()
         except Exception as error:
             raise cannot_run(RUNTIME, error) from error
         seconds = time.perf_counter() - start
-        self._inputs = {each.get_any_name() for each in graph.inputs}
-        cached = _cached_values(graph)
-        if self._inputs - _KNOWN or not cached:
+        self._inputs = {node.get_any_name() for node in graph.inputs}
+        cached_values = _cached_values(graph)
+        if self._inputs - _KNOWN or not cached_values:
             raise ScenarioError(
                 f"this is not a decoder with a KV cache that llmtrack can run: inputs {', '.join(sorted(self._inputs))}",
                 kind="unsupported",
             )
         self._info = self._describe(
-            made,
-            (folder / MODEL_FILE, (folder / MODEL_FILE).with_suffix(".bin")),
+            (path, path.with_suffix(".bin")),
             weight_sizes(graph),
             seconds,
-            {"threads": threads, "kv_cache": kv_cache, "weights_format": "openvino"},
+            {"kv_cache": kv_cache, "weights_format": "openvino"},
             ("openvino",),
-            kv_bytes_per_token=cached * np.dtype(kv_cache).itemsize,
+            kv_bytes_per_token=cached_values * np.dtype(kv_cache).itemsize,
             context_length=context_length(self._config),
         )
 
@@ -124,7 +112,7 @@ class OpenvinoEngine(HostEngine):
         def step(ids: Any, mask: Any, cached: bool) -> Any:
             if not cached:
                 self._request.reset_state()
-            return self._likeliest(self._run(ids, mask, first=-1)[:, -1], request)
+            return self._most_likely(self._run(ids, mask, first=-1)[:, -1], request)
 
         return self._generate(request, on_step, step)
 
@@ -137,7 +125,7 @@ class OpenvinoEngine(HostEngine):
         return torch.from_numpy(self._run(row, np.ones_like(row), first=0)[0].astype(np.float32))
 
     def decoded_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the logits after the last token of a row; see `llmtrack.convert.fidelity.DecodingEngine`."""
+        """See `llmtrack.convert.fidelity.DecodingEngine`."""
         import torch
 
         self._request.reset_state()
@@ -151,7 +139,7 @@ class OpenvinoEngine(HostEngine):
         del self._request
 
     def _run(self, ids: NDArray[np.int64], mask: NDArray[np.int64], first: int) -> NDArray[np.float32]:
-        """Return (rows, kept, vocabulary) logits of the new tokens from a position on; valid until the next call.
+        """Return (rows, tokens, vocabulary) logits of the new tokens from a position on; valid until the next call.
 
         Args:
             ids: (rows, new) token ids.
@@ -171,7 +159,7 @@ class OpenvinoEngine(HostEngine):
         return logits
 
 
-def _keep_from_first(graph: Any) -> None:
+def _add_first_position(graph: Any) -> None:
     """Add an input for the first position of logits, since those of a whole prompt take longest."""
     ops = import_module("openvino.opset13")
     head = graph.output("logits").get_node().input_value(0).get_node()
@@ -179,9 +167,9 @@ def _keep_from_first(graph: Any) -> None:
         raise ValueError(f"its logits come from a {head.get_type_name()}, and not from the product of the head")
     first = ops.parameter([1], np.int64, name=_FIRST)
     first.output(0).set_names({_FIRST})
-    end, step, axis = (ops.constant(np.array([each], dtype=np.int64)) for each in (2**31 - 1, 1, 1))
-    kept = ops.slice(head.input_value(0), first, end, step, axis)
-    head.input(0).replace_source_output(kept.output(0))
+    end, step, axis = (ops.constant(np.array([value], dtype=np.int64)) for value in (2**31 - 1, 1, 1))
+    hidden = ops.slice(head.input_value(0), first, end, step, axis)
+    head.input(0).replace_source_output(hidden.output(0))
     graph.add_parameters([first])
     graph.validate_nodes_and_infer_types()
 
@@ -205,9 +193,9 @@ def weight_sizes(graph: Any) -> tuple[int, int]:
 
 def _readers(node: Any) -> set[str]:
     """Return the operator types that use a constant, looking through decompression."""
-    found: set[str] = set()
+    readers: set[str] = set()
     for target in node.output(0).get_target_inputs():
         reader = target.get_node()
         kind = reader.get_type_name()
-        found |= _readers(reader) if kind in _DECOMPRESSION and target.get_index() == 0 else {kind}
-    return found
+        readers |= _readers(reader) if kind in _DECOMPRESSION and target.get_index() == 0 else {kind}
+    return readers

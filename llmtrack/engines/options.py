@@ -88,17 +88,17 @@ class TorchOptions(ThreadOption, CompileOption, DevicesOption):
 
 
 def loaded_as(variant: Variant) -> Variant:
-    """Return a variant without what is set for each call: variants that are equal in the rest share a loaded model.
+    """Return a variant without the options that are set for each call; variants equal in the rest share a loaded model.
 
-    PyTorch sets its threads for each call. The sessions of other backends, code compiled for a CPU and processes that share
-    a model have a fixed number of them.
+    PyTorch sets its threads for each call. The sessions of other backends, code compiled for a CPU and processes that
+    share a model have a fixed number of them.
     """
     if variant.backend != "torch":
         return variant
     options = chosen(TorchOptions, variant.options)
     if (options.compile, options.tensor_parallel, options.device_map) != (NO_COMPILE, 1, "none"):
         return variant
-    return replace(variant, options=tuple(pair for pair in variant.options if pair[0] != "threads"))
+    return replace(variant, options=tuple((name, value) for name, value in variant.options if name != "threads"))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -17,11 +18,11 @@ from llmtrack.errors import UsageError
 from llmtrack.host.entry_points import (
     ENGINE_POINTS,
     ReturnCheck,
-    check_returns,
-    extensions,
+    find_extension,
     instance_of,
     load_extension,
-    naming_plugin,
+    make_checked,
+    names_of,
     unusable,
 )
 from llmtrack.quantize.recipe import Recipe, recipes
@@ -52,7 +53,7 @@ BUILTIN: dict[str, Backend] = {
 
 def backends() -> list[str]:
     """Return the names of the available backends."""
-    return sorted({*BUILTIN, *(point.name for point in extensions(ENGINE_POINTS))})
+    return sorted({*BUILTIN, *names_of(ENGINE_POINTS)})
 
 
 def check_variant(variant: Variant) -> None:
@@ -76,23 +77,23 @@ def with_words(variant: Variant, words: Sequence[str]) -> Variant:
         if "=" not in word:
             raise UsageError(f"invalid option {word!r}: write NAME=VALUE, such as threads=2")
     pairs = [(name, value) for name, _, value in (word.partition("=") for word in words)]
-    if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
-        raise UsageError(f"{twice[0]} is given twice")
-    more = _accepted(variant, pairs)
-    return replace(variant, options=tuple(sorted({**dict(variant.options), **dict(more)}.items())))
+    if repeated := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+        raise UsageError(f"{repeated[0]} is given twice")
+    added = _accepted(variant, pairs)
+    return replace(variant, options=tuple(sorted({**dict(variant.options), **dict(added)}.items())))
 
 
-def _accepted(variant: Variant, given: Iterable[tuple[str, Scalar]]) -> tuple[tuple[str, Scalar], ...]:
+def _accepted(variant: Variant, pairs: Iterable[tuple[str, Scalar]]) -> tuple[tuple[str, Scalar], ...]:
     """Validate and convert options for a variant's backend and recipe."""
     options = backend_of(variant.backend).options
     recipe = _recipe(variant)
-    who = f"the {variant.backend} backend" + (f" with {recipe.name}" if recipe else "")
-    return check_options(who, (options, *(recipe.takes if recipe else ())), given)
+    target = f"the {variant.backend} backend" + (f" with {recipe.name}" if recipe else "")
+    return check_options(target, (options, *(recipe.takes if recipe else ())), pairs)
 
 
 def _recipe(variant: Variant) -> Recipe | None:
-    asked = (variant.backend, variant.quantization)
-    return next((each for each in recipes() if (each.backend, each.name) == asked), None)
+    key = (variant.backend, variant.quantization)
+    return next((recipe for recipe in recipes() if (recipe.backend, recipe.name) == key), None)
 
 
 def backend_of(name: str) -> Backend:
@@ -118,15 +119,10 @@ def load_variant(variant: Variant) -> Engine:
     # Check before a slow export or conversion.
     if recipe := _recipe(variant):
         recipe.check(recipe.settled(variant.options))
+    load = partial(backend_of(variant.backend).load, variant)
     if variant.backend in BUILTIN:
-        return BUILTIN[variant.backend].load(variant)
-    backend, point = backend_of(variant.backend), _point(variant.backend)
-    with naming_plugin(point, "load"):
-        engine = backend.load(variant)
-    if why := incomplete(engine):
-        raise unusable(point, why)
-    check_returns(engine, point, _ANSWERS)
-    return engine
+        return load()
+    return make_checked(_point(variant.backend), "load", load, incomplete, _ANSWERS)
 
 
 _ANSWERS = {
@@ -134,7 +130,7 @@ _ANSWERS = {
     "tokenize": instance_of("a Tokenized", Tokenized),
     "decode": instance_of("a text", str),
     "generate": instance_of("a Generated", Generated),
-    "score": ReturnCheck(lambda found: isinstance(found, tuple) and len(found) == 2, "two tensors, sums and counts"),
+    "score": ReturnCheck(lambda pair: isinstance(pair, tuple) and len(pair) == 2, "two tensors, sums and counts"),
     "next_token_logits": ReturnCheck(
         lambda logits: len(getattr(logits, "shape", ())) == 2, "a tensor (tokens, vocabulary)"
     ),
@@ -149,12 +145,12 @@ def extension_backend(point: EntryPoint) -> Backend:
     Raises:
         ExtensionError: the entry point is broken.
     """
-    named = load_extension(point)
-    backend = named if isinstance(named, Backend) else Backend(named)
+    loaded = load_extension(point)
+    backend = loaded if isinstance(loaded, Backend) else Backend(loaded)
     if not callable(backend.load):
-        raise unusable(point, f"it is a {type(named).__name__}, and not a function load(variant) or a Backend")
-    if why := why_unusable(backend.options):
-        raise unusable(point, why)
+        raise unusable(point, f"it is a {type(loaded).__name__}, and not a function load(variant) or a Backend")
+    if reason := why_unusable(backend.options):
+        raise unusable(point, reason)
     if not (isinstance(backend.precisions, tuple) and {*DTYPES} >= {*backend.precisions}):
         raise unusable(point, f"its precisions {backend.precisions!r} are not a tuple of {', '.join(DTYPES)}")
     return backend
@@ -171,10 +167,10 @@ def incomplete(engine: Any) -> str:
 
 
 def _point(name: str) -> EntryPoint:
-    for point in extensions(ENGINE_POINTS):
-        if point.name == name:
-            return point
-    raise UsageError(f"unknown backend {name!r}: there are {', '.join(backends())}")
+    point = find_extension(ENGINE_POINTS, name)
+    if point is None:
+        raise UsageError(f"unknown backend {name!r}: there are {', '.join(backends())}")
+    return point
 
 
 def load_engine(
@@ -201,11 +197,10 @@ def load_engine(
         UsageError: a backend, device or dtype is unavailable, or neither backend nor recipe accepts an option.
         ModelLoadError: no model could be loaded; the message lists every candidate with its reason.
     """
-    texts = {"backend": backend, "device": device, "quantization": quantization}
-    named = {name: require_text(name, value) for name, value in texts.items()}
-    settings = tuple(sorted(options.items()))
+    texts = {"model": model, "backend": backend, "device": device, "quantization": quantization}
+    checked = {name: require_text(name, value) for name, value in texts.items()}
     revision = optional_text("revision", revision)
-    engine = load_variant(Variant(require_text("model", model), revision, dtype=dtype, options=settings, **named))
+    engine = load_variant(Variant(revision=revision, dtype=dtype, options=tuple(sorted(options.items())), **checked))
     from llmtrack.models.load import RANDOM_WEIGHTS
 
     if RANDOM_WEIGHTS in engine.info.warnings:

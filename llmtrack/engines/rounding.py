@@ -13,7 +13,7 @@ import torch
 _TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 _HALF_TOLERANCE = 0.3
 
-_DRAWS, _BEYOND = 4, 3
+_DRAWS, _FACTOR = 4, 3
 """Number of perturbations, and the multiple of their largest effect that exceeds rounding."""
 
 Noise = Callable[[int], AbstractContextManager[None]]
@@ -21,27 +21,23 @@ Noise = Callable[[int], AbstractContextManager[None]]
 
 
 def noise_of(model: Any) -> Noise | None:
-    """Return a perturbation of a model's embeddings, or None without such a layer.
-
-    Args:
-        model: a transformers model.
-    """
+    """Return a perturbation of a transformers model's embeddings, or None without such a layer."""
     try:
         embedding = model.get_input_embeddings()
     except NotImplementedError:
         return None
-    return None if embedding is None else partial(_last_bits_changed, embedding)
+    return None if embedding is None else partial(_perturb_last_bits, embedding)
 
 
 @contextmanager
-def _last_bits_changed(embedding: torch.nn.Module, seed: int) -> Iterator[None]:
+def _perturb_last_bits(embedding: torch.nn.Module, seed: int) -> Iterator[None]:
     random = torch.Generator().manual_seed(seed)
 
-    def change(module: Any, given: Any, made: torch.Tensor) -> torch.Tensor:
-        noise = torch.randn(made.shape, generator=random).to(made)
-        return made * (1 + torch.finfo(made.dtype).eps * noise)
+    def perturb(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(output.shape, generator=random).to(output)
+        return output * (1 + torch.finfo(output.dtype).eps * noise)
 
-    hook = embedding.register_forward_hook(change)
+    hook = embedding.register_forward_hook(perturb)
     try:
         yield
     finally:
@@ -49,7 +45,7 @@ def _last_bits_changed(embedding: torch.nn.Module, seed: int) -> Iterator[None]:
 
 
 def differ(
-    one: torch.Tensor, other: torch.Tensor, again: Callable[[], torch.Tensor] | None, noise: Noise | None
+    first: torch.Tensor, second: torch.Tensor, recompute: Callable[[], torch.Tensor], noise: Noise | None
 ) -> bool:
     """Return whether logits differ by more than rounding.
 
@@ -57,19 +53,19 @@ def differ(
     expert routers and 8-bit activations can turn a last bit into a thousandth, or a tenth, of a standard deviation.
 
     Args:
-        again: recompute `one`.
+        recompute: computes `first` once more.
         noise: perturbation of last bits; None to decide by the dtype's tolerance alone.
     """
-    difference = (one - other).abs().max()
-    tolerance = _TOLERANCES.get(one.dtype, _HALF_TOLERANCE)
-    if not difference > tolerance * one.float().std().clamp(min=1e-6):
+    difference = (first - second).abs().max()
+    tolerance = _TOLERANCES.get(first.dtype, _HALF_TOLERANCE)
+    if not difference > tolerance * first.float().std().clamp(min=1e-6):
         return False
-    return noise is None or again is None or bool(difference > _BEYOND * _by_rounding(one, again, noise))
+    return noise is None or bool(difference > _FACTOR * _rounding_effect(first, recompute, noise))
 
 
-def _by_rounding(one: torch.Tensor, again: Callable[[], torch.Tensor], noise: Noise) -> float:
+def _rounding_effect(logits: torch.Tensor, recompute: Callable[[], torch.Tensor], noise: Noise) -> float:
     changes = []
     for seed in range(_DRAWS):
         with noise(seed):
-            changes.append(float((again() - one).abs().max()))
+            changes.append(float((recompute() - logits).abs().max()))
     return max(changes)

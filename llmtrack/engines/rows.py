@@ -18,7 +18,8 @@ _PROBE_TOKENS, _PROBE_PADS = 6, 3
 _STRIDES = (1, 7, 31)
 """Id strides of the probe rows: several, since rounding may change one row (the choice of an expert) but not all."""
 
-_ANEW = frozenset({"phi3", "phimoe", "phi4_multimodal"})
+_RECACHING = frozenset({"phi3", "phimoe", "phi4_multimodal"})
+"""Families in which transformers recomputes the cache where the longer set of rotary angles starts to apply."""
 
 Inputs = tuple[torch.Tensor, torch.Tensor]
 Generate = Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]
@@ -45,8 +46,8 @@ class Sharing:
             return ()
         if self.apart:
             return (f"{self.reason}; its perplexity is computed one row at a time, without pads",)
-        longer = f" of more than {self.unequal_up_to:,.0f} tokens" if self.unequal_up_to else ""
-        return (f"{self.reason}: rows{longer} are computed alone, or beside rows of the same length",)
+        long = f" of more than {self.unequal_up_to:,.0f} tokens" if self.unequal_up_to else ""
+        return (f"{self.reason}: rows{long} are computed alone, or beside rows of the same length",)
 
     def classes(self, lengths: Sequence[int]) -> list[list[int]]:
         """Group row indices by the tokens the model reads, so that each group may share a batch."""
@@ -82,10 +83,9 @@ MIXED = Sharing(
 
 
 def sharing_of(model: Any, forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], recurrent: bool) -> Sharing:
-    """Determine which rows of a model may share a batch.
+    """Determine which rows of a transformers model may share a batch.
 
     Args:
-        model: a transformers model.
         forward: maps ids and attention mask, both (rows, length), to logits.
         recurrent: whether the model has a constant-size state.
     """
@@ -109,36 +109,35 @@ def sharing_of_generation(
         sharing: the rule for scoring, which is not relaxed here; if rows of unequal lengths may not share, rows of
             equal length are probed.
         generate: maps ids and attention mask, both (rows, length), to the logits of each step, (rows, vocabulary).
-        vocab_size: number of ids.
         noise: perturbation of last bits; None to decide by one row and the dtype's tolerance.
     """
-    found = sharing
+    result = sharing
     for stride in _STRIDES if noise else _STRIDES[:1]:
-        found = _sharing_of_row(sharing, generate, _probe(vocab_size, stride), noise)
-        if found == sharing:
+        result = _sharing_of_row(sharing, generate, _probe(vocab_size, stride), noise)
+        if result == sharing:
             break
-    return found
+    return result
 
 
 def _sharing_of_row(sharing: Sharing, generate: Generate, probe: tuple[Inputs, Inputs], noise: Noise | None) -> Sharing:
     (ids, real), padded = probe
     if not sharing.unequal_up_to:
-        beside = ids.expand(2, -1), real.expand(2, -1)
-        if _generates_otherwise(generate, (ids, real), beside, noise):
+        twice = ids.expand(2, -1), real.expand(2, -1)
+        if _generates_differently(generate, (ids, real), twice, noise):
             return Sharing(0, "a row beside it changes what this model generates", apart=True)
-    if not sharing.reason and _generates_otherwise(generate, (ids, real), padded, noise):
+    if not sharing.reason and _generates_differently(generate, (ids, real), padded, noise):
         return Sharing(0, "left pads change what this model generates")
     return sharing
 
 
-def _generates_otherwise(generate: Generate, one: Inputs, other: Inputs, noise: Noise | None) -> bool:
+def _generates_differently(generate: Generate, first: Inputs, second: Inputs, noise: Noise | None) -> bool:
     """Return whether the logits of any step differ in the first row, up to where rounding chose another token."""
 
-    def again(step: int) -> torch.Tensor:
-        return generate(*one)[step][0]
+    def recompute(step: int) -> torch.Tensor:
+        return generate(*first)[step][0]
 
-    for step, (alone, changed) in enumerate(zip(generate(*one), generate(*other), strict=False)):
-        if differ(alone[0], changed[0], partial(again, step), noise):
+    for step, (alone, changed) in enumerate(zip(generate(*first), generate(*second), strict=False)):
+        if differ(alone[0], changed[0], partial(recompute, step), noise):
             return True
         if alone[0].argmax() != changed[0].argmax():  # the continuations differ from here on
             break
@@ -146,11 +145,7 @@ def _generates_otherwise(generate: Generate, one: Inputs, other: Inputs, noise: 
 
 
 def sharing_by_rope(config: Mapping[str, Any]) -> Sharing:
-    """Return which rows may share a batch, judging by rotary angles.
-
-    Args:
-        config: content of a model's config.
-    """
+    """Determine from a model's config whether its rotary angles let unequal rows share a batch."""
     rope = length_dependent_rope(config)
     if rope is None:
         return Sharing()
@@ -158,17 +153,13 @@ def sharing_by_rope(config: Mapping[str, Any]) -> Sharing:
     return Sharing(tokens, f"the rotary angles of this model ({kind}) depend on the longest row of a batch")
 
 
-def begins_anew_at(config: Mapping[str, Any]) -> int | None:
-    """Return the length at which a model recomputes its cache while generating, or None.
+def recache_length(config: Mapping[str, Any]) -> int | None:
+    """Return the length at which transformers recomputes a model's cache while generating, or None.
 
-    transformers does so in these families where the longer set of rotary angles starts to apply; in others, keys
-    rotated by the shorter set remain.
-
-    Args:
-        config: content of a model's config.
+    In other families than these, keys rotated by the shorter set of angles remain.
     """
     original = config.get("original_max_position_embeddings")
-    if config.get("model_type") not in _ANEW or length_dependent_rope(config) is None or not original:
+    if config.get("model_type") not in _RECACHING or length_dependent_rope(config) is None or not original:
         return None
     return int(original) + 1
 
@@ -178,9 +169,6 @@ def length_dependent_rope(config: Mapping[str, Any]) -> tuple[str, int] | None:
     constant.
 
     Of several lengths the shortest: beyond it, rows of equal length are always right.
-
-    Args:
-        config: content of a model's config.
     """
     for rope in rotary_settings(config):
         kind = str(rope.get("rope_type") or rope.get("type") or "")
@@ -206,18 +194,17 @@ def changed_by_pads(
 
     Args:
         forward: maps ids and attention mask, both (rows, length), to logits.
-        vocab_size: number of ids.
         noise: perturbation of last bits.
         stride: of the row's ids.
     """
     (ids, real), padded = _probe(vocab_size, stride)
-    alone, behind_pads = (forward(*inputs)[0, -1] for inputs in ((ids, real), padded))
-    return differ(alone, behind_pads, lambda: forward(ids, real)[0, -1], noise)
+    alone, after_pads = (forward(*inputs)[0, -1] for inputs in ((ids, real), padded))
+    return differ(alone, after_pads, lambda: forward(ids, real)[0, -1], noise)
 
 
 def _probe(vocab_size: int, stride: int) -> tuple[Inputs, Inputs]:
     """Return ids and attention mask of a row, and of the same row after pads."""
     ids = torch.arange(1, 1 + _PROBE_TOKENS)[None] * stride % vocab_size
     real = torch.ones_like(ids)
-    padded = (torch.nn.functional.pad(each, (_PROBE_PADS, 0)) for each in (ids, real))
-    return (ids, real), (next(padded), next(padded))
+    padded_ids, padded_mask = (torch.nn.functional.pad(tensor, (_PROBE_PADS, 0)) for tensor in (ids, real))
+    return (ids, real), (padded_ids, padded_mask)

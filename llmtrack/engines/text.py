@@ -67,7 +67,7 @@ def chat_text(engine: Engine, messages: Messages) -> str:
     Raises:
         UsageError: a message is incomplete, the tokenizer has no chat template, or the template rejects them.
     """
-    if not all(isinstance(each, Mapping) and {"role", "content"} <= each.keys() for each in messages):
+    if not all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in messages):
         raise UsageError('invalid message: give a list of {"role": ..., "content": ...}, or a text')
     # Engines of other packages may have no transformers tokenizer.
     tokenizer: Any = getattr(engine, "tokenizer", None)

@@ -12,11 +12,13 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from llmtrack.errors import ExtensionError, LlmtrackError, in_words, is_out_of_memory
 from llmtrack.host.formatting import type_name
 from llmtrack.version import FOLDER
+
+T = TypeVar("T")
 
 EXPERIMENTS = "experiments"
 
@@ -34,6 +36,11 @@ _NOUNS = {
 def extensions(group: str) -> tuple[EntryPoint, ...]:
     """Return the distinct entry points of a group, without importing them."""
     return tuple({(point.name, point.value): point for point in entry_points(group=group)}.values())
+
+
+def find_extension(group: str, name: str) -> EntryPoint | None:
+    """Return the entry point of a name in a group, or None."""
+    return next((point for point in extensions(group) if point.name == name), None)
 
 
 def names_of(group: str) -> tuple[str, ...]:
@@ -103,14 +110,34 @@ def naming_plugin(point: EntryPoint, function: str) -> Iterator[None]:
         raise unusable(point, f"{function} raised {type(error).__name__}: {in_words(error)}") from error
 
 
-def check_returns(plugin: Any, point: EntryPoint, checks: Mapping[str, ReturnCheck]) -> None:
-    """Make a plug-in's methods raise an ExtensionError if they return something unexpected.
+def make_checked(
+    point: EntryPoint,
+    function: str,
+    make: Callable[[], T],
+    why_unusable: Callable[[Any], str],
+    checks: Mapping[str, ReturnCheck],
+) -> T:
+    """Make a plug-in's object; name the plug-in in errors, and if a method later returns something else than expected.
 
-    They are replaced on the object, which keeps its type; an immutable object stays unchecked.
+    The methods are replaced on the object itself, which thus keeps its type and all else; one that allows no change
+    stays.
+
+    Args:
+        function: name of the plug-in's function that `make` calls.
+        why_unusable: describes what an object lacks; empty if nothing.
+        checks: of what its methods return.
+
+    Raises:
+        ExtensionError: making it failed, or it is unusable.
     """
+    with naming_plugin(point, function):
+        plugin = make()
+    if reason := why_unusable(plugin):
+        raise unusable(point, reason)
     for name, check in checks.items():
         with suppress(AttributeError, TypeError):
             setattr(plugin, name, _checked(getattr(plugin, name), name, point, check))
+    return plugin
 
 
 def _checked(method: Callable[..., Any], name: str, point: EntryPoint, check: ReturnCheck) -> Callable[..., Any]:
@@ -141,10 +168,8 @@ def named_experiment(name: str) -> ModuleType | None:
     installed = f"llmtrack.{EXPERIMENTS}"
     if name.isidentifier() and find_spec(installed) and find_spec(f"{installed}.{name}"):
         return import_module(f"{installed}.{name}")
-    for point in extensions(EXPERIMENT_POINTS):
-        if point.name == name:
-            return experiment_of(point)
-    return None
+    point = find_extension(EXPERIMENT_POINTS, name)
+    return experiment_of(point) if point else None
 
 
 def experiment_of(point: EntryPoint) -> ModuleType:

@@ -56,7 +56,7 @@ def _count(
 
 
 def _of_energy(prefix: str, what: str, tokens: str) -> tuple[Metric, ...]:
-    """Return the energy metrics of timed calls (`llmtrack.measure.energy`)."""
+    """Return the energy metrics of timed calls (`llmtrack.measure.gauges`)."""
     shown = Shown("J/token", decimals(3), place=135, quiet=True, keep=27) if not prefix else None
     return (
         Metric(

@@ -21,11 +21,10 @@ from llmtrack.experiment import Experiment
 from llmtrack.host.console import on_one_line, print_text, protected_output
 from llmtrack.host.entry_points import (
     EXECUTOR_POINTS,
-    check_returns,
-    extensions,
+    find_extension,
     instance_of,
     load_extension,
-    naming_plugin,
+    make_checked,
     unusable,
 )
 from llmtrack.host.formatting import list_some
@@ -136,46 +135,47 @@ def make_executors(settings: HereOptions) -> Sequence[Executor]:
     """
     if settings.executor in EXECUTORS:
         return EXECUTORS[settings.executor](settings, Patience(settings.time_limit))
-    return [_of_another_package(settings)]
+    point = find_extension(EXECUTOR_POINTS, settings.executor)
+    if point is None:
+        raise UsageError(f"unknown executor {settings.executor!r}")
+    return [_extension_executor(point, settings)]
 
 
-def _of_another_package(settings: HereOptions) -> Executor:
+def _extension_executor(point: EntryPoint, settings: HereOptions) -> Executor:
     """Create a plug-in's executor.
 
     Raises:
         ExtensionError: it is unusable.
     """
-    point = next(each for each in extensions(EXECUTOR_POINTS) if each.name == settings.executor)
     make = load_extension(point)
     if not callable(make):
         raise unusable(point, f"it is a {type(make).__name__}, and not a function make(settings)")
-    with naming_plugin(point, "make"):
-        made = make(settings)
-    lacking = [name for name in METHODS if not callable(getattr(made, name, None))]
-    if lacking:
-        raise unusable(point, f"the executor has no {' and no '.join(lacking)}")
-    check_returns(made, point, _ANSWERS)
+    executor: Executor = make_checked(point, "make", partial(make, settings), _missing_methods, _ANSWERS)
     with contextlib.suppress(AttributeError, TypeError):
-        made.run = partial(_run_checked, made.run, point)
-    executor: Executor = made
+        executor.run = partial(_run_checked, executor.run, point)  # type: ignore[method-assign]
     return executor
+
+
+def _missing_methods(executor: object) -> str:
+    missing = [name for name in METHODS if not callable(getattr(executor, name, None))]
+    return f"the executor has no {' and no '.join(missing)}" if missing else ""
 
 
 def _run_checked(run: Callable[..., None], point: EntryPoint, scenarios: Sequence[Scenario], emit: Emit) -> None:
     """Run a plug-in's executor; name it if it emits something else than events, or leaves a scenario out."""
-    left = {each.name for each in scenarios}
+    pending = {scenario.name for scenario in scenarios}
     expected = instance_of("an event such as a Measurement or a Failure", *get_args(Event))
 
     def checked(event: Event) -> None:
-        if why := expected.problem("run", event):
-            raise unusable(point, why.replace("returned", "emitted"))
+        if reason := expected.problem("run", event):
+            raise unusable(point, reason.replace("returned", "emitted"))
         if isinstance(event, (Measurement, Failure)):
-            left.discard(event.scenario.name)
+            pending.discard(event.scenario.name)
         emit(event)
 
     run(scenarios, checked)
-    if left:
-        raise unusable(point, f"run emitted neither a Measurement nor a Failure of {list_some(sorted(left))}")
+    if pending:
+        raise unusable(point, f"run emitted neither a Measurement nor a Failure of {list_some(sorted(pending))}")
 
 
 _ANSWERS = {

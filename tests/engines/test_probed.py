@@ -34,7 +34,7 @@ def asked(monkeypatch, own_cache):
         (decoder, "looks_ahead", "looks ahead"),
         (probes, "_agrees", "agrees"),
         (step, "observe_step", "step"),
-        (probes, "_tried", "batching"),
+        (probes, "_probe_batching", "batching"),
     ):
         monkeypatch.setattr(module, name, partial(watched, names, probe, getattr(module, name)))
     return names

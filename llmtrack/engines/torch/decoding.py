@@ -60,12 +60,9 @@ def choose_decoding(
     Args:
         model: a transformers model in `eval()`.
         mode: `none`, `default` or `max-autotune`.
-        pad_id: pad token id.
-        eos_ids: end-of-sequence ids.
         first_position: position of a row's first token.
         forward: the model's own pass: maps ids and attention mask, both (rows, length), to logits.
         sharing: which rows may share a batch.
-        step: data read by a decode step.
         compiler: compiles a function; None for `torch.compile`.
     """
     eager = EagerDecoding(model, pad_id, eos_ids)
@@ -74,11 +71,11 @@ def choose_decoding(
     reason = _uncompilable(model, sharing, step)
     for make in () if reason else (_fused, PlainModel):
         try:
-            found = make(model)
-            if isinstance(found, str):
-                reason = found
+            step_model = make(model)
+            if isinstance(step_model, str):
+                reason = step_model
             elif _agrees(
-                found,
+                step_model,
                 forward,
                 model.device,
                 first_position,
@@ -86,7 +83,7 @@ def choose_decoding(
                 noise_of(model),
             ):
                 compiled = CompiledDecoding(
-                    found,
+                    step_model,
                     model.device,
                     pad_id=pad_id,
                     eos_ids=eos_ids,
@@ -132,19 +129,19 @@ def _agrees(
     ids = torch.arange(1, 1 + 2 * _PROBE_TOKENS).view(2, -1) % vocab_size
     real = torch.ones_like(ids)
     real[1, :_PROBE_PADS] = 0
-    own = ids, real
+    inputs = ids, real
     ids, real = ids.to(device), real.to(device)
     positions, seen = positions_of(real, first_position), real.bool()
     slots = torch.arange(_PROBE_TOKENS, device=device)
-    may = torch.ones((_PROBE_TOKENS, _PROBE_TOKENS), dtype=torch.bool, device=device).tril() & seen[:, None]
-    mask = (may | torch.eye(_PROBE_TOKENS, dtype=torch.bool, device=device))[:, None]
+    visible = torch.ones((_PROBE_TOKENS, _PROBE_TOKENS), dtype=torch.bool, device=device).tril() & seen[:, None]
+    mask = (visible | torch.eye(_PROBE_TOKENS, dtype=torch.bool, device=device))[:, None]
     with torch.inference_mode():
         cache = model.new_cache(2, _PROBE_TOKENS, first_position)
         model.begin(cache)
         for columns in (slice(0, _PROBE_TOKENS - 1), slice(_PROBE_TOKENS - 1, None)):
-            made = model.logits(ids[:, columns], positions[:, columns], slots[columns], mask[:, :, columns], cache)
-            again = partial(_column, forward, own, columns.indices(_PROBE_TOKENS)[1] - 1)
-            if differ(again(), made, again, noise):
+            logits = model.logits(ids[:, columns], positions[:, columns], slots[columns], mask[:, :, columns], cache)
+            expected = partial(_column, forward, inputs, columns.indices(_PROBE_TOKENS)[1] - 1)
+            if differ(expected(), logits, expected, noise):
                 return False
     return True
 

@@ -14,26 +14,13 @@ from llmtrack.tensors.padding import pad_rows
 
 
 def greedy(model: Any, new_tokens: int, **settings: Any) -> GenerationConfig:
-    """Return settings for greedy generation with the model's special ids; `generate` logs when it fills in missing
-    ones.
-
-    Args:
-        model: a transformers model.
-        new_tokens: maximum new tokens.
-        settings: further settings of `GenerationConfig`.
-    """
-    own = {name: getattr(model.generation_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return GenerationConfig(max_new_tokens=new_tokens, do_sample=False, num_beams=1, **{**own, **settings})
+    """Return settings for greedy generation with the model's special ids, since `generate` logs missing ones."""
+    ids = {name: getattr(model.generation_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return GenerationConfig(max_new_tokens=new_tokens, do_sample=False, num_beams=1, **{**ids, **settings})
 
 
 class EagerDecoding:
-    """Greedy decoding by `generate`.
-
-    Args:
-        model: a transformers model in `eval()`.
-        pad_id: pad token id.
-        eos_ids: end-of-sequence ids.
-    """
+    """Greedy decoding of a transformers model in `eval()` by its `generate`."""
 
     name = "eager"
 
@@ -81,16 +68,7 @@ def two_steps(
     model: Any, pad_id: int, input_ids: torch.Tensor, attention_mask: torch.Tensor
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
     """Return the ids with a generated token, (rows, length + 1), and the logits of it and of the next, each (rows,
-    vocabulary).
-
-    Args:
-        model: a transformers model in `eval()`.
-        pad_id: pad token id.
-        input_ids: (rows, length).
-        attention_mask: (rows, length).
-
-    Returns:
-        None if the model cannot generate.
+    vocabulary); None if the model cannot generate.
     """
     config = greedy(model, 2, min_new_tokens=2, use_cache=True, pad_token_id=pad_id)
     config.output_logits = config.return_dict_in_generate = True
@@ -103,12 +81,12 @@ def two_steps(
     except Exception:  # reported when the model is asked to generate
         return None
     # `generate` returns float32 logits; restore the dtype that determines their rounding.
-    return output.sequences[:, :-1], tuple(each.to(model.dtype) for each in output.logits)
+    return output.sequences[:, :-1], tuple(logits.to(model.dtype) for logits in output.logits)
 
 
 def step_logits(
     model: Any, pad_id: int, input_ids: torch.Tensor, attention_mask: torch.Tensor
 ) -> Sequence[torch.Tensor]:
     """Return the logits of two generated tokens, each (rows, vocabulary); empty if the model cannot generate."""
-    made = two_steps(model, pad_id, input_ids, attention_mask)
-    return made[1] if made else ()
+    generated = two_steps(model, pad_id, input_ids, attention_mask)
+    return generated[1] if generated else ()

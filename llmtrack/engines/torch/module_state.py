@@ -1,7 +1,4 @@
-"""State that modules keep between calls, and how to reset it.
-
-A model's output for a text must not depend on earlier texts.
-"""
+"""State that modules keep between calls; it is reset, since a text's output must not depend on earlier texts."""
 
 from __future__ import annotations
 
@@ -11,6 +8,8 @@ from typing import Any
 import torch
 
 from llmtrack.models.positions import depends_on_length
+
+_ORIGINAL = "original_inv_freq"
 
 
 class ModuleState:
@@ -30,7 +29,7 @@ class ModuleState:
         }
         self._state: list[tuple[Any, str, bool]] = []
 
-    def found(self) -> dict[tuple[Any, str], torch.Tensor]:
+    def tensors(self) -> dict[tuple[Any, str], torch.Tensor]:
         """Return the state tensors of one row that did not exist before, by module and name."""
         return {
             (module, name): value
@@ -42,18 +41,18 @@ class ModuleState:
             and self._before.get((module, name)) is None
         }
 
-    def forget_unless_cached(self) -> None:
-        """Register the state found, so that it is reset before each call without a cache."""
-        self._state = [(module, name, (module, name) in self._before) for module, name in self.found()]
+    def reset_unless_cached(self) -> None:
+        """Register the state tensors, so that they are reset before each call without a cache."""
+        self._state = [(module, name, (module, name) in self._before) for module, name in self.tensors()]
         if self._state:
             self._model.base_model.register_forward_pre_hook(self._begin, with_kwargs=True)
 
     @property
     def hold_state(self) -> bool:
-        """Whether any state was found."""
+        """Whether any state is registered."""
         return bool(self._state)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset the state."""
         for module, name, existed in self._state:
             if existed:
@@ -63,7 +62,7 @@ class ModuleState:
 
     def _begin(self, module: Any, args: Any, inputs: dict[str, Any]) -> None:
         if not inputs.get("use_cache"):
-            self.forget()
+            self.reset()
 
 
 class RescaledRopes:
@@ -88,13 +87,10 @@ class RescaledRopes:
         for module, names in self._ropes:
             for name in names:
                 # Copy, so that the original is not overwritten later.
-                own = getattr(module, name).clone()
-                module.register_buffer(name.replace("original_", ""), own, persistent=False)
+                angles = getattr(module, name).clone()
+                module.register_buffer(name.replace("original_", ""), angles, persistent=False)
             for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
                 setattr(module, name, module.original_max_seq_len)
-
-
-_ORIGINAL = "original_inv_freq"
 
 
 def _rescales(rope: Any) -> bool:

@@ -14,10 +14,10 @@ def main() -> None:
     # First: further imports of transformers would keep rank 0 waiting.
     import_transformers()
     from llmtrack.engines.torch.parallel.tensor_parallel import follow
-    from llmtrack.engines.torch.pytorch import load_share_of
+    from llmtrack.engines.torch.pytorch import load_shard_of
 
     rank, count, port, kind = sys.argv[1:]
-    follow(int(rank), int(count), int(port), kind, load_share_of)
+    follow(int(rank), int(count), int(port), kind, load_shard_of)
 
 
 if __name__ == "__main__":

@@ -21,23 +21,16 @@ from llmtrack.onnx.lengths import check_lengths
 
 Steps = Callable[[torch.Tensor, torch.Tensor], "tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None"]
 
-
 _PROBES = 3
-"""All of these rows must differ, since rounding can change a token's experts."""
+"""Number of rows that must all differ, since rounding can change a token's experts."""
 
-
-_LESS = 5
+_SCALE = 5
 """Engines are loaded more often than models are exported, so the check is scaled down by this factor."""
 
 
 @dataclass(frozen=True)
 class Batching:
-    """Which rows of a model may share a batch.
-
-    Attributes:
-        scoring: rule while scoring.
-        generating: rule while generating.
-    """
+    """Which rows of a model may share a batch while scoring, and while generating."""
 
     scoring: Sharing
     generating: Sharing
@@ -50,7 +43,6 @@ def agreeing_passes(model: Any, pad_id: int, notes: ProbeCache) -> Passes:
 
     Args:
         model: a transformers model in `eval()`.
-        pad_id: pad token id.
         notes: cached answers of its probes.
 
     Raises:
@@ -69,11 +61,9 @@ def batching_of(model: Any, passes: Passes, step: Step, pad_id: int, notes: Prob
 
     Args:
         model: a transformers model in `eval()`.
-        step: data read by a decode step.
-        pad_id: pad token id.
         notes: cached answers of its probes.
     """
-    return notes.answer("batching", model, Batching, partial(_tried, model, passes, step, pad_id))
+    return notes.answer("batching", model, Batching, partial(_probe_batching, model, passes, step, pad_id))
 
 
 def _agrees(model: Any, passes: Passes, pad_id: int) -> bool:
@@ -86,7 +76,7 @@ def _agrees(model: Any, passes: Passes, pad_id: int) -> bool:
     longest = min(passes.context_length or math.inf, rope[1] if rope else math.inf)
     noise = noise_of(model)
     parameters = sum(weight.numel() for weight in model.parameters())
-    for length in check_lengths(config, _LESS * parameters):
+    for length in check_lengths(config, _SCALE * parameters):
         if 2 < length <= longest and all(
             _differs(passes, generate, length, text.vocab_size, seed, noise) for seed in range(_PROBES)
         ):
@@ -103,25 +93,25 @@ def _differs(passes: Passes, generate: Steps, length: int, vocab_size: int, seed
     """Return whether the logits of a prompt's last token or of the next depend on the cache."""
     prompt = torch.randint(vocab_size, (1, length - 1), generator=torch.Generator().manual_seed(seed))
     passes.begin()
-    made = generate(prompt, torch.ones_like(prompt))
-    if made is None:
+    generated = generate(prompt, torch.ones_like(prompt))
+    if generated is None:
         return False
-    ids, steps = made
+    ids, steps = generated
 
-    def whole() -> torch.Tensor:
+    def uncached() -> torch.Tensor:
         passes.begin()
         return passes.logits(ids, torch.ones_like(ids))[0, -2:]
 
-    def own(place: int) -> torch.Tensor:
-        return whole()[place]
+    def recompute(place: int) -> torch.Tensor:
+        return uncached()[place]
 
     return any(
-        differ(expected, found[0], partial(own, place), noise)
-        for place, (expected, found) in enumerate(zip(whole(), steps, strict=True))
+        differ(expected, cached[0], partial(recompute, place), noise)
+        for place, (expected, cached) in enumerate(zip(uncached(), steps, strict=True))
     )
 
 
-def _tried(model: Any, passes: Passes, step: Step, pad_id: int) -> Batching:
+def _probe_batching(model: Any, passes: Passes, step: Step, pad_id: int) -> Batching:
     scoring = sharing_of(model, passes.logits, recurrent=step.cache.constant > 0)
     vocab_size = int(model.config.get_text_config().vocab_size)
     generate = partial(step_logits, model, pad_id)

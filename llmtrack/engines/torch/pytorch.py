@@ -23,7 +23,7 @@ from llmtrack.devices import (
     synchronize,
 )
 from llmtrack.engine import Engine, EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.base import NO_PEAK, WithTokenizer
+from llmtrack.engines.base import WithTokenizer, peak_warnings
 from llmtrack.engines.options import NO_COMPILE, ThreadOption, TorchOptions
 from llmtrack.engines.rows import MIXED
 from llmtrack.engines.torch.decoding import choose_decoding
@@ -57,7 +57,7 @@ def load(variant: Variant) -> Engine:
     if options.tensor_parallel > 1:
         from llmtrack.engines.torch.parallel.tensor_parallel import load_sharded
 
-        return load_sharded(variant, options.tensor_parallel, load_share_of)
+        return load_sharded(variant, options.tensor_parallel, load_shard_of)
     if options.device_map != "none":
         from llmtrack.engines.torch.parallel.device_map import load_spread
 
@@ -65,7 +65,7 @@ def load(variant: Variant) -> Engine:
     return load_whole(variant)
 
 
-def load_share_of(variant: Variant) -> TorchEngine:
+def load_shard_of(variant: Variant) -> TorchEngine:
     """Load this rank's shard of a model, in an open group."""
     return load_whole(variant, placed=SHARDED)
 
@@ -96,7 +96,7 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
         facts |= {**settled, **(recipe.applied(loaded.model, options=settled) or {})}
         warnings += recipe.warnings
         label = f"{recipe.dtype} weights ({label})"
-        notes = notes.also(recipe.name, recipe.version, settled) if _is_own(recipe) else ProbeCache()
+        notes = notes.also(recipe.name, recipe.version, settled) if _is_builtin(recipe) else ProbeCache()
     return TorchEngine(
         loaded.model,
         loaded.tokenizer,
@@ -116,18 +116,14 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
     )
 
 
-def _is_own(recipe: Recipe) -> bool:
+def _is_builtin(recipe: Recipe) -> bool:
     """Return whether a recipe belongs to llmtrack, whose version then identifies it."""
     return recipe.apply.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 @contextmanager
 def threads_set(count: int) -> Iterator[None]:
-    """Set PyTorch's intra-op CPU threads within the context.
-
-    Args:
-        count: number of threads; 0 to leave it unchanged.
-    """
+    """Set PyTorch's intra-op CPU threads within the context; 0 leaves them unchanged."""
     before = torch.get_num_threads()
     if count in (0, before):
         yield
@@ -146,8 +142,6 @@ class TorchEngine(WithTokenizer):
         model: a causal language model on its device, in `eval()`.
         model_id: name in tracked runs.
         dtype_label: label from `resolve_dtype`, used if it matches the loaded parameters.
-        load_time_s: seconds to load it.
-        file_size_bytes: bytes of the weight files.
         facts: params to track.
         tags: provenance to track.
         threads: intra-op CPU threads, during its own calls only; 0 for PyTorch's default.
@@ -182,21 +176,21 @@ class TorchEngine(WithTokenizer):
         self.model: Any = model
         self.tokenizer = tokenizer
         self._threads = threads
-        self._cards = sorted({str(each.device) for each in model.parameters() if on_gpu(each.device)})
+        self._cards = sorted({str(weight.device) for weight in model.parameters() if on_gpu(weight.device)})
         vocab_size = int(model.config.get_text_config().vocab_size)
         pad_id = tokens.pad_id(tokenizer, vocab_size)
         notes = notes or ProbeCache()
         self._passes = passes or agreeing_passes(model, pad_id, notes)
         self._device = self._passes.device
         self._eos_ids = tokens.eos_ids(model.generation_config, tokenizer)
-        if not (self._cards or reset_peak_rss()):
-            warnings += (NO_PEAK,)
+        if not self._cards:
+            warnings += peak_warnings()
         dtypes = stored_dtypes(model)
         dtype_name = next(iter(dtypes))
-        step, unseen = step_of(model, self._passes.modules, notes)
+        step, step_warnings = step_of(model, self._passes.modules, notes)
         batching = batching or batching_of(model, self._passes, step, pad_id, notes)
         sharing, self._generating = batching.scoring, batching.generating
-        self._decoding, less_compiled = choose_decoding(
+        self._decoding, decoding_warnings = choose_decoding(
             model,
             compile,
             pad_id=pad_id,
@@ -208,8 +202,8 @@ class TorchEngine(WithTokenizer):
             compiler=compiler,
         )
         compiled = self._decoding.name != EagerDecoding.name
-        scored_compiled = compiled and (self._device.type == "cuda" or compiler is not None)
-        around = CompiledLayers(model, compiler).used if scored_compiled else nullcontext
+        compile_scoring = compiled and (self._device.type == "cuda" or compiler is not None)
+        around = CompiledLayers(model, compiler).used if compile_scoring else nullcontext
         self._scores = Scores(model, self._passes, sharing, around)
         self._info = EngineInfo(
             model_id=model_id or getattr(model.config, "_name_or_path", "") or type(model).__name__,
@@ -235,7 +229,13 @@ class TorchEngine(WithTokenizer):
                 "decode_step": self._decoding.name,
             },
             tags=tags or {},
-            warnings=warnings + unseen + less_compiled + sharing.warnings + emulation_warning(dtype_name, self._device),
+            warnings=(
+                *warnings,
+                *step_warnings,
+                *decoding_warnings,
+                *sharing.warnings,
+                *emulation_warning(dtype_name, self._device),
+            ),
             special_tokens=tokens.special_tokens(tokenizer),
         )
 

@@ -19,7 +19,7 @@ from llmtrack.tensors.padding import pad_rows
 
 
 class Passes:
-    """Passes of a model over rows.
+    """Stateless passes of a model over rows.
 
     Args:
         model: a causal language model on its device, in `eval()`.
@@ -32,8 +32,8 @@ class Passes:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.first_position = first_position(model)
-        if self.first_position and not any(map(_is_own, model._forward_pre_hooks.values())):
-            model.register_forward_pre_hook(partial(_own_positions, self.first_position), with_kwargs=True)
+        if self.first_position and not any(map(_renumbers, model._forward_pre_hooks.values())):
+            model.register_forward_pre_hook(partial(_renumber, self.first_position), with_kwargs=True)
         share_keys_without_cache(model)
         self.device = next(model.parameters()).device
         self._model: Any = model
@@ -51,12 +51,12 @@ class Passes:
 
     def begin(self) -> None:
         """Reset all state."""
-        self.modules.forget()
+        self.modules.reset()
         self._ropes.reset()
 
     def of(self, module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
         """Run the model or its body on (rows, length) ids and their mask."""
-        self.modules.forget()
+        self.modules.reset()
         return module(**forward_inputs(module, input_ids, attention_mask, self.first_position))
 
     def logits(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ class Passes:
 
 
 class Scores:
-    """Scores rows with a model.
+    """Scores rows with a model, applying the head to a chunk of tokens at a time.
 
     Args:
         model: a causal language model on its device, in `eval()`.
@@ -104,8 +104,8 @@ class Scores:
         flags = torch.ones_like(real) if scored is None else scored
         for rows in classes:
             ids, mask = pad_rows([input_ids[row][real[row]].tolist() for row in rows], 0, "right")
-            wanted, _ = pad_rows([flags[row][real[row]].tolist() for row in rows], 0, "right")
-            sums[rows] = self._sums(ids, mask, wanted.bool())
+            group, _ = pad_rows([flags[row][real[row]].tolist() for row in rows], 0, "right")
+            sums[rows] = self._sums(ids, mask, group.bool())
         return sums, counts
 
     def _sums(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None) -> torch.Tensor:
@@ -147,7 +147,7 @@ class Scores:
         seen: dict[str, torch.Tensor] = {}
         hooks = [
             body.register_forward_hook(lambda module, inputs, output: seen.update(hidden=output[0])),
-            head.register_forward_hook(lambda module, inputs, output: seen.update(given=inputs[0], made=output)),
+            head.register_forward_hook(lambda module, inputs, output: seen.update(input=inputs[0], output=output)),
         ]
         longest = int(attention_mask.sum(dim=1).argmax())
         probe = input_ids[longest, attention_mask[longest].bool()][None, :8]
@@ -159,14 +159,14 @@ class Scores:
         # Within one pass, results are bit-identical, so that even a mild soft-cap is detected.
         plain = (
             len(seen) == 3
-            and torch.equal(seen["hidden"], seen["given"])
-            and torch.equal(seen["made"].to(logits), logits)
+            and torch.equal(seen["hidden"], seen["input"])
+            and torch.equal(seen["output"].to(logits), logits)
         )
         return head if plain else None
 
 
-def _own_positions(
-    first: int, module: Any, given: tuple[Any, ...], named: dict[str, Any]
+def _renumber(
+    first: int, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Number the tokens of a call from the model's own first position.
 
@@ -174,13 +174,13 @@ def _own_positions(
     """
     ids, mask, positions = (named.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
     if positions is None or ids is None:
-        return given, named
+        return arguments, named
     if mask is None:
         named = {**named, "position_ids": positions + first}
     elif mask.ndim == 2:
         named = {**named, "position_ids": positions_of(mask, first)[:, -ids.shape[1] :]}
-    return given, named
+    return arguments, named
 
 
-def _is_own(hook: Any) -> bool:
-    return isinstance(hook, partial) and hook.func is _own_positions
+def _renumbers(hook: Any) -> bool:
+    return isinstance(hook, partial) and hook.func is _renumber

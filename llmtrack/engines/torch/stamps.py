@@ -56,5 +56,5 @@ class Stamps:
         return self._read if self._device.type == "cuda" else None
 
     def _read(self) -> tuple[float, ...]:
-        whole, last = self._end - self._begin, self._events[-1]
-        return tuple(whole - each.elapsed_time(last) / 1000 for each in self._events)
+        total, last = self._end - self._begin, self._events[-1]
+        return tuple(total - event.elapsed_time(last) / 1000 for event in self._events)

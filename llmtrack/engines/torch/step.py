@@ -24,30 +24,21 @@ from llmtrack.models.probe_cache import ProbeCache
 _PROMPTS = (2, 6)
 """Prompt lengths whose caches are compared to find what grows with the tokens."""
 
-
 _NO_STATE = frozenset(
     {"input_ids", "inputs_embeds", "attention_mask", "position_ids", "cache_position", "token_type_ids"}
 )
 """Inputs of a step that are not state."""
 
-
 _BOUNDED = frozenset({"keys", "values"})
 """Tensors of a cache layer that a window bounds; it may have other state."""
 
-
+# Names of operators. Gathers read a part of their first argument, grouped products the matrices of their rows' groups.
 _GATHERS = frozenset({"index", "index_select", "gather"})
-
-
 _GROUPED = frozenset({"_grouped_mm", "_scaled_grouped_mm"})
-
-
 _ADDS_FIRST = frozenset({"addmm", "baddbmm", "addmv", "addbmm"})
 """Operators that add their first argument to the product of the next two."""
 
-
 _PRODUCTS = frozenset({"linear", "matmul", "mv", "dot"})
-
-
 _CONVOLUTIONS = frozenset({"convolution", "conv1d", "conv2d"})
 
 
@@ -67,7 +58,7 @@ class Step:
 
 
 def step_of(model: Any, modules: ModuleState, notes: ProbeCache) -> tuple[Step, tuple[str, ...]]:
-    """Return the bytes that a decode step reads, and a warning if it is only an upper bound.
+    """Return a model's decode step, cached if possible, and a warning if it is only an upper bound.
 
     Args:
         model: a transformers model in `eval()` and not run before.
@@ -75,8 +66,8 @@ def step_of(model: Any, modules: ModuleState, notes: ProbeCache) -> tuple[Step, 
         notes: cached answers of its probes.
     """
     try:
-        look = partial(observe_step, model, modules)
-        return notes.answer("step", model, Step, look, lambda _: not modules.hold_state), ()
+        observe = partial(observe_step, model, modules)
+        return notes.answer("step", model, Step, observe, lambda _: not modules.hold_state), ()
     except Exception as error:
         reason = in_words(error)[:200]
         warning = f"no decode step could be tried ({reason}): its bytes are those of all weights, without a cache"
@@ -84,7 +75,7 @@ def step_of(model: Any, modules: ModuleState, notes: ProbeCache) -> tuple[Step, 
 
 
 @torch.inference_mode()
-def observe_step(model: Any, modules: ModuleState) -> Step:
+def observe_step(model: Any, modules: ModuleState | None = None) -> Step:
     """Generate two tokens from prompts of two lengths, and observe the second step.
 
     Weights count if an operator reads them, however the model selects them (modules that are called or not, slices or
@@ -93,34 +84,35 @@ def observe_step(model: Any, modules: ModuleState) -> Step:
 
     Args:
         model: a transformers model that can generate, in `eval()` and not run before.
-        modules: state kept by its modules.
+        modules: state kept by its modules; None to find it.
 
     Raises:
         Exception: whatever the model raises if it cannot generate.
     """
-    short, long = (_watch(model, tokens, modules) for tokens in _PROMPTS)
-    modules.forget_unless_cached()
+    modules = modules or ModuleState(model)
+    short, long = (_observe(model, tokens, modules) for tokens in _PROMPTS)
+    modules.reset_unless_cached()
     windows: Counter[int] = Counter()
     growing = constant = 0
-    for path, held in long.state.items():
-        if held.window is not None:
-            windows[held.window] += held.bytes // held.tokens
+    for path, state in long.state.items():
+        if state.window is not None:
+            windows[state.window] += state.bytes // state.tokens
             continue
         before = short.state[path].bytes if path in short.state else 0
-        grown = max(held.bytes - before, 0) // (_PROMPTS[1] - _PROMPTS[0])
-        growing += grown
+        growth = max(state.bytes - before, 0) // (_PROMPTS[1] - _PROMPTS[0])
+        growing += growth
         # The step's own token is already in the cache.
-        constant += max(held.bytes - grown * (_PROMPTS[1] + 1), 0)
+        constant += max(state.bytes - growth * (_PROMPTS[1] + 1), 0)
     per_token = growing + sum(windows.values())
     cache = CacheGrowth(per_token, tuple(sorted(windows.items())), constant)
-    return Step(long.weight_bytes, cache, _operations(model, short.operations, long.operations))
+    return Step(long.weight_bytes, cache, _operations_of_step(model, short.operations, long.operations))
 
 
 def stored_dtypes(model: torch.nn.Module) -> dict[str, int]:
     """Return the number of weights per storage dtype, the most frequent first: parameters and saved buffers."""
     counts: Counter[str] = Counter()
     saved = model.state_dict(keep_vars=True).values()
-    for tensor in {id(each): each for each in saved if isinstance(each, torch.Tensor)}.values():
+    for tensor in {id(value): value for value in saved if isinstance(value, torch.Tensor)}.values():
         # Integer buffers are position tables.
         if isinstance(tensor, torch.nn.Parameter) or tensor.is_floating_point():
             counts[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
@@ -129,7 +121,7 @@ def stored_dtypes(model: torch.nn.Module) -> dict[str, int]:
 
 def model_size_bytes(model: torch.nn.Module) -> int:
     """Return the bytes of a checkpoint; tables that the code can recreate (masks, rotary angles) do not count."""
-    return _bytes(each for each in model.state_dict().values() if isinstance(each, torch.Tensor))
+    return _bytes(value for value in model.state_dict().values() if isinstance(value, torch.Tensor))
 
 
 def hidden_bytes(model: PreTrainedModel) -> int:
@@ -159,7 +151,7 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in stored_tensors(tensors)}.values())
 
 
-def _operations(model: Any, short: int, long: int) -> Operations | None:
+def _operations_of_step(model: Any, short: int, long: int) -> Operations | None:
     """Return the operations of a step, from two steps with different numbers of attended tokens."""
     if not short:
         return None
@@ -167,12 +159,12 @@ def _operations(model: Any, short: int, long: int) -> Operations | None:
     per_context = max(long - short, 0) // (_PROMPTS[1] - _PROMPTS[0])
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
-    whole = short - per_context * (_PROMPTS[0] + 1)
-    return Operations(whole, per_context, min(whole, 2 * local(weight).numel()) if weight is not None else 0)
+    per_token = short - per_context * (_PROMPTS[0] + 1)
+    return Operations(per_token, per_context, min(per_token, 2 * _local(weight).numel()) if weight is not None else 0)
 
 
 @dataclass(frozen=True)
-class _Held:
+class _State:
     """A state tensor: its bytes, and its current and maximum tokens if a window bounds it."""
 
     bytes: int
@@ -181,13 +173,13 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class _Watched:
+class _Observation:
     weight_bytes: int
     operations: int
-    state: Mapping[tuple[str, ...], _Held]
+    state: Mapping[tuple[str, ...], _State]
 
 
-def _watch(model: Any, tokens: int, modules: ModuleState) -> _Watched:
+def _observe(model: Any, tokens: int, modules: ModuleState) -> _Observation:
     reads = _Reads(model.state_dict(keep_vars=True).values())
     calls: list[Mapping[str, Any]] = []
 
@@ -211,26 +203,25 @@ def _watch(model: Any, tokens: int, modules: ModuleState) -> _Watched:
     finally:
         for hook in hooks:
             hook.remove()
-    state: dict[int, tuple[tuple[str, ...], _Held]] = {}
+    state: dict[int, tuple[tuple[str, ...], _State]] = {}
     bounded: set[int] = set()
     names = {module: name for name, module in model.named_modules()}
-    held_by_modules = (((names[at], key), value, None) for (at, key), value in modules.found().items())
-    for path, tensor, window in (*_tensors(calls[1], ()), *held_by_modules):
+    of_modules = (((names[module], name), value, None) for (module, name), value in modules.tensors().items())
+    for path, tensor, window in (*_tensors(calls[1], ()), *of_modules):
         storage = tensor.untyped_storage().data_ptr()
         # Scalars are included. A bounded layer may hold the end of a tensor that other layers receive whole.
         if not tensor.ndim or not tensor.numel() or (window is None and storage in bounded):
             continue
         if window is not None:
             bounded.add(storage)
-        held = tensor.shape[-2] if window is not None else 0
-        state.setdefault(tensor.data_ptr(), (path, _Held(tensor.nbytes, held, window)))
-    return _Watched(reads.bytes, reads.operations, dict(state.values()))
+        length = tensor.shape[-2] if window is not None else 0
+        state.setdefault(tensor.data_ptr(), (path, _State(tensor.nbytes, length, window)))
+    return _Observation(reads.bytes, reads.operations, dict(state.values()))
 
 
-_Found = tuple[tuple[str, ...], torch.Tensor, "int | None"]
-
-
-def _tensors(value: Any, path: tuple[str, ...], window: int | None = None) -> Iterator[_Found]:
+def _tensors(
+    value: Any, path: tuple[str, ...], window: int | None = None
+) -> Iterator[tuple[tuple[str, ...], torch.Tensor, int | None]]:
     """Yield the tensors within an object, each with its path and the window of its cache layer."""
     if isinstance(value, torch.Tensor):
         yield path, value, window
@@ -245,8 +236,8 @@ def _tensors(value: Any, path: tuple[str, ...], window: int | None = None) -> It
         items = list(vars(value).items())
         if getattr(value, "is_sliding", False) is True:
             window = int(value.sliding_window)
-    for name, each in items:
-        yield from _tensors(each, (*path, str(name)), window if name in _BOUNDED else None)
+    for name, item in items:
+        yield from _tensors(item, (*path, str(name)), window if name in _BOUNDED else None)
 
 
 class _Reads(TorchDispatchMode):
@@ -268,25 +259,27 @@ class _Reads(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        made = list(stored_tensors(tree_leaves(result)))
-        given = list(stored_tensors(tree_leaves((args, kwargs))))
+        outputs = list(stored_tensors(tree_leaves(result)))
+        inputs = list(stored_tensors(tree_leaves((args, kwargs))))
         name = func.overloadpacket.__name__
         self.operations += operations(
-            name, args, [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+            name, args, [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         )
         # An expert without tokens may be called with no rows.
-        if name != "embedding" and all(each.numel() for each in made):
-            views = {each.untyped_storage().data_ptr() for each in made}
-            for tensor in given:
-                at = tensor.untyped_storage().data_ptr()
-                if at in self._sizes and at not in views:
-                    self._read(at, tensor, name, given[0], made)
+        if name != "embedding" and all(output.numel() for output in outputs):
+            views = {output.untyped_storage().data_ptr() for output in outputs}
+            for tensor in inputs:
+                storage = tensor.untyped_storage().data_ptr()
+                if storage in self._sizes and storage not in views:
+                    self._read(storage, tensor, name, inputs[0], outputs)
         return result
 
-    def _read(self, at: int, tensor: torch.Tensor, name: str, first: torch.Tensor, made: list[torch.Tensor]) -> None:
-        parts = self._parts.setdefault(at, {})
+    def _read(
+        self, storage: int, tensor: torch.Tensor, name: str, first: torch.Tensor, outputs: list[torch.Tensor]
+    ) -> None:
+        parts = self._parts.setdefault(storage, {})
         if name in _GATHERS and tensor is first:
-            parts[(-1, len(parts))] = made[0].numel() * tensor.element_size()
+            parts[(-1, len(parts))] = outputs[0].numel() * tensor.element_size()
             return
         # Expanded tensors are stored once.
         stored = math.prod(
@@ -297,42 +290,38 @@ class _Reads(TorchDispatchMode):
         parts[(int(tensor.storage_offset()), stored)] = stored * tensor.element_size()
 
 
-def local(value: Any) -> Any:
-    """Return the local part of a distributed tensor; anything else unchanged."""
-    return getattr(value, "_local_tensor", value)
-
-
-def operations(name: str, args: tuple[Any, ...], made: list[torch.Tensor]) -> int:
+def operations(name: str, args: tuple[Any, ...], outputs: list[torch.Tensor]) -> int:
     """Return the floating-point operations of a call; 0 unless it is a matrix product, convolution or attention.
 
-    A product of (..., k) with a matrix takes 2 k per output element; an outer product (k = 1) sums nothing and is not
-    counted. Attention takes one product of queries with keys and one of weights with values, masked or not.
+    A product of (..., k) with a matrix takes 2 k per output element, two per multiply-add; an outer product (k = 1)
+    sums nothing and is not counted. Attention takes one product of queries with keys and one of weights with values,
+    masked or not.
 
     Args:
         name: operator name without namespace and overload.
         args: its arguments; of distributed tensors, the local part counts.
-        made: the returned tensors.
+        outputs: the returned tensors.
     """
-    given = [local(each) for each in args if isinstance(each, torch.Tensor)]
-    made = [local(each) for each in made]
-    if not made or not made[0].numel():
+    inputs = [_local(value) for value in args if isinstance(value, torch.Tensor)]
+    outputs = [_local(output) for output in outputs]
+    if not outputs or not outputs[0].numel():
         return 0
-    if "scaled_dot_product" in name and len(given) >= 3:
-        query, key, value = given[:3]
+    if "scaled_dot_product" in name and len(inputs) >= 3:
+        query, key, value = inputs[:3]
         return 2 * math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
     if name == "einsum":
-        return _einsum(args, made[0])
+        return _einsum(args, outputs[0])
     if name in _CONVOLUTIONS:
-        return 2 * made[0].numel() * math.prod(given[1].shape[1:])
+        return 2 * outputs[0].numel() * math.prod(inputs[1].shape[1:])
     if name in _ADDS_FIRST:
-        given = given[1:]
+        inputs = inputs[1:]
     elif name not in _PRODUCTS and not name.endswith("mm") and "_mm" not in name:
         return 0
-    inner = given[0].shape[-1] if given and given[0].ndim else 1
-    return 2 * made[0].numel() * inner if inner > 1 else 0
+    inner = inputs[0].shape[-1] if inputs and inputs[0].ndim else 1
+    return 2 * outputs[0].numel() * inner if inner > 1 else 0
 
 
-def _einsum(args: tuple[Any, ...], made: torch.Tensor) -> int:
+def _einsum(args: tuple[Any, ...], output: torch.Tensor) -> int:
     """Return the operations of an einsum of two tensors."""
     terms, _, target = str(args[0]).replace(" ", "").partition("->")
     tensors = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else args[1:]
@@ -345,4 +334,9 @@ def _einsum(args: tuple[Any, ...], made: torch.Tensor) -> int:
         for name, size in zip(term, tensor.shape, strict=True)
     }
     summed = math.prod(size for name, size in sizes.items() if name not in target)
-    return 2 * made.numel() * summed if summed > 1 else 0
+    return 2 * output.numel() * summed if summed > 1 else 0
+
+
+def _local(value: Any) -> Any:
+    """Return the local part of a distributed tensor; anything else unchanged."""
+    return getattr(value, "_local_tensor", value)

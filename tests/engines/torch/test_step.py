@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Cache
 
 from llmtrack.engine import CacheGrowth, GenerateRequest, Operations
+from llmtrack.engines.step import observe_step as observe_step_for_plugins
 from llmtrack.engines.torch.module_state import ModuleState
 from llmtrack.engines.torch.step import _tensors, observe_step, operations, stored_tensors
 from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
@@ -246,6 +247,11 @@ def test_watching_a_step_leaves_no_hook_behind():
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
     assert observe_step(model, ModuleState(model)) == observe_step(model, ModuleState(model))
+
+
+def test_another_package_observes_a_step_with_the_model_alone():
+    model = small("mixtral").model
+    assert observe_step_for_plugins(model) == observe_step(model, ModuleState(model))
 
 
 def test_what_a_packed_tensor_holds_counts_once():

@@ -28,22 +28,17 @@ from llmtrack.tensors.padding import pad_rows
 
 Compiler = Callable[[Any], Any]
 
-
 MOST_SHAPES = 8
 """Number of shapes to keep, each with its own cache."""
-
 
 _LENGTHS = 64
 """Cache lengths are multiples of this, so that prompts of similar lengths share compiled code."""
 
-
 RECOMPILATIONS = 1024
 """Raised recompilation limit: beyond its default, torch would silently stop compiling."""
 
-
 _PARTS = 256
 """Maximum parts of a row of logits that are reduced in parallel."""
-
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "default": {"coordinate_descent_tuning": True},
@@ -91,20 +86,16 @@ class StepModel(Protocol):
 
 
 class PlainModel:
-    """A transformers model as a `StepModel`.
-
-    Args:
-        model: a model that supports a static cache.
-    """
+    """A model whose products cannot be fused, as a `StepModel`: its own pass over transformers' static cache."""
 
     name = "as it is"
     static_prefill = False
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        takes = inspect.signature(model.forward).parameters
-        self._optional = {"position_ids", "cache_position", "logits_to_keep"} & set(takes)
-        self._cache = "cache" if "cache" in takes else "past_key_values"
+        parameters = inspect.signature(model.forward).parameters
+        self._optional = {"position_ids", "cache_position", "logits_to_keep"} & set(parameters)
+        self._cache = "cache" if "cache" in parameters else "past_key_values"
         self._dtype = next(model.parameters()).dtype
 
     def new_cache(self, rows: int, length: int, first_position: int) -> StaticCache:
@@ -120,14 +111,14 @@ class PlainModel:
         cache: StaticCache,
     ) -> torch.Tensor:
         """See `StepModel.logits`."""
-        given = {"position_ids": positions, "cache_position": slots, "logits_to_keep": 1}
-        added = torch.zeros(mask.shape, dtype=self._dtype, device=mask.device)
+        optional = {"position_ids": positions, "cache_position": slots, "logits_to_keep": 1}
+        bias = torch.zeros(mask.shape, dtype=self._dtype, device=mask.device)
         output = self._model(
             input_ids=ids,
-            attention_mask=added.masked_fill(~mask, torch.finfo(self._dtype).min),
+            attention_mask=bias.masked_fill(~mask, torch.finfo(self._dtype).min),
             use_cache=True,
             **{self._cache: cache},
-            **{name: value for name, value in given.items() if name in self._optional},
+            **{name: value for name, value in optional.items() if name in self._optional},
         )
         logits: torch.Tensor = output.logits[:, -1]
         return logits
@@ -187,8 +178,8 @@ class Shape:
     @classmethod
     def of(cls, request: GenerateRequest) -> Shape:
         """Return the shape of a request."""
-        needed = request.padded_length + request.max_new_tokens
-        length = -(-needed // _LENGTHS) * _LENGTHS
+        tokens = request.padded_length + request.max_new_tokens
+        length = -(-tokens // _LENGTHS) * _LENGTHS
         return cls(len(request.prompt_ids), request.padded_length, length, request.ignore_eos)
 
 
@@ -196,12 +187,8 @@ class CompiledDecoding:
     """Greedy decoding by a compiled step.
 
     Args:
-        model: computes a step.
-        device: its device.
-        pad_id: pad token id.
-        eos_ids: end-of-sequence ids.
+        device: the model's.
         first_position: position of a row's first token.
-        compiler: compiles a function.
     """
 
     def __init__(
@@ -241,7 +228,7 @@ class CompiledDecoding:
         while len(self._loops) >= MOST_SHAPES:
             self._loops.popitem(last=False)
         with compiling():
-            self._loops[shape] = self._made(shape)
+            self._loops[shape] = self._make_loop(shape)
         return time.perf_counter() - start
 
     def generate(self, request: GenerateRequest, stamps: Stamps) -> torch.Tensor:
@@ -268,7 +255,7 @@ class CompiledDecoding:
         """Drop the captured graphs."""
         self._loops.clear()
 
-    def _made(self, shape: Shape) -> _Loop:
+    def _make_loop(self, shape: Shape) -> _Loop:
         suppressed = sorted(self._eos_ids) if shape.ignore_eos else []
         loop = _Loop(
             self._model,
@@ -278,7 +265,7 @@ class CompiledDecoding:
             torch.tensor(suppressed, dtype=torch.int64, device=self._device),
             self._first_position,
         )
-        loop.try_out()
+        loop.compile()
         if self._device.type == "cuda":
             loop.capture()
         return loop
@@ -338,13 +325,13 @@ class _Loop:
         self._mask[:, 0, 0, :length] = seen
         earlier = torch.ones((length, length), dtype=torch.bool, device=ids.device).tril()
         # A pad attends to itself: attention over nothing would be NaN and spread.
-        alone = torch.eye(length, dtype=torch.bool, device=ids.device)
+        itself = torch.eye(length, dtype=torch.bool, device=ids.device)
         self._prompt_mask.zero_()
-        self._prompt_mask[:, 0, :, :length] = (earlier & seen[:, None]) | alone
+        self._prompt_mask[:, 0, :, :length] = (earlier & seen[:, None]) | itself
         self._model.begin(self._cache)
 
-    def try_out(self) -> None:
-        """Run everything once to compile it."""
+    def compile(self) -> None:
+        """Run the passes once to compile them."""
         self.begin(self._prompt.clone(), torch.ones_like(self._prompt))
         self.prefill()
         self.step()

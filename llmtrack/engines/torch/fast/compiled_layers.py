@@ -18,10 +18,9 @@ from llmtrack.engines.torch.fast.compiled import Compiler, compiling
 
 
 class CompiledLayers:
-    """The repeated layers of a model, compiled for passes without a cache.
+    """The repeated layers of a transformers model in `eval()`, compiled for passes without a cache.
 
     Args:
-        model: a transformers model in `eval()`.
         compiler: compiles a function; None for `torch.compile`.
     """
 
@@ -50,8 +49,8 @@ class CompiledLayers:
 
 def repeated_layers(body: Any) -> list[Any]:
     """Return the longest list of consecutive modules of one type in a model's body; empty if there is none."""
-    lists = (list(each) for each in _outermost_lists(body))
-    return max((each for each in lists if len(set(map(type, each))) == 1), key=len, default=[])
+    lists = (list(modules) for modules in _outermost_lists(body))
+    return max((modules for modules in lists if len(set(map(type, modules))) == 1), key=len, default=[])
 
 
 def _outermost_lists(module: Any) -> Iterator[torch.nn.ModuleList]:

@@ -16,14 +16,15 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+# Names of Llama's modules.
 _BODY = frozenset({"embed_tokens", "layers", "norm", "rotary_emb"})
 _LAYER = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
 _ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 _ATTENTION_NORMS = frozenset({"q_norm", "k_norm"})
-_LONGEST, _LARGEST_GROUP = 1024, 16
-"""Limits of the single attention kernel: cache length, and query heads per key head (see `attention`)."""
-
 _MLP = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
+
+_LONGEST, _LARGEST_GROUP = 1024, 16
+"""Limits of the attention kernel (`kernels.attend`): cache length, and query heads per key head."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,7 @@ class FusedCache:
 
 
 class FusedModel:
-    """A Llama-like model as a `StepModel`.
-
-    Args:
-        model: a model accepted by `unfusible`.
-    """
+    """A Llama-like model, one accepted by `unfusible`, as a `StepModel`."""
 
     name = "fused"
     static_prefill = True
@@ -97,10 +94,10 @@ class FusedModel:
         mask: torch.Tensor,
         cache: FusedCache,
     ) -> torch.Tensor:
-        one = self._by_kernels and ids.shape[1] == 1
+        by_kernels = self._by_kernels and ids.shape[1] == 1
         short = self._layers[0].has_kernel and cache.keys[0].shape[2] <= _LONGEST
-        attend = _attend_in_one if one and short else _attend
-        add = _add_in_one if one and len(ids) == 1 else _add
+        attend = _attend_by_kernel if by_kernels and short else _attend
+        add = _add_by_kernel if by_kernels and len(ids) == 1 else _add
         run_layer = use(_layer)
         hidden, cos, sin = use(_begin)(self._embedding, ids, positions, cache.cos, cache.sin)
         for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
@@ -110,17 +107,14 @@ class FusedModel:
 
 
 class FusedLayer(nn.Module):
-    """The fused weights of a layer; the layer's own become views.
-
-    Args:
-        layer: a layer with Llama's modules.
-    """
+    """The fused weights of a layer with Llama's modules; the layer's own become views."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.width = int(attention.head_dim)
-        self.heads, self.key_heads = (each.out_features // self.width for each in (attention.q_proj, attention.k_proj))
+        self.heads = attention.q_proj.out_features // self.width
+        self.key_heads = attention.k_proj.out_features // self.width
         self.scale = float(getattr(attention, "scaling", self.width**-0.5))
         self.qkv, self.qkv_bias = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
         self.gate_up, self.gate_up_bias = _fuse(mlp.gate_proj, mlp.up_proj)
@@ -131,12 +125,12 @@ class FusedLayer(nn.Module):
 
     @property
     def has_kernel(self) -> bool:
-        """Whether the single attention kernel supports it: common head width and norm, few query heads per key head."""
-        norms = (each for each in (self.q_norm, self.k_norm) if each is not None)
+        """Whether the attention kernel supports it: common head width and norm, few query heads per key head."""
+        norms = (norm for norm in (self.q_norm, self.k_norm) if norm is not None)
         return (
             self.width in (32, 64, 128)
             and self.heads // self.key_heads <= _LARGEST_GROUP
-            and all(_is_rms_norm(each, self.width) for each in norms)
+            and all(_is_rms_norm(norm, self.width) for norm in norms)
         )
 
 
@@ -155,19 +149,18 @@ def _layer(
     add: Callable[..., torch.Tensor],
     layer: FusedLayer,
     hidden: torch.Tensor,
-    *where: torch.Tensor,
+    *state: torch.Tensor,
 ) -> torch.Tensor:
     """Return the (rows, columns, width) states after a layer, and store each token's key and value.
 
     Args:
-        attend: maps the layer, its fused queries, keys and values, and `where` to the output of the heads.
+        attend: maps the layer, its fused queries, keys and values, and `state` to the output of the heads.
         add: adds the product of a module with its second argument to the first.
-        layer: the weights.
         hidden: the states before it.
-        where: cos, sin, slots, mask, and the layer's cached keys and values.
+        state: cos, sin, slots, mask, and the layer's cached keys and values.
     """
     fused = linear(layer.before_attention(hidden), layer.qkv, layer.qkv_bias)
-    hidden = add(hidden, attend(layer, fused, *where), layer.o_proj)
+    hidden = add(hidden, attend(layer, fused, *state), layer.o_proj)
     gate, up = linear(layer.before_mlp(hidden), layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
     return add(hidden, layer.act_fn(gate) * up, layer.down_proj)
 
@@ -187,23 +180,23 @@ def _attend(
     query, key, value = parts.split((layer.heads, layer.key_heads, layer.key_heads), dim=2)
     if layer.q_norm is not None:
         query, key = layer.q_norm(query), layer.k_norm(key)
-    query, key = (_rotated(each.transpose(1, 2), cos, sin) for each in (query, key))
+    query, key = (_rotate(heads.transpose(1, 2), cos, sin) for heads in (query, key))
     keys.index_copy_(2, slots, key)
     values.index_copy_(2, slots, value.transpose(1, 2))
-    seen = scaled_dot_product_attention(
+    output = scaled_dot_product_attention(
         query, keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=layer.heads != layer.key_heads
     )
-    return seen.transpose(1, 2).reshape(rows, columns, -1)
+    return output.transpose(1, 2).reshape(rows, columns, -1)
 
 
-def _attend_in_one(layer: FusedLayer, fused: torch.Tensor, *where: torch.Tensor) -> torch.Tensor:
+def _attend_by_kernel(layer: FusedLayer, fused: torch.Tensor, *state: torch.Tensor) -> torch.Tensor:
     """Like `_attend`, for one token per row in a single kernel."""
     from llmtrack.engines.torch.fast.kernels import attend
 
     norms = None
     if layer.q_norm is not None:
         norms = layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.variance_epsilon
-    return attend(layer.heads, layer.scale, norms, fused, *where)
+    return attend(layer.heads, layer.scale, norms, fused, *state)
 
 
 def _add(hidden: torch.Tensor, states: torch.Tensor, product: nn.Module) -> torch.Tensor:
@@ -211,7 +204,7 @@ def _add(hidden: torch.Tensor, states: torch.Tensor, product: nn.Module) -> torc
     return added
 
 
-def _add_in_one(hidden: torch.Tensor, states: torch.Tensor, product: nn.Linear) -> torch.Tensor:
+def _add_by_kernel(hidden: torch.Tensor, states: torch.Tensor, product: nn.Linear) -> torch.Tensor:
     """Like `_add`, for one token of one row in a single kernel."""
     from llmtrack.engines.torch.fast.kernels import added
 
@@ -236,28 +229,28 @@ def _is_rms_norm(module: Any, width: int) -> bool:
     return hasattr(module, "variance_epsilon") and tuple(module.weight.shape) == (width,)
 
 
-def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     first, second = states.chunk(2, dim=-1)
     return states * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def _fuse(*linears: nn.Linear) -> tuple[nn.Parameter, nn.Parameter | None]:
     """Concatenate the weights of products with a common input; theirs become views."""
-    weight = _joined([each.weight for each in linears])
-    biases = [each.bias for each in linears]
-    bias = None if biases[0] is None else _joined(biases)
+    weight = _concatenate([module.weight for module in linears])
+    biases = [module.bias for module in linears]
+    bias = None if biases[0] is None else _concatenate(biases)
     begin = 0
-    for each in linears:
-        rows = slice(begin, begin + each.out_features)
-        each.weight = nn.Parameter(weight[rows], requires_grad=False)
+    for module in linears:
+        rows = slice(begin, begin + module.out_features)
+        module.weight = nn.Parameter(weight[rows], requires_grad=False)
         if bias is not None:
-            each.bias = nn.Parameter(bias[rows], requires_grad=False)
-        begin += each.out_features
+            module.bias = nn.Parameter(bias[rows], requires_grad=False)
+        begin += module.out_features
     return weight, bias
 
 
-def _joined(tensors: list[Any]) -> nn.Parameter:
-    return nn.Parameter(torch.cat([each.detach() for each in tensors]), requires_grad=False)
+def _concatenate(tensors: list[Any]) -> nn.Parameter:
+    return nn.Parameter(torch.cat([tensor.detach() for tensor in tensors]), requires_grad=False)
 
 
 def unfusible(model: Any) -> str:
@@ -275,7 +268,7 @@ def unfusible(model: Any) -> str:
             *(getattr(attention, name) for name in sorted(_ATTENTION)),
             *(getattr(mlp, name) for name in sorted(_MLP - {"act_fn"})),
         )
-        if not all(type(each) is nn.Linear and type(each.weight) is nn.Parameter for each in projections):
+        if not all(type(module) is nn.Linear and type(module.weight) is nn.Parameter for module in projections):
             return "its weights are quantized or packed"
         groups = (("q_proj", "k_proj", "v_proj"), attention), (("gate_proj", "up_proj"), mlp)
         for names, holder in groups:
@@ -286,5 +279,4 @@ def unfusible(model: Any) -> str:
 
 def _has(module: Any, names: frozenset[str], optional: frozenset[str] = frozenset()) -> bool:
     """Return whether a module has exactly these children, plus all or none of the optional ones."""
-    found = {name for name, _ in module.named_children()}
-    return found in (names, names | optional)
+    return {name for name, _ in module.named_children()} in (names, names | optional)

@@ -12,7 +12,6 @@ import triton.language as tl
 _GROUP = 16
 """Minimum rows of a matrix product; groups of query heads are padded to it."""
 
-
 _ROWS, _INNER, _WARPS = 2, 2048, 2
 """Rows per program, columns per iteration, and warps: about the best of 60 choices for each of five matrices."""
 
@@ -48,7 +47,7 @@ def attend(
         values: likewise.
     """
     rows, key_heads, length, width = keys.shape
-    seen = torch.empty((rows, 1, heads * width), dtype=fused.dtype, device=fused.device)
+    output = torch.empty((rows, 1, heads * width), dtype=fused.dtype, device=fused.device)
     query_norm, key_norm, epsilon = norms or (fused, fused, 0.0)
     _attend_kernel[(rows, key_heads)](
         fused,
@@ -60,7 +59,7 @@ def attend(
         mask,
         keys,
         values,
-        seen,
+        output,
         length,
         mask.stride(0),
         scale=scale,
@@ -72,7 +71,7 @@ def attend(
         width=width,
         block=64,
     )
-    return seen
+    return output
 
 
 def added(base: torch.Tensor, row: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -105,7 +104,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def] # Triton reads the names its
     mask,
     keys,
     values,
-    seen,
+    output,
     length,
     mask_stride,
     scale: tl.constexpr,
@@ -126,21 +125,21 @@ def _attend_kernel(  # type: ignore[no-untyped-def] # Triton reads the names its
     turn = tl.load(cos + row * width + at).to(tl.float32)
     cross = tl.load(sin + row * width + at).to(tl.float32) * tl.where(at < half, -1.0, 1.0)
     slot = tl.load(slots)
-    own = fused + row * (group + 2) * key_heads * width
+    start = fused + row * (group + 2) * key_heads * width
 
     # Store the new key and value, and attend to them first.
-    key_at = own + (key_heads * group + head) * width
-    alone = tl.zeros((1, 1), tl.int32)
-    new_key = _rotated(key_at + alone, alone == 0, at, other, turn, cross, key_norm, normed, epsilon, dtype)
+    key_at = start + (key_heads * group + head) * width
+    zero = tl.zeros((1, 1), tl.int32)
+    new_key = _rotated(key_at + zero, zero == 0, at, other, turn, cross, key_norm, normed, epsilon, dtype)
     new_key = tl.reshape(new_key, (width,))
     new_value = tl.load(key_at + key_heads * width + at)
     cache = (row * key_heads + head) * length * width
     tl.store(keys + cache + slot * width + at, new_key)
     tl.store(values + cache + slot * width + at, new_value)
 
-    each = tl.arange(0, padded)
-    real = (each < group)[:, None]
-    query_at = own + (head * group + each)[:, None] * width
+    member = tl.arange(0, padded)
+    real = (member < group)[:, None]
+    query_at = start + (head * group + member)[:, None] * width
     query = _rotated(query_at, real, at, other, turn, cross, query_norm, normed, epsilon, dtype)
 
     # Online softmax: the highest score so far, and sums relative to it.
@@ -149,19 +148,19 @@ def _attend_kernel(  # type: ignore[no-untyped-def] # Triton reads the names its
     result = tl.zeros((padded, width), tl.float32) + new_value.to(tl.float32)[None]
     for begin in range(0, slot, block):
         token = begin + tl.arange(0, block)
-        there = token < slot
-        may = there & (tl.load(mask + row * mask_stride + token, mask=there, other=0) != 0)
-        key = tl.load(keys + cache + token[None] * width + at[:, None], mask=there[None], other=0.0)
-        score = tl.where(may[None], tl.dot(query, key) * scale, float("-inf"))
+        cached = token < slot
+        visible = cached & (tl.load(mask + row * mask_stride + token, mask=cached, other=0) != 0)
+        key = tl.load(keys + cache + token[None] * width + at[:, None], mask=cached[None], other=0.0)
+        score = tl.where(visible[None], tl.dot(query, key) * scale, float("-inf"))
         higher = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp(score - higher[:, None])
         before = tl.exp(top - higher)
-        value = tl.load(values + cache + token[:, None] * width + at[None], mask=there[:, None], other=0.0)
+        value = tl.load(values + cache + token[:, None] * width + at[None], mask=cached[:, None], other=0.0)
         result = result * before[:, None] + tl.dot(weight.to(dtype), value)
         total = total * before + tl.sum(weight, 1)
         top = higher
-    seen_at = seen + (row * key_heads * group + head * group + each)[:, None] * width + at[None]
-    tl.store(seen_at, (result / total[:, None]).to(dtype), mask=real)
+    output_at = output + (row * key_heads * group + head * group + member)[:, None] * width + at[None]
+    tl.store(output_at, (result / total[:, None]).to(dtype), mask=real)
 
 
 @triton.jit
@@ -202,11 +201,11 @@ def _added_kernel(  # type: ignore[no-untyped-def] # Triton reads the names itse
     sums = tl.zeros((rows, inner), tl.float32)
     for begin in range(0, inputs, inner):
         at = begin + tl.arange(0, inner)
-        there = (output[:, None] < outputs) & (at[None] < inputs)
+        inside = (output[:, None] < outputs) & (at[None] < inputs)
         # Each weight is read once per step: do not cache it.
         part = tl.load(
             weight + output[:, None].to(tl.int64) * inputs + at[None],
-            mask=there,
+            mask=inside,
             other=0.0,
             eviction_policy="evict_first",
         )

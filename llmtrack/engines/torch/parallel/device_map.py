@@ -16,7 +16,7 @@ def load_spread(variant: Variant, load: Callable[[Variant], Any]) -> Any:
     """Load a model onto all visible cards, balanced by accelerate.
 
     Args:
-        load: load a variant whose model is a folder.
+        load: loads a variant whose model is a folder.
 
     Raises:
         UsageError: an incompatible option is set.
@@ -28,11 +28,11 @@ def load_spread(variant: Variant, load: Callable[[Variant], Any]) -> Any:
     device = resolve_device(variant.device)
     require_tried(device, "device_map")
     kind = kind_of(device)
-    found = model_folder(variant.model, variant.revision)
-    engine = load(replace(variant, model=str(found.path), revision=None, device=kind))
+    folder = model_folder(variant.model, variant.revision)
+    engine = load(replace(variant, model=str(folder.path), revision=None, device=kind))
     return engine.known_as(
-        found.model_id,
-        facts={**found.facts, "device_map": "auto", "devices": engine.info.devices},
-        tags=found.tags,
-        warnings=found.warnings,
+        folder.model_id,
+        facts={**folder.facts, "device_map": "auto", "devices": engine.info.devices},
+        tags=folder.tags,
+        warnings=folder.warnings,
     )

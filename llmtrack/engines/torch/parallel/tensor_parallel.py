@@ -39,7 +39,7 @@ def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
     Args:
         variant: its device is the kind of card, or `cpu`.
         count: number of processes, one per card.
-        load: load the shard of a rank, given a variant whose model is a folder and whose device is the rank's.
+        load: loads the shard of a rank, given a variant whose model is a folder and whose device is the rank's.
 
     Raises:
         UsageError: there are too few cards, or an incompatible option is set.
@@ -62,11 +62,11 @@ def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
         raise UsageError(f"tensor_parallel={count} needs {count} GPUs, but there are {cards}: use fewer")
     if kind == "cpu" and count > (cpus := os.cpu_count() or 1):
         raise UsageError(f"tensor_parallel={count} needs {count} CPUs, but there are {cpus}: use fewer")
-    found = model_folder(variant.model, variant.revision)
-    share = replace(variant, model=str(found.path), revision=None, device=kind)
+    folder = model_folder(variant.model, variant.revision)
+    shard = replace(variant, model=str(folder.path), revision=None, device=kind)
     ranks = Ranks.get(count, kind)
     try:
-        number, local, infos = ranks.load(share, load)
+        number, local, infos = ranks.load(shard, load)
     except Exception:
         ranks.release()
         raise
@@ -77,10 +77,10 @@ def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
         local,
         replace(
             info,
-            model_id=found.model_id,
-            facts={**info.facts, **found.facts, "tensor_parallel": count},
-            tags={**info.tags, **found.tags},
-            warnings=(*found.warnings, *info.warnings),
+            model_id=folder.model_id,
+            facts={**info.facts, **folder.facts, "tensor_parallel": count},
+            tags={**info.tags, **folder.tags},
+            warnings=(*folder.warnings, *info.warnings),
         ),
     )
 
@@ -91,17 +91,16 @@ def joint_info(infos: Sequence[EngineInfo], devices: int) -> EngineInfo:
     Replicated weights (norms, and an unsharded head) are read by every rank and count for each.
 
     Args:
-        infos: by rank.
         devices: number of devices that compute in parallel.
     """
     first = infos[0]
     windows: Counter[int] = Counter()
     for info in infos:
         windows.update(dict(info.kv_windows))
-    known = [info.operations for info in infos if info.operations is not None]
-    done = (
-        Operations(*(sum(getattr(each, name) for each in known) for name in ("per_token", "per_context", "head")))
-        if len(known) == len(infos)
+    counts = [info.operations for info in infos if info.operations is not None]
+    operations = (
+        Operations(*(sum(getattr(count, name) for count in counts) for name in ("per_token", "per_context", "head")))
+        if len(counts) == len(infos)
         else None
     )
     return replace(
@@ -111,7 +110,7 @@ def joint_info(infos: Sequence[EngineInfo], devices: int) -> EngineInfo:
         kv_bytes_per_token=sum(info.kv_bytes_per_token for info in infos),
         kv_windows=tuple(sorted(windows.items())),
         state_bytes=sum(info.state_bytes for info in infos),
-        operations=done,
+        operations=operations,
         devices=devices,
         parallel=devices,
     )
@@ -157,23 +156,23 @@ class Ranks:
             ScenarioError: a rank failed.
         """
         self._loaded += 1
-        self.tell("load", self._loaded, variant)
-        engine, told = load_share(variant, load, 0, self.count)
-        answers = gather(told, self._control, self.count)
+        self.send("load", self._loaded, variant)
+        engine, info = load_shard(variant, load, 0, self.count)
+        answers = gather(info, self._control, self.count)
         failed = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if isinstance(answer, str)]
         if failed:
-            self.tell("close", self._loaded)
+            self.send("close", self._loaded)
             raise ScenarioError(f"the model could not be sharded: {'; '.join(failed)}", kind="unsupported")
         return self._loaded, engine, answers
 
-    def tell(self, *message: Any) -> None:
+    def send(self, *message: Any) -> None:
         """Broadcast a command, which the others execute while this rank does the same."""
         dist.broadcast_object_list([message], src=0, group=self._control)
 
-    def peak_memory(self, number: int, own: int | None) -> int | None:
+    def peak_memory(self, number: int, local: int | None) -> int | None:
         """Return the sum of all ranks' peaks, None if any is unknown."""
-        self.tell("peak_memory_bytes", number)
-        peaks = gather(own, self._control, self.count)
+        self.send("peak_memory_bytes", number)
+        peaks = gather(local, self._control, self.count)
         return None if None in peaks else sum(peaks)
 
     def release(self) -> None:
@@ -183,7 +182,7 @@ class Ranks:
             return
         type(self)._open = None
         with suppress(Exception):  # a rank may be gone already
-            self.tell("end")
+            self.send("end")
         for peer in self._peers:
             try:
                 peer.wait(timeout=30)
@@ -196,8 +195,7 @@ class ShardedEngine:
     """An engine whose calls are made by all ranks at once.
 
     Args:
-        ranks: the processes.
-        number: its number among the ranks.
+        number: its number among the ranks' engines.
         local: this rank's shard.
         info: of all shards together.
     """
@@ -224,19 +222,19 @@ class ShardedEngine:
 
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
         """Generate on all ranks, calling `on_step` as the tokens of a step reach this one."""
-        self._ranks.tell("generate", self._number, request)
+        self._ranks.send("generate", self._number, request)
         return self._local.generate(request, on_step)
 
     def score(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Engine.score`."""
-        self._ranks.tell("score", self._number, input_ids, attention_mask, scored)
+        self._ranks.send("score", self._number, input_ids, attention_mask, scored)
         return self._local.score(input_ids, attention_mask, scored)
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """See `Engine.next_token_logits`."""
-        self._ranks.tell("next_token_logits", self._number, list(ids))
+        self._ranks.send("next_token_logits", self._number, list(ids))
         return self._local.next_token_logits(ids)
 
     def synchronize(self) -> None:
@@ -245,7 +243,7 @@ class ShardedEngine:
 
     def reset_peak_memory(self) -> None:
         """Reset the peak memory on all ranks."""
-        self._ranks.tell("reset_peak_memory", self._number)
+        self._ranks.send("reset_peak_memory", self._number)
         self._local.reset_peak_memory()
 
     def peak_memory_bytes(self) -> int | None:
@@ -255,7 +253,7 @@ class ShardedEngine:
     def close(self) -> None:
         """Free the model on all ranks."""
         with suppress(Exception):  # a rank may be gone already
-            self._ranks.tell("close", self._number)
+            self._ranks.send("close", self._number)
         self._local.close()
         self._ranks.release()
 
@@ -264,14 +262,14 @@ def join(store: dist.TCPStore, rank: int, count: int, kind: str) -> Any:
     """Join the group of ranks; return the group for rank 0's commands."""
     if kind == "cuda":
         torch.cuda.set_device(rank)
-    _know_linear_layers()
+    _register_linear_sharding()
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
     # Always through the host, so that commands do not wait for a card.
     return dist.new_group(backend="gloo", timeout=timedelta(days=1))
 
 
-def _know_linear_layers() -> None:
+def _register_linear_sharding() -> None:
     """Register sharding rules for linear layers.
 
     In inference mode, a linear layer is one operator without a sharding rule in PyTorch, which would then search all
@@ -284,23 +282,23 @@ def _know_linear_layers() -> None:
     def linear(x: Any, weight: Any, bias: Any = None) -> list[tuple[list[Any], list[Any]]]:
         """Return the result's placement with those of input, weight and bias."""
         biases = 0 if bias is None else 1
-        ways: list[tuple[list[Any], list[Any]]] = [
+        placements: list[tuple[list[Any], list[Any]]] = [
             ([Replicate()], [Replicate(), Replicate(), *[Replicate()] * biases]),
             ([Shard(x.ndim - 1)], [Replicate(), Shard(0), *[Shard(0)] * biases]),
         ]
         if not biases:
-            ways.append(([Partial()], [Shard(x.ndim - 1), Shard(1)]))
-        return ways
+            placements.append(([Partial()], [Shard(x.ndim - 1), Shard(1)]))
+        return placements
 
 
-def gather(own: Any, control: Any, count: int) -> list[Any]:
+def gather(answer: Any, control: Any, count: int) -> list[Any]:
     """Return the answers of all ranks, by rank."""
     answers: list[Any] = [None] * count
-    dist.all_gather_object(answers, own, group=control)
+    dist.all_gather_object(answers, answer, group=control)
     return answers
 
 
-def load_share(variant: Variant, load: Load, rank: int, count: int) -> tuple[Any, EngineInfo | str]:
+def load_shard(variant: Variant, load: Load, rank: int, count: int) -> tuple[Any, EngineInfo | str]:
     """Load a rank's shard; return it with its info, or None with the reason of the failure."""
     device = f"cuda:{rank}" if variant.device == "cuda" else variant.device
     try:
@@ -334,16 +332,16 @@ def follow(rank: int, count: int, port: int, kind: str, load: Load) -> None:
     control = join(store, rank, count, kind)
     engines: dict[int, Any] = {}
     while True:
-        held: list[Any] = [None]
-        dist.broadcast_object_list(held, src=0, group=control)
-        command, *arguments = held[0]
+        message: list[Any] = [None]
+        dist.broadcast_object_list(message, src=0, group=control)
+        command, *arguments = message[0]
         if command == "end":
             break
         number, *arguments = arguments
         if command == "load":
-            engine, told = load_share(arguments[0], load, rank, count)
+            engine, info = load_shard(arguments[0], load, rank, count)
             engines[number] = engine
-            gather(told, control, count)
+            gather(info, control, count)
         elif command == "close":
             engine = engines.pop(number, None)
             if engine is not None:
