@@ -130,12 +130,12 @@ def test_the_machine_is_described_by_the_cards_that_are_shown(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"name of {device}")
     monkeypatch.setattr(machine, "torch_uuid", lambda device: None)
     both = ["cuda:0", "cuda:1"]
-    assert machine._named(both) == {"gpu": "name of cuda:0, name of cuda:1", "gpu_count": "2"}
-    assert machine._cards(both) == {"gpu_uuids": "GPU-cccc-3,GPU-aabb-1", "gpu_driver": "550.1"}
+    assert machine._gpu_names(both) == {"gpu": "name of cuda:0, name of cuda:1", "gpu_count": "2"}
+    assert machine._gpu_cards(both) == {"gpu_uuids": "GPU-cccc-3,GPU-aabb-1", "gpu_driver": "550.1"}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A")
-    assert machine._named(both) == {"gpu": "NVIDIA A", "gpu_count": "2"}
+    assert machine._gpu_names(both) == {"gpu": "NVIDIA A", "gpu_count": "2"}
     monkeypatch.setattr(gpus, "cards", lambda: ())
-    assert machine._cards(both[:1]) == {"gpu_uuids": "unknown", "gpu_driver": "unknown"}
+    assert machine._gpu_cards(both[:1]) == {"gpu_uuids": "unknown", "gpu_driver": "unknown"}
 
 
 @pytest.mark.parametrize(("answer", "expected"), [
