@@ -72,8 +72,8 @@ def test_files_that_would_land_on_this_machines_disk_are_noticed(uri, said, tmp_
     client = MlflowClient(uri)
     number = client.create_experiment("elsewhere", artifact_location=place)
     tracker.delivery.experiment_id = number
-    tracker.delivery._notice_own_disk(client)
-    tracker.delivery._notice_own_disk(client)
+    tracker.delivery._warn_of_local_artifacts(client)
+    tracker.delivery._warn_of_local_artifacts(client)
     (line,) = said
     assert place in line
     assert "--no-serve-artifacts" in line
@@ -85,6 +85,6 @@ def test_files_that_a_server_takes_itself_are_not_worth_a_word(uri, said, tmp_pa
     client = MlflowClient(uri)
     for number, place in enumerate(("mlflow-artifacts:/1", "s3://bucket/1")):
         tracker.delivery.experiment_id = client.create_experiment(f"e{number}", artifact_location=place)
-        tracker.delivery._notice_own_disk(client)
+        tracker.delivery._warn_of_local_artifacts(client)
     assert said == []
     assert Path(tracker.spool.folder).parent == tmp_path

@@ -1,4 +1,4 @@
-"""Write to a run that is there: the report of a finished study, or why `mlflow run` measured nothing."""
+"""Write to an existing run: the report of a finished study, or why `mlflow run` measured nothing."""
 
 from __future__ import annotations
 
@@ -29,11 +29,9 @@ def add_report(
     """Replace the note, files and metrics of a report on a study's run.
 
     Args:
-        run_id: the study's run.
         note: Markdown for its page; empty to keep the current one.
         files: artifact path to file.
         warnings: failed parts of the report, replacing earlier ones.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
         metrics: headline metrics of the study.
 
     Raises:
@@ -64,14 +62,11 @@ def add_report(
 
 
 def explain_refusal(reason: str) -> None:
-    """Write the reason into the run created by `mlflow run`, unless a study has joined it.
-
-    Never raises; the reason is also printed.
-    """
+    """Write the reason, which is also printed, into the run created by `mlflow run` unless a study has joined it."""
     run_id = os.environ.get("MLFLOW_RUN_ID")
     if not run_id:
         return
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # it is printed anyway
         client = store.open_existing()
         run = client.get_run(run_id)
         text = shorten(redact(reason, secrets_of(os.environ)), MAX_TAG_VALUE)

@@ -31,7 +31,6 @@ class DataSet:
 
     Attributes:
         name: of the corpus, or a description of a prompt set.
-        digest: of its texts.
         context: `evaluation`, `training` or `calibration`.
         source_type: `local` (a file) or `code` (generated).
         source: JSON of MLflow's `DatasetSource`; folders are not tracked.
@@ -54,12 +53,7 @@ class DataSet:
 
 
 def data_sets_of(scenario: Scenario, params: Mapping[str, Any]) -> tuple[DataSet, ...]:
-    """Return the data sets of a scenario: its prompts, and the texts with known digests.
-
-    Args:
-        scenario: the scenario.
-        params: of its run, including digests.
-    """
+    """Return the data sets of a scenario: its prompts, and the texts whose digests are among the params of its run."""
     task = scenario.task
     prompts = prompt_set(task.prompts) if isinstance(task, GenerateTask) else None
     calibration = _text(params, {}, "calibration", "calibration")
@@ -67,12 +61,7 @@ def data_sets_of(scenario: Scenario, params: Mapping[str, Any]) -> tuple[DataSet
 
 
 def corpus_of(params: Mapping[str, Any], tags: Mapping[str, str]) -> DataSet | None:
-    """Return the corpus that a run scored or trained on, or None.
-
-    Args:
-        params: of the run.
-        tags: of the run, which may hold the digest instead of its params.
-    """
+    """Return the corpus that a run scored or trained on, or None; its digest is a tag or a param of the run."""
     return _text(params, tags, "corpus", "training" if params.get("task") == "train" else "evaluation")
 
 
@@ -93,8 +82,10 @@ def entity(dataset: DataSet) -> DatasetInput:
     """Convert a data set to a run's input in MLflow."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    given = dataset.name, dataset.digest, dataset.source_type, dataset.source, dataset.schema, dataset.profile or None
-    return DatasetInput(Dataset(*given), [InputTag("mlflow.data.context", dataset.context)])
+    described = Dataset(
+        dataset.name, dataset.digest, dataset.source_type, dataset.source, dataset.schema, dataset.profile or None
+    )
+    return DatasetInput(described, [InputTag("mlflow.data.context", dataset.context)])
 
 
 def _text(params: Mapping[str, Any], tags: Mapping[str, str], param: str, context: str) -> DataSet | None:
@@ -102,12 +93,13 @@ def _text(params: Mapping[str, Any], tags: Mapping[str, str], param: str, contex
     digest = tags.get(DIGEST_PREFIX + key) or params.get(key)
     if not name or name == NONE or not digest:
         return None
-    where = _by_llmtrack(str(name)) if name in NAMED_CORPORA else ("local", json.dumps({"uri": str(name)}))
-    return DataSet(shorten(str(name), _MAX_NAME), shorten(str(digest), _MAX_DIGEST), context, *where, _schema("text"))
+    source = _by_llmtrack(str(name)) if name in NAMED_CORPORA else ("local", json.dumps({"uri": str(name)}))
+    return DataSet(shorten(str(name), _MAX_NAME), shorten(str(digest), _MAX_DIGEST), context, *source, _schema("text"))
 
 
-def _by_llmtrack(what: str) -> tuple[str, str]:
-    return "code", json.dumps({"tags": {"mlflow.source.name": "llmtrack", "mlflow.source.type": "LOCAL", "of": what}})
+def _by_llmtrack(content: str) -> tuple[str, str]:
+    tags = {"mlflow.source.name": "llmtrack", "mlflow.source.type": "LOCAL", "of": content}
+    return "code", json.dumps({"tags": tags})
 
 
 def _schema(column: str) -> str:

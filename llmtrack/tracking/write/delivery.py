@@ -37,12 +37,10 @@ class Delivery:
         joins: run of `mlflow run` that the first study joins, which also determines the experiment, or None.
 
     Attributes:
-        tracking_uri: the store; may contain credentials.
-        experiment: MLflow experiment.
-        experiment_id: its id, or None while the store is unreachable.
+        tracking_uri: may contain credentials.
+        experiment_id: None while the store is unreachable.
         offline: whether the store is unreachable; records stay in the spool meanwhile.
-        spool: keeps records until they are in MLflow.
-        joins: run to join, until a study has joined it.
+        joins: None once a study has joined it.
         secrets: texts to remove from everything written.
     """
 
@@ -59,13 +57,13 @@ class Delivery:
         self._notify = notify
         self._client: MlflowClient | None = None
         self._run_ids: dict[str, str] = {}
-        self._said: set[str] = set()
+        self._notified: set[str] = set()
         self._retry_at = 0.0
         self._retry_wait_s = _FIRST_RETRY_S
 
     @property
     def display_uri(self) -> str:
-        """The store's address without credentials."""
+        """Address of the store without credentials."""
         return redact(self.tracking_uri, self.secrets)
 
     def open(self) -> None:
@@ -104,14 +102,14 @@ class Delivery:
         """
         if record.record_id in self._run_ids and not known:
             return self._run_ids[record.record_id]  # The same outcome was logged twice.
-        there = {k: v for k, v in (files or {}).items() if not isinstance(v, Path) or v.is_file()}
-        if gone := sorted(set(files or {}) - set(there)):
-            self._notify(f"{record.run_name}: {', '.join(gone)} cannot be kept, no such file any more")
+        existing = {k: v for k, v in (files or {}).items() if not isinstance(v, Path) or v.is_file()}
+        if missing := sorted(set(files or {}) - set(existing)):
+            self._notify(f"{record.run_name}: {', '.join(missing)} cannot be kept, no such file any more")
         entry = Entry(redacted(record, self.secrets), self._target(), run_id=run_id, attempted=known)
         try:
-            entry = self.spool.put(entry, there)
+            entry = self.spool.put(entry, existing)
         except TrackingError as error:
-            return self._write_directly(entry, there, error)
+            return self._write_directly(entry, existing, error)
         if not self._may_try(last):
             return None
         wait_s = _FINAL_LOCK_WAIT_S if last else _LOCK_WAIT_S
@@ -121,13 +119,13 @@ class Delivery:
         except ArtifactsError as error:
             pushed = error.run_id
             # Report it for the first run and the study only: other runs fail alike.
-            self._say_once(
-                f"{record.run_name}: the numbers are tracked, but not {', '.join(sorted({*record.texts, *there}))} "
+            self._notify_once(
+                f"{record.run_name}: the numbers are tracked, but not {', '.join(sorted({*record.texts, *existing}))} "
                 f"({error}); files are kept in {self.spool.folder}, `llmtrack sync` tries again",
-                of=f"files of {record.tags.get('llmtrack.kind')}",
+                topic=f"files of {record.tags.get('llmtrack.kind')}",
             )
         except Exception as error:
-            self._keep(error)
+            self._report(error)
             return None
         if pushed is not None:
             self._run_ids[record.record_id] = pushed
@@ -141,14 +139,14 @@ class Delivery:
         try:
             call(self._client)
         except Exception as error:
-            self._keep(error)
+            self._report(error)
             return False
         return True
 
     def waiting(self, study_id: str) -> int:
         """Return the number of records of a study, or of a suite's studies, in the spool."""
-        of = ("llmtrack.study_id", "llmtrack.suite_id")
-        return self.spool.waiting(lambda entry: study_id in map(entry.record.tags.get, of))
+        keys = ("llmtrack.study_id", "llmtrack.suite_id")
+        return self.spool.waiting(lambda entry: study_id in map(entry.record.tags.get, keys))
 
     def sync(self) -> sync.SyncResult:
         """Send all records of this store in the spool; see `llmtrack.tracking.write.sync.sync`."""
@@ -166,42 +164,42 @@ class Delivery:
             else:
                 self.experiment = self.experiment or store.default_experiment(client)
                 self.experiment_id = store.ensure_experiment(client, self.experiment)
-            self._notice_own_disk(client)
+            self._warn_of_local_artifacts(client)
         except MlflowException as error:
             kind = TrackingError if store_errors.is_permanent(error) else store_errors.UnreachableError
             raise kind(f"cannot use {self.display_uri}: {store_errors.one_line(error)}") from error
         self._client = client
         return client
 
-    def _notice_own_disk(self, client: MlflowClient) -> None:
+    def _warn_of_local_artifacts(self, client: MlflowClient) -> None:
         """Warn if files would be stored on this machine's disk, where a remote server cannot find them."""
-        place = client.get_experiment(self.experiment_id or "").artifact_location
-        if urlsplit(self.tracking_uri).scheme in ("http", "https") and urlsplit(place).scheme in ("", "file"):
-            self._say_once(
-                f"{self.display_uri} takes no files itself (--no-serve-artifacts): plots and tables go to {place} on the "
+        location = client.get_experiment(self.experiment_id or "").artifact_location
+        if urlsplit(self.tracking_uri).scheme in ("http", "https") and urlsplit(location).scheme in ("", "file"):
+            self._notify_once(
+                f"{self.display_uri} takes no files itself (--no-serve-artifacts): plots and tables go to {location} on the "
                 "disk of this machine, where the server finds them only if it runs here",
-                of="disk",
+                topic="disk",
             )
 
-    def _write_directly(self, entry: Entry, files: Mapping[str, bytes | Path], full: TrackingError) -> str:
+    def _write_directly(self, entry: Entry, files: Mapping[str, bytes | Path], spool_error: TrackingError) -> str:
         """Write a record that the spool cannot keep; what the store rejects now is lost.
 
         Raises:
             TrackingError: the store is unreachable, too.
         """
-        self._say_once(
-            f"{full}; written to {self.display_uri} directly, what it does not take at once is lost",
-            of="spool",
+        self._notify_once(
+            f"{spool_error}; written to {self.display_uri} directly, what it does not take at once is lost",
+            topic="spool",
         )
         try:
             client = self._connected()
             with linked(files) as (folder, lost):
                 if lost:
                     self._notify(f"{entry.record.run_name}: the files {', '.join(lost)} are lost")
-                run_id = push(client, self.experiment_id or "", entry, folder, lambda known: None)
+                run_id = push(client, self.experiment_id or "", entry, folder, lambda progress: None)
         except Exception as error:
             if not isinstance(error, ArtifactsError):
-                raise full from error
+                raise spool_error from error
             run_id = error.run_id
             self._notify(f"{entry.record.run_name}: {error}; they are lost")
         self._run_ids[entry.record.record_id] = run_id
@@ -219,7 +217,8 @@ class Delivery:
     def _may_try(self, last: bool = False) -> bool:
         return not self.offline or last or time.monotonic() >= self._retry_at
 
-    def _keep(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
+        """Notify why a record stays in the spool; go offline if the store is unreachable."""
         if store_errors.is_local(error):
             self._notify(
                 f"a record is not complete ({store_errors.one_line(error)}); it is kept in {self.spool.folder}, "
@@ -237,9 +236,9 @@ class Delivery:
             "`llmtrack sync` tries again"
         )
 
-    def _say_once(self, message: str, of: str) -> None:
-        if of not in self._said:
-            self._said.add(of)
+    def _notify_once(self, message: str, topic: str) -> None:
+        if topic not in self._notified:
+            self._notified.add(topic)
             self._notify(message)
 
     def _go_offline(self, error: Exception) -> None:
@@ -257,6 +256,10 @@ class Delivery:
     def _back_online(self) -> None:
         if self.offline:
             self.offline = False
-            left = self.sync().problems
-            kept = f"; some of what is kept in {self.spool.folder} is not taken yet ({'; '.join(left)})" if left else ""
-            self._notify(f"tracking store {self.display_uri} answers again{kept}")
+            problems = self.sync().problems
+            rest = (
+                f"; some of what is kept in {self.spool.folder} is not taken yet ({'; '.join(problems)})"
+                if problems
+                else ""
+            )
+            self._notify(f"tracking store {self.display_uri} answers again{rest}")

@@ -16,7 +16,7 @@ _TEXT_SUFFIXES = frozenset({".csv", ".html", ".json", ".log", ".md", ".svg", ".t
 
 @contextmanager
 def linked(files: Mapping[str, bytes | Path]) -> Iterator[tuple[Path | None, list[str]]]:
-    """Provide a folder of links to the files, and the names of missing ones."""
+    """Provide a folder of links to the files, or None, and the names of those that could not be linked."""
     if not files:
         yield None, []
         return
@@ -49,7 +49,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def clean_content(path: Path, secrets: tuple[str, ...]) -> bytes | Path:
-    """Return a text file's content without credentials; other files are copied unchanged.
+    """Return a text file's content without credentials, or the path of any other file.
 
     Raises:
         TrackingError: it cannot be read.

@@ -66,7 +66,7 @@ _DIGEST_TAGS = {
     **{name: schema.ENV_TAG_PREFIX + name for name in MODEL_DIGESTS},
     "calibration_digest": schema.DIGEST_PREFIX + "calibration_digest",
 }
-"""Digests of what a loaded model is made of, by the tags of a run."""
+"""Digests of a loaded model's files, with the tags of a run that hold them."""
 
 # Requirements by kind of model folder, in addition to llmtrack.
 _REQUIREMENTS = {
@@ -84,8 +84,7 @@ class Configuration:
 
     Attributes:
         key: digest of its settings and of the model's files.
-        name: its label, such as `smollm2 \N{MIDDLE DOT} onnx int8-weight-only \N{MIDDLE DOT} 2 threads`.
-        params: its settings.
+        name: such as `smollm2 \N{MIDDLE DOT} onnx int8-weight-only \N{MIDDLE DOT} 2 threads`.
         tags: digests of the model's files, and the key.
     """
 
@@ -96,9 +95,7 @@ class Configuration:
 
 
 def configuration_of(record: RunRecord) -> Configuration | None:
-    """Return the configuration that a run measured; None for a study, for training (its result is another model), and
-    without measurements.
-    """
+    """Return the configuration that a run measured; None for a study, a training or a run without measurements."""
     params = record.params
     measured = record.status == FINISHED and record.tags.get("llmtrack.kind") == "scenario" and record.metrics
     if not measured or params.get("task") == "train" or "model_id" not in params:
@@ -118,36 +115,31 @@ def configuration_of(record: RunRecord) -> Configuration | None:
 
 
 def logged_model_of(client: MlflowClient, experiment_id: str, run_id: str, record: RunRecord) -> str | None:
-    """Return the id of the logged model of a run's configuration, created if necessary; None if there is none.
+    """Return the id of the logged model of a run's configuration, created if necessary; None without a configuration.
 
-    Idempotent, also across processes.
-
-    Args:
-        client: client of the store.
-        experiment_id: the MLflow experiment.
-        run_id: the run, set as the source of a new logged model.
-        record: the run's record.
+    Idempotent, also across processes. The run becomes the source of a new logged model.
 
     Raises:
         mlflow.MlflowException: the store failed.
     """
-    way = configuration_of(record)
-    if way is None:
+    configuration = configuration_of(record)
+    if configuration is None:
         return None
     known = _known.setdefault(client, {})
-    if (experiment_id, way.key) not in known:
+    key = experiment_id, configuration.key
+    if key not in known:
         try:
             with store.user_lock("models", client.tracking_uri, experiment_id).acquire(timeout=_LOCK_WAIT_S):
-                known[experiment_id, way.key] = _one_logged_model(client, experiment_id, run_id, way).model_id
+                known[key] = _one_logged_model(client, experiment_id, run_id, configuration).model_id
         except Exception as error:
             if not is_unsupported(error):
                 raise
-            known[experiment_id, way.key] = None
-    return known[experiment_id, way.key]
+            known[key] = None
+    return known[key]
 
 
 def is_unsupported(error: Exception) -> bool:
-    """Return whether an error means that a store has no logged models: an MLflow server older than 3.0."""
+    """Return whether a store has no logged models: an MLflow server older than 3.0."""
     return isinstance(error, NotImplementedError) or getattr(error, "error_code", None) == "ENDPOINT_NOT_FOUND"
 
 
@@ -166,43 +158,47 @@ def lacking(client: MlflowClient) -> str:
     return ""
 
 
-def _one_logged_model(client: MlflowClient, experiment_id: str, run_id: str, way: Configuration) -> LoggedModel:
-    """Return the single logged model of a configuration, the oldest.
-
-    Unfinished others, left by crashes and repeated requests, are deleted.
-    """
-    found = _logged_models(client, experiment_id, way)
-    if not found:
-        made = client.create_logged_model(
-            experiment_id, way.name, source_run_id=run_id, tags=dict(way.tags), params=dict(way.params)
+def _one_logged_model(
+    client: MlflowClient, experiment_id: str, run_id: str, configuration: Configuration
+) -> LoggedModel:
+    """Return the oldest logged model of a configuration, and delete unfinished others of crashes and repeated requests."""
+    models = _logged_models(client, experiment_id, configuration)
+    if not models:
+        created = client.create_logged_model(
+            experiment_id,
+            configuration.name,
+            source_run_id=run_id,
+            tags=dict(configuration.tags),
+            params=dict(configuration.params),
         )
-        # A lock protects a SQLite file, which only this machine writes; elsewhere another machine may have created one, too.
-        found = [made] if store.sqlite_path(client.tracking_uri) else _logged_models(client, experiment_id, way)
-    first, *others = found
+        # The lock suffices for a SQLite file, which only this machine writes; elsewhere another machine may have created one.
+        local = store.sqlite_path(client.tracking_uri)
+        models = [created] if local else _logged_models(client, experiment_id, configuration)
+    oldest, *others = models
     for other in others:
         if other.status != "READY":
             client.delete_logged_model(other.model_id)
-    if first.status != "READY":
-        client.finalize_logged_model(first.model_id, "READY")
-    return first
+    if oldest.status != "READY":
+        client.finalize_logged_model(oldest.model_id, "READY")
+    return oldest
 
 
-def _logged_models(client: MlflowClient, experiment_id: str, way: Configuration) -> list[LoggedModel]:
-    found = client.search_logged_models([experiment_id], filter_string=f"tags.`{CONFIGURATION_TAG}` = '{way.key}'")
-    return sorted(found, key=lambda model: (model.creation_timestamp, model.model_id))
+def _logged_models(client: MlflowClient, experiment_id: str, configuration: Configuration) -> list[LoggedModel]:
+    text = f"tags.`{CONFIGURATION_TAG}` = '{configuration.key}'"
+    models = client.search_logged_models([experiment_id], filter_string=text)
+    return sorted(models, key=lambda model: (model.creation_timestamp, model.model_id))
 
 
 def _configuration_name(settings: Mapping[str, Any]) -> str:
     recipe = settings.get("quantization", "none")
-    how = f"{settings.get('backend', '')} {settings.get('dtype', '') if recipe == 'none' else recipe}"
+    engine = f"{settings.get('backend', '')} {settings.get('dtype', '') if recipe == 'none' else recipe}"
     device, threads = str(settings.get("device", "cpu")), str(settings.get("threads", ""))
     parts = [
         short_name(str(settings["model_id"])),
-        how.strip(),
+        engine.strip(),
         "" if settings.get("compile", "none") == "none" else "compiled",
         device if device != "cpu" else plural(int(threads), "thread") if threads.isdecimal() else "",
     ]
-    # MLflow takes none of these in a name.
     return shorten(NOT_IN_MODEL_NAMES.sub("_", " \N{MIDDLE DOT} ".join(filter(None, parts))), MAX_RUN_NAME)
 
 
@@ -237,7 +233,7 @@ def mlflow_model(folder: Path) -> Iterator[Mapping[str, Path]]:
 
 
 def save_pointer(target: Path, pointer: Pointer) -> None:
-    """Write an MLflow model that points at a model, with an example of its input."""
+    """Write an MLflow model that points at a model, with an example input."""
     import mlflow.pyfunc
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -266,14 +262,14 @@ def _signature() -> ModelSignature:
 
 
 def _pinned(packages: tuple[str, ...]) -> list[str]:
-    known = ((name, installed_version(name)) for name in packages)
+    versions = ((name, installed_version(name)) for name in packages)
     # Drop local version suffixes such as +cpu, which others cannot install.
-    return [f"{name}=={found.partition('+')[0]}" for name, found in known if found]
+    return [f"{name}=={version.partition('+')[0]}" for name, version in versions if version]
 
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a registered model, and what had its alias before: empty if nothing did."""
+    """A version of a registered model, and the version that had its alias before; empty if none had."""
 
     name: str
     version: str
@@ -282,12 +278,12 @@ class Version:
 
     @property
     def uri(self) -> str:
-        """Where MLflow finds it."""
+        """Its address in MLflow."""
         return f"models:/{self.name}@{self.alias}"
 
 
 def name_and_alias(text: str) -> tuple[str, str]:
-    """Return both parts of `NAME@alias`.
+    """Split `NAME@alias`.
 
     Raises:
         UsageError: MLflow accepts no such name or alias.
@@ -302,16 +298,9 @@ def name_and_alias(text: str) -> tuple[str, str]:
 
 
 def register(run: Run, pointer: Pointer, name: str, alias: str, tracking_uri: str | None = None) -> Version:
-    """Register a run's way as a version, once, and give that the alias.
+    """Register the configuration of a finished run as a version, once, and give it the alias, which others lose.
 
-    Its files point at the model, of which nothing is copied, and are those of the run's logged model.
-
-    Args:
-        run: a finished run of a scenario.
-        pointer: what is loaded.
-        name: of the registered model, created if need be.
-        alias: of the version; any other version loses it.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+    The version's files are those of the run's logged model: a pointer, no copy of the model.
 
     Raises:
         UsageError: the run has no logged model.
@@ -335,7 +324,7 @@ def register(run: Run, pointer: Pointer, name: str, alias: str, tracking_uri: st
 
 
 def _version_of(client: MlflowClient, name: str, model: LoggedModel) -> str:
-    """Return the version that stands for a logged model, empty if there is none; a new registered model is created."""
+    """Return the version of a logged model, empty if there is none; create a missing registered model."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -343,15 +332,15 @@ def _version_of(client: MlflowClient, name: str, model: LoggedModel) -> str:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    found = client.search_model_versions(f"name = '{name}'")
-    return next((str(each.version) for each in found if each.source == model.artifact_location), "")
+    versions = client.search_model_versions(f"name = '{name}'")
+    return next((str(each.version) for each in versions if each.source == model.artifact_location), "")
 
 
 def _create_version(client: MlflowClient, name: str, model: LoggedModel, run: Run, pointer: Pointer) -> str:
-    """Create a version; the logged model is told of it, as `mlflow.register_model` does, for the Models tab."""
-    # By the logged model's own URI, MLflow would look for it in the store of its global setting; by its id, a server accepts that
-    # the files are not the run's.
-    made = client.create_model_version(
+    """Create a version, and tag the logged model with it for the Models tab, as `mlflow.register_model` does."""
+    # Given the URI of the logged model, MLflow would look for it in its globally set store; given the id, a server accepts
+    # files that are not the run's.
+    version = client.create_model_version(
         name,
         model.artifact_location,
         run_id=run.run_id,
@@ -359,9 +348,9 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, run: Ru
         model_id=model.model_id,
     )
     known = json.loads(model.tags.get(_VERSIONS_TAG, "[]"))
-    versions = [*known, {"name": name, "version": str(made.version)}]
+    versions = [*known, {"name": name, "version": str(version.version)}]
     client.set_logged_model_tags(model.model_id, {_VERSIONS_TAG: json.dumps(versions)})
-    return str(made.version)
+    return str(version.version)
 
 
 def _version_with_alias(client: MlflowClient, name: str, alias: str) -> str:

@@ -1,4 +1,4 @@
-"""Write a record to MLflow exactly once, regardless of retries."""
+"""Write a record to MLflow exactly once, however often it is retried."""
 
 from __future__ import annotations
 
@@ -37,14 +37,10 @@ _RECORD_ID = "llmtrack.record_id"
 
 
 class ArtifactsError(TrackingError):
-    """The numbers of a record are in MLflow, its files are not.
+    """The numbers of a record are in MLflow, in the run `run_id`, but not its files."""
 
-    Attributes:
-        run_id: the run with the numbers.
-    """
-
-    def __init__(self, run_id: str, why: str) -> None:
-        super().__init__(f"its files could not be stored: {why}")
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(f"its files could not be stored: {reason}")
         self.run_id = run_id
 
 
@@ -57,7 +53,7 @@ def push(
 ) -> str:
     """Write an entry's record to its run, which is found or created; return the run id.
 
-    Every step is idempotent: equal params and metrics are merged, and if a run may have been created before, it is
+    Every step is idempotent: MLflow merges equal params and metrics, and a run that may have been created before is
     looked up by the record's id first.
 
     Args:
@@ -76,7 +72,7 @@ def push(
     fitted = _fit(record, model_id)
     corpus = datasets.corpus_of(fitted.params, record.tags)
     _log_values(client, run_id, record, fitted, model_id, corpus)
-    # What an older version kept in the spool names its corpus alone.
+    # A record kept by an older version has no inputs.
     _log_inputs(client, run_id, model_id, record.inputs or filter(None, [corpus]))
     try:
         traces.log(client, experiment_id, run_id, model_id, record)
@@ -114,7 +110,7 @@ def reopen(client: MlflowClient, run_id: str) -> None:
 
 
 def _step_metrics(rows: Iterable[StepValues]) -> list[Metric]:
-    """Return MLflow metrics with the times of the steps, so that repeated ones are merged."""
+    """Return MLflow metrics with the times of the steps, so that MLflow merges repeated ones."""
     from mlflow.entities import Metric
 
     return [
@@ -176,16 +172,16 @@ def _find(client: MlflowClient, experiment_id: str, record_id: str) -> Run | Non
     runs = list(client.search_runs([experiment_id], f"tags.`{_RECORD_ID}` = '{record_id}'"))
     # Prefer the one with params; break ties deterministically, so that all processes keep the same one.
     runs.sort(key=lambda run: (-len(run.data.params), run.info.run_id))
-    for ghost in runs[1:]:
-        client.delete_run(ghost.info.run_id)
+    for duplicate in runs[1:]:
+        client.delete_run(duplicate.info.run_id)
     return runs[0] if runs else None
 
 
 def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> Run:
     fitted = _fit(record)
     # Set the tags that runs are searched by on creation.
-    wanted = ("llmtrack.kind", "llmtrack.experiment", "llmtrack.study_id", _RECORD_ID)
-    tags = {key: fitted.tags[key] for key in wanted if key in fitted.tags}
+    searched = ("llmtrack.kind", "llmtrack.experiment", "llmtrack.study_id", _RECORD_ID)
+    tags = {key: fitted.tags[key] for key in searched if key in fitted.tags}
     run = client.create_run(
         experiment_id, start_time=record.start_ms, tags={**tags, **_author_tags()}, run_name=fitted.run_name
     )
@@ -232,25 +228,25 @@ def _log_values(
     client.log_batch(run_id, metrics=metrics, params=params, tags=tags, synchronous=True)
 
 
-def _log_inputs(client: MlflowClient, run_id: str, model_id: str | None, read: Iterable[DataSet]) -> None:
-    """Log what a run used, its logged model and data sets; MLflow keeps one use of each per run."""
+def _log_inputs(client: MlflowClient, run_id: str, model_id: str | None, data_sets: Iterable[DataSet]) -> None:
+    """Log the logged model and the data sets that a run used; MLflow keeps one use of each per run."""
     from mlflow.entities import LoggedModelInput
 
-    inputs = list(map(datasets.entity, read))
+    inputs = list(map(datasets.entity, data_sets))
     models = [LoggedModelInput(model_id)] if model_id else []
-    # MLflow looks for a data set before it makes one: of two writers at once one is refused, and finds it when it asks again.
-    for left in range(len(inputs), -1, -1):
+    # MLflow checks for a data set before it creates it: of two concurrent writers one is refused, and succeeds on a retry.
+    for retries in range(len(inputs), -1, -1):
         try:
             if inputs or models:
                 client.log_inputs(run_id, inputs, models)
             return
         except Exception as error:
-            if not left or not is_permanent(error):
+            if not retries or not is_permanent(error):
                 raise
 
 
 def _of_corpus(key: str, fitted: Fitted) -> bool:
-    """Return whether a metric of a run tells of its corpus, and not of what was generated beside."""
+    """Return whether a metric describes the run's corpus, and not what was generated beside it."""
     return fitted.params.get("task") == "perplexity" or metric(key).of_text or key.startswith("score_")
 
 
@@ -260,7 +256,7 @@ def _size(texts: Mapping[str, str]) -> int:
 
 
 def _log_artifacts(client: MlflowClient, run: Run, record: RunRecord, files: Path | None) -> None:
-    # A running run writes them at its end.
+    # Written once, when the run has ended.
     texts = {**({} if record.status == RUNNING else packed.artifact(record.tags)), **record.texts}
     if texts:
         with tempfile.TemporaryDirectory(prefix="llmtrack-") as folder:
@@ -268,13 +264,13 @@ def _log_artifacts(client: MlflowClient, run: Run, record: RunRecord, files: Pat
                 path = Path(folder) / safe_path(name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8", errors="replace")
-            upload(client, run, folder)
+            _upload(client, run, folder)
     if files is not None and files.is_dir():
-        upload(client, run, str(files))
+        _upload(client, run, str(files))
 
 
-def upload(client: MlflowClient, run: Run, folder: str) -> None:
-    """Store a folder's files with a run; MLflow's client would ask for the run once more."""
+def _upload(client: MlflowClient, run: Run, folder: str) -> None:
+    """Store a folder's files with a run; MLflow's client would request the run once more."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     get_artifact_repository(run.info.artifact_uri, tracking_uri=client.tracking_uri).log_artifacts(folder)

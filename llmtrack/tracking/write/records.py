@@ -1,4 +1,4 @@
-"""Records: the data of one run, built from an outcome, kept in the spool, and pushed to MLflow."""
+"""Build records, the data of one run each, from outcomes; they are kept in the spool and pushed to MLflow."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from llmtrack.tracking import packed
 from llmtrack.tracking.write.datasets import DataSet, data_sets_of
 
 DEFAULT_TRACES = 16
-"""Maximum generations of a run that are kept."""
+"""Generations of a run that are tracked by default; `MOST_GENERATIONS` are measured at most."""
 
 SET_ASIDE = "set_aside"
-"""Kind of a disturbed and remeasured run: kept, but not returned as a scenario run."""
+"""Kind of a disturbed and remeasured run: tracked, but not returned as a scenario run."""
 
 TABLE = "eval_results_table.json"
 GENERATIONS = "generations_table.json"
@@ -44,9 +44,7 @@ class StudyContext:
 
     Attributes:
         study_id: such as `prompt_length-20261128-014301-3f2a`.
-        experiment: llmtrack experiment.
-        suite_id: id of its suite, or None.
-        tags: tags of every run of the study: versions, environment, git commit.
+        tags: versions, environment, git commit.
         scenarios: names of its scenarios, in order.
     """
 
@@ -65,8 +63,7 @@ class RunRecord:
     Attributes:
         record_id: identity; pushing it twice creates one run.
         status: `FINISHED`, `FAILED`, `KILLED`, or `RUNNING` for a study in progress.
-        start_ms: milliseconds since the epoch.
-        end_ms: milliseconds since the epoch.
+        start_ms: since the epoch, as `end_ms`.
         params: conditions.
         metrics: one value each.
         series: one value per step each.
@@ -93,7 +90,7 @@ class RunRecord:
 
 
 def study_record(study: StudyContext, question: str, settings: Mapping[str, Scalar], start_ms: int) -> RunRecord:
-    """Return the record of a starting study."""
+    """Build the record of a starting study."""
     return RunRecord(
         record_id=study.study_id,
         run_name=study_name(study, [str(settings.get("model", ""))]),
@@ -106,38 +103,34 @@ def study_record(study: StudyContext, question: str, settings: Mapping[str, Scal
 
 
 def study_name(study: StudyContext, models: Iterable[str]) -> str:
-    """Return the run name of a study: `precision 11:02, study of smollm2`, with the time in UTC.
+    """Name the run of a study: `precision 11:02, study of smollm2`, with the time in UTC.
 
     MLflow's list shows some 20 characters, so the distinctive part comes first.
-
-    Args:
-        study: its experiment and its id, which contains the start time.
-        models: its models; the first of candidate lists.
     """
-    named = list(dict.fromkeys(filter(None, map(short_name, models))))
-    began = _CLOCK.search(study.study_id)
-    what = f"{study.experiment} {began[1]}:{began[2]}" if began else study.experiment
-    of = named[0] if len(named) == 1 else f"{len(named)} models" if named else ""
+    names = list(dict.fromkeys(filter(None, map(short_name, models))))
+    clock = _CLOCK.search(study.study_id)
+    title = f"{study.experiment} {clock[1]}:{clock[2]}" if clock else study.experiment
+    subject = names[0] if len(names) == 1 else f"{len(names)} models" if names else ""
     if study.experiment in ("suite", "compare"):
-        return f"{what}, {of}" if of else what
-    return f"{what}, study of {of}" if of else f"{what}, study"
+        return f"{title}, {subject}" if subject else title
+    return f"{title}, study of {subject}" if subject else f"{title}, study"
 
 
 def scenario_record(outcome: Outcome, study: StudyContext, remark: str = "", traces: int = DEFAULT_TRACES) -> RunRecord:
-    """Return the record of a measured or failed scenario.
+    """Build the record of a measured or failed scenario.
 
     Args:
         remark: appended to its listed name.
-        traces: maximum generations to keep.
+        traces: maximum generations to track.
     """
     record = _failure_record(outcome, study) if isinstance(outcome, Failure) else _measurement_record(outcome, study)
-    # The digests of what was read are part of the identity already.
+    # Not part of the identity, which has the digests already.
     record = dataclasses.replace(record, inputs=data_sets_of(outcome.scenario, record.params))
     if isinstance(outcome, Measurement):
-        made = outcome.generations[:traces]
-        tables, tags = tables_of(outcome.items, made)
+        generations = outcome.generations[:traces]
+        tables, tags = tables_of(outcome.items, generations)
         texts, tags = {**record.texts, **tables}, {**record.tags, **tags}
-        record = dataclasses.replace(record, generations=made, texts=texts, tags=tags)
+        record = dataclasses.replace(record, generations=generations, texts=texts, tags=tags)
     return _in_list(record, study, remark)
 
 
@@ -149,7 +142,7 @@ def begun_record(
     started_at: float,
     study: StudyContext,
 ) -> RunRecord:
-    """Return the record of a scenario whose run is written to while it goes on."""
+    """Build the record of a scenario whose run is written to while it goes on."""
     record = _record(scenario, facts, study, RUNNING, (started_at, 0.0), {}, tags)
     return _in_list(dataclasses.replace(record, record_id=run_key), study)
 
@@ -162,13 +155,12 @@ def same_as_record(
     study: StudyContext,
     now_s: float,
 ) -> RunRecord:
-    """Return the record of a scenario covered by another one's measurement.
+    """Build the record of a scenario covered by another one's measurement.
 
     Args:
         facts: what would have been used, such as the dtype label.
         same_as: name of the measured scenario.
         note: why they are equal, in one line.
-        now_s: seconds since the epoch.
     """
     tags = {"llmtrack.outcome": "same_as", "llmtrack.same_as": same_as, "llmtrack.reason": note}
     record = _identified(_record(scenario, facts, study, FINISHED, (now_s, now_s), tags))
@@ -176,12 +168,12 @@ def same_as_record(
 
 
 def tables_of(items: Sequence[Item], generations: Sequence[Generation] = ()) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the artifacts and the tag of a run with results of items, or with generations; empty without.
+    """Lay out items and generations as MLflow's evaluation tables: artifacts by path, and the tag that lists them.
 
-    The first column groups, the second is compared, unless a person chooses others.
+    MLflow groups by the first column and compares the second, unless the user chooses others.
     """
     names = list(dict.fromkeys(name for item in items for name in item.values))
-    found = {
+    candidates = {
         TABLE: _table_json(
             ["document", *names], ([item.name, *(_finite(item.values.get(name)) for name in names)] for item in items)
         ),
@@ -190,13 +182,13 @@ def tables_of(items: Sequence[Item], generations: Sequence[Generation] = ()) -> 
             ([each.prompt, each.text, each.seconds, each.first_token_s, each.new_tokens] for each in generations),
         ),
     }
-    tables = {path: text for path, text in found.items() if text}
+    tables = {path: text for path, text in candidates.items() if text}
     listed = [{"path": path, "type": "table"} for path in tables]
     return tables, {TABLES_TAG: json.dumps(listed)} if listed else {}
 
 
 def params_of(scenario: Scenario) -> dict[str, Scalar]:
-    """Return the params implied by the request; None settings are left out."""
+    """Return the params implied by the request, without settings that are None."""
     variant, task = scenario.variant, scenario.task
     params: dict[str, Any] = {
         "scenario": scenario.name,
@@ -209,8 +201,8 @@ def params_of(scenario: Scenario) -> dict[str, Scalar]:
         "quantization": variant.quantization,
     }
     # New fields of a task are tracked automatically.
-    left_out = (*_NOT_CONDITIONS, *not_asked(task))
-    settings = (f.name for f in dataclasses.fields(task) if f.name not in left_out)
+    omitted = (*_NOT_CONDITIONS, *not_asked(task))
+    settings = (f.name for f in dataclasses.fields(task) if f.name not in omitted)
     params.update({name: getattr(task, name) for name in settings})
     if isinstance(task, GenerateTask):
         params.update(
@@ -225,27 +217,35 @@ def params_of(scenario: Scenario) -> dict[str, Scalar]:
     return {key: value for key, value in params.items() if value is not None}
 
 
-def _measurement_record(done: Measurement, study: StudyContext) -> RunRecord:
-    metrics = {name: float(value) for name, value in done.metrics.items()}
-    for name, summary in done.summaries.items():
+def _measurement_record(measurement: Measurement, study: StudyContext) -> RunRecord:
+    metrics = {name: float(value) for name, value in measurement.metrics.items()}
+    for name, summary in measurement.summaries.items():
         values = {stat: getattr(summary, stat) for stat in schema.SPREAD_STATS}
         metrics.update({schema.spread_key(name, stat): v for stat, v in values.items() if v is not None})
-    tags = {"llmtrack.outcome": "finished", "llmtrack.workload_id": done.workload_id}
-    texts = dict(done.texts)
-    if done.samples or done.summaries:
-        texts["samples.json"] = _samples_json(done)
-    if done.sample_text is not None:
-        texts["sample.txt"] = done.sample_text
-    if any(REPLACED in line for line in done.warnings):
-        # Kept, but excluded from views, tables and comparisons.
+    tags = {"llmtrack.outcome": "finished", "llmtrack.workload_id": measurement.workload_id}
+    texts = dict(measurement.texts)
+    if measurement.samples or measurement.summaries:
+        texts["samples.json"] = _samples_json(measurement)
+    if measurement.sample_text is not None:
+        texts["sample.txt"] = measurement.sample_text
+    if any(REPLACED in line for line in measurement.warnings):
+        # Tracked, but excluded from views, tables and comparisons.
         tags["llmtrack.kind"] = SET_ASIDE
-    if done.warnings:
-        tags["llmtrack.warnings"] = "\n".join(done.warnings)
-        texts["warnings.txt"] = "\n".join(done.warnings) + "\n"
-    record = _record(done.scenario, done.facts, study, FINISHED, (done.started_at, done.ended_at), tags, done.tags)
-    series = {schema.series_key(name): tuple(map(float, values)) for name, values in done.series.items()}
-    record = dataclasses.replace(record, metrics=metrics, series=series, steps=done.steps, texts=texts)
-    return _identified(record, done.run_key)
+    if measurement.warnings:
+        tags["llmtrack.warnings"] = "\n".join(measurement.warnings)
+        texts["warnings.txt"] = "\n".join(measurement.warnings) + "\n"
+    record = _record(
+        measurement.scenario,
+        measurement.facts,
+        study,
+        FINISHED,
+        (measurement.started_at, measurement.ended_at),
+        tags,
+        measurement.tags,
+    )
+    series = {schema.series_key(name): tuple(map(float, values)) for name, values in measurement.series.items()}
+    record = dataclasses.replace(record, metrics=metrics, series=series, steps=measurement.steps, texts=texts)
+    return _identified(record, measurement.run_key)
 
 
 def _failure_record(failure: Failure, study: StudyContext) -> RunRecord:
@@ -297,8 +297,9 @@ def _record(
 
 
 def _position(scenario: Scenario, study: StudyContext) -> dict[str, str]:
-    known = scenario.name in study.scenarios
-    return {"llmtrack.position": str(study.scenarios.index(scenario.name))} if known else {}
+    if scenario.name not in study.scenarios:
+        return {}
+    return {"llmtrack.position": str(study.scenarios.index(scenario.name))}
 
 
 def _study_tags(study: StudyContext) -> dict[str, str]:
@@ -338,7 +339,7 @@ def _in_list(record: RunRecord, study: StudyContext, remark: str = "") -> RunRec
 
 
 def short_name(model: str) -> str:
-    """Return a model's name without where it comes from: of `packaged:smollm2,synthetic:tiny`, `smollm2`."""
+    """Shorten a model to its bare name: `packaged:smollm2,synthetic:tiny` to `smollm2`."""
     first = model.split(",")[0].strip().rstrip("/\\")
     return re.split(r"[/\\:]", first)[-1][:_LONGEST_MODEL]
 
@@ -353,21 +354,21 @@ def _tag_key(key: str) -> str:
     return key if key.startswith(("llmtrack.", "mlflow.")) else schema.ENV_TAG_PREFIX + key
 
 
-def _samples_json(done: Measurement) -> str:
+def _samples_json(measurement: Measurement) -> str:
     data = {
-        "samples": {key: list(map(float, values)) for key, values in done.samples.items()},
-        **({"rounds": list(done.rounds)} if done.rounds else {}),
-        "summaries": to_json(done.summaries),
+        "samples": {key: list(map(float, values)) for key, values in measurement.samples.items()},
+        **({"rounds": list(measurement.rounds)} if measurement.rounds else {}),
+        "summaries": to_json(measurement.summaries),
     }
     return json.dumps(data, indent=1) + "\n"
 
 
 def _table_json(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table as MLflow stores it; empty without rows."""
+    """Serialize a table as MLflow stores it; empty without rows."""
     data = list(rows)
     return json.dumps({"columns": columns, "data": data}, ensure_ascii=False) if data else ""
 
 
 def _finite(value: float | None) -> float | str | None:
-    """Return a number that JSON has, or its name."""
+    """Replace a number that JSON lacks by its name."""
     return value if value is None or math.isfinite(value) else str(value)

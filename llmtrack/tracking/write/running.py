@@ -1,9 +1,7 @@
-"""Runs of live and dead processes: claim a piece of work, so that no second process does it at the same time without a word,
-and end the runs of processes that were killed."""
+"""Claim work, so that no two processes measure the same study unknowingly, and end the runs of killed processes."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, TypeVar
@@ -14,9 +12,9 @@ from llmtrack.tracked.run import KILLED
 from llmtrack.tracking import store
 from llmtrack.tracking.owner import ABANDONED, TAG, host_id, is_gone
 from llmtrack.tracking.read.source import read_pages
+from llmtrack.tracking.write.push import now_ms
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Run
 
     from llmtrack.tracking.write.tracker import Tracker
@@ -31,20 +29,18 @@ Opened = TypeVar("Opened")
 def open_claimed(
     tracker: Tracker, work: str, resume: bool, say: Callable[[str], None], start: Callable[[], Opened]
 ) -> Opened:
-    """Open the study of a piece of work, unless it is to resume what another process is at.
+    """Open the study of a piece of work, unless it would resume what another process is measuring.
 
-    Looking and opening are one step to the other processes of this machine. Whether a process of another machine still
-    lives cannot be known: a line says what it left running, since a machine that was lost must not keep its work for ever.
+    A lock makes checking and opening one step for this machine. Whether a process of another machine is alive is unknown:
+    `say` prints a warning, because a lost machine must not block its work for ever.
 
     Args:
-        tracker: where the study is tracked; its run carries the tag `WORK_TAG`.
-        work: identifies what is measured.
-        resume: whether only the rest of it is to be measured; else all is, whoever else does so.
-        say: prints a line.
+        work: identifies what is measured; the study's run has it in the tag `WORK_TAG`.
+        resume: measure only the rest; otherwise everything is measured, whoever else does so.
         start: opens the study.
 
     Raises:
-        UsageError: a process of this machine is at it.
+        UsageError: a process of this machine is measuring it.
         TrackingError: the store cannot be read.
     """
     if not resume or tracker.offline:
@@ -63,47 +59,38 @@ def open_claimed(
 
 def _running(work: str, tracking_uri: str) -> list[Run]:
     client = store.open_existing(tracking_uri)
-    wanted = f"attributes.status = 'RUNNING' and tags.`{WORK_TAG}` = '{work}'"
-    pages = read_pages(client, list(store.experiment_names(client)), wanted)
-    found = {run.info.run_id: run for page in pages for run in page}
-    return [run for run in found.values() if not is_gone(run.data.tags.get(TAG, ""))]
+    text = f"attributes.status = 'RUNNING' and tags.`{WORK_TAG}` = '{work}'"
+    pages = read_pages(client, list(store.experiment_names(client)), text)
+    runs = {run.info.run_id: run for page in pages for run in page}
+    return [run for run in runs.values() if not is_gone(run.data.tags.get(TAG, ""))]
 
 
 def _refuse_claimed(others: list[Run], say: Callable[[str], None]) -> None:
     for run in others:
         host, _, pid, *_ = [*run.data.tags.get(TAG, "").split(" "), "", "", ""]
-        began = datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc)
-        what = f"{on_one_line(run.info.run_name)!r}, since {began:%Y-%m-%d %H:%M:%S} UTC"
+        start = datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc)
+        study = f"{on_one_line(run.info.run_name)!r}, since {start:%Y-%m-%d %H:%M:%S} UTC"
         if host == host_id():
             raise UsageError(
-                f"process {pid} measures this very study already ({what}): "
+                f"process {pid} measures this very study already ({study}): "
                 "wait until it has ended, or end it, and give the command again"
             )
-        say(f"  another machine measures this very study, or was lost while it did ({what})")
+        say(f"  another machine measures this very study, or was lost while it did ({study})")
 
 
 def close_abandoned(tracking_uri: str | None = None) -> list[str]:
-    """End the RUNNING runs whose process ran on this machine and is gone; return their names.
-
-    Runs of other or unknown machines are left alone.
-
-    Args:
-        tracking_uri: the store.
+    """End the RUNNING runs whose process ran on this machine and has exited; return their names.
 
     Raises:
         TrackingError: the store cannot be read.
     """
     client = store.open_existing(tracking_uri)
-    wanted = f"attributes.status = 'RUNNING' and tags.`{TAG}` LIKE '{host_id()} %'"
-    found: dict[str, Run] = {}
-    for page in read_pages(client, list(store.experiment_names(client)), wanted):
-        found |= {run.info.run_id: run for run in page if is_gone(run.data.tags[TAG])}
-    for run_id in found:
-        _close(client, run_id)
-    return sorted(run.info.run_name or run_id for run_id, run in found.items())
-
-
-def _close(client: MlflowClient, run_id: str) -> None:
-    client.set_tag(run_id, "llmtrack.outcome", "killed")
-    client.set_tag(run_id, "llmtrack.reason", ABANDONED)
-    client.set_terminated(run_id, KILLED, end_time=round(time.time() * 1000))
+    text = f"attributes.status = 'RUNNING' and tags.`{TAG}` LIKE '{host_id()} %'"
+    abandoned: dict[str, Run] = {}
+    for page in read_pages(client, list(store.experiment_names(client)), text):
+        abandoned |= {run.info.run_id: run for run in page if is_gone(run.data.tags[TAG])}
+    for run_id in abandoned:
+        client.set_tag(run_id, "llmtrack.outcome", "killed")
+        client.set_tag(run_id, "llmtrack.reason", ABANDONED)
+        client.set_terminated(run_id, KILLED, end_time=now_ms())
+    return sorted(run.info.run_name or run_id for run_id, run in abandoned.items())

@@ -1,4 +1,4 @@
-"""A folder that durably keeps every record until it is in MLflow.
+"""Keep every record durably in a folder until it is in MLflow.
 
 A record is a folder `<start>-<record_id>` with `entry.json` and its files. It exists once its folder has that name, and
 is gone once `entry.json` is removed; both are atomic, so a crash leaves a complete record or none. Each record has its
@@ -54,7 +54,7 @@ class Target:
     """Destination of a record.
 
     Attributes:
-        tracking_uri: the store without credentials, which are taken from the environment when it is sent.
+        tracking_uri: without credentials, which are taken from the environment when the record is sent.
         experiment: MLflow experiment, or empty if only its id is known.
         experiment_id: MLflow experiment id, or empty if unknown.
     """
@@ -70,7 +70,6 @@ class Entry:
     """A record to deliver.
 
     Attributes:
-        target: its destination.
         run_id: its MLflow run, once known.
         attempted: whether a run may have been created for it, so that it must be looked up first.
         has_files: whether there are artifacts beside the record's own texts.
@@ -114,7 +113,7 @@ class Spool:
         try:
             fresh.mkdir(parents=True)
             for name, content in (files or {}).items():
-                _keep_file(fresh / _FILES / name, content)
+                _store_file(fresh / _FILES / name, content)
             _write(fresh / _ENTRY, entry)
             self._place(fresh, entry)
         except (OSError, TimeoutError) as error:
@@ -128,16 +127,22 @@ class Spool:
 
     def names(self) -> list[str]:
         """Return the names of all entries, oldest first; empty if the folder is unreadable, see `check_readable`."""
-        return sorted(name for name in self._found() if name[0].isdigit() and self._is_whole(name))
+        return sorted(name for name in self._list() if name[0].isdigit() and self._is_complete(name))
 
     def peek(self, name: str) -> Entry | None:
-        """Read an entry without locking it; None if it is gone or corrupt.
+        """Read an entry without locking it; None if it is gone, or corrupt and thus set aside.
 
         Raises:
             OSError: it is temporarily unreadable (too many open files, a lost mount); it stays.
             NewerEntryError: it is for a newer version; it stays.
         """
-        return self._read(name)
+        try:
+            return _entry(_content(self.folder / name / _ENTRY))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            self._set_aside(name, error)
+            return None
 
     def waiting(self, belongs: Callable[[Entry], bool]) -> int:
         """Count the matching entries; temporarily unreadable ones count, too."""
@@ -181,21 +186,18 @@ class Spool:
 
     @contextlib.contextmanager
     def claim(self, name: str, timeout_s: float) -> Iterator[Entry | None]:
-        """Lock an entry and read it.
-
-        Yields None if another process holds it for `timeout_s`, or if it is gone or corrupt; a corrupt one is moved
-        aside, so that it never blocks others.
+        """Lock an entry and read it; yield None if another process holds it for `timeout_s`, else as `peek`.
 
         Raises:
             OSError, NewerEntryError: as `peek`.
         """
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             try:
-                held.enter_context(self._locked(name, timeout_s))
+                stack.enter_context(self._locked(name, timeout_s))
             except (_BusyError, FileNotFoundError):
                 yield None
                 return
-            yield self._read(name)
+            yield self.peek(name)
 
     def update(self, entry: Entry) -> None:
         """Durably record the progress of a claimed entry."""
@@ -213,15 +215,15 @@ class Spool:
 
     def sweep(self) -> None:
         """Remove incomplete entries of crashed processes after a day."""
-        for name in self._found():
-            if name.startswith(_NEW) or (name[0].isdigit() and not self._is_whole(name)):
+        for name in self._list():
+            if name.startswith(_NEW) or (name[0].isdigit() and not self._is_complete(name)):
                 _remove_stale(self.folder / name)
 
     def check_readable(self) -> None:
         """Check that the folder is readable, if it exists.
 
         Raises:
-            TrackingError: it is not, so its content is unknown.
+            TrackingError: it is unreadable, so its content is unknown.
         """
         try:
             os.listdir(self.folder)
@@ -232,13 +234,13 @@ class Spool:
                 f"cannot look for kept records in {self.folder} ({error.strerror}): permit it, or set LLMTRACK_SPOOL to another folder"
             ) from error
 
-    def _found(self) -> list[str]:
-        # Tracking continues even if nothing can be kept.
+    def _list(self) -> list[str]:
+        # Tracking continues without a spool.
         with contextlib.suppress(OSError):
             return os.listdir(self.folder)
         return []
 
-    def _is_whole(self, name: str) -> bool:
+    def _is_complete(self, name: str) -> bool:
         try:
             os.stat(self.folder / name / _ENTRY)
         except (FileNotFoundError, NotADirectoryError):
@@ -248,19 +250,20 @@ class Spool:
         return True
 
     def _place(self, fresh: Path, entry: Entry) -> None:
-        place = self.folder / entry.name
-        while not _moved(fresh, place):
+        """Move a new entry to its name, or into the entry of that name."""
+        target = self.folder / entry.name
+        while not _moved(fresh, target):
             # There is an entry of this identity, or its remains; it may be in transit.
             with contextlib.suppress(FileNotFoundError), self._locked(entry.name, _PUT_TIMEOUT_S):
-                if (place / _ENTRY).exists():
-                    self._replace(fresh, place, entry)
+                if (target / _ENTRY).exists():
+                    self._replace(fresh, target, entry)
                     break
-                shutil.rmtree(place)
+                shutil.rmtree(target)
         _sync(self.folder)
 
-    def _replace(self, fresh: Path, place: Path, entry: Entry) -> None:
+    def _replace(self, fresh: Path, target: Path, entry: Entry) -> None:
         """Replace an entry's content, keeping what is known about its run, which may exist already."""
-        known = self._read(entry.name)
+        known = self.peek(entry.name)
         if known is not None:
             entry = dataclasses.replace(
                 entry,
@@ -270,27 +273,18 @@ class Spool:
             )
             _write(fresh / _ENTRY, entry)
         if (fresh / _FILES).is_dir():
-            shutil.copytree(fresh / _FILES, place / _FILES, dirs_exist_ok=True)
-        place.mkdir(exist_ok=True)
-        os.replace(fresh / _ENTRY, place / _ENTRY)
-        _sync(place)
-
-    def _read(self, name: str) -> Entry | None:
-        try:
-            return _entry(_content(self.folder / name / _ENTRY))
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            self._set_aside(name, error)
-            return None
+            shutil.copytree(fresh / _FILES, target / _FILES, dirs_exist_ok=True)
+        target.mkdir(exist_ok=True)
+        os.replace(fresh / _ENTRY, target / _ENTRY)
+        _sync(target)
 
     def _set_aside(self, name: str, error: Exception) -> None:
         aside = self.folder / _CORRUPT / f"{name}-{uuid.uuid4().hex[:8]}"
         try:
             aside.parent.mkdir(exist_ok=True)
             os.replace(self.folder / name, aside)
-        except OSError as failed:
-            self._notify(f"cannot read nor move the record {self.folder / name}: {failed}")
+        except OSError as move_error:
+            self._notify(f"cannot read nor move the record {self.folder / name}: {move_error}")
             return
         self._notify(
             f"a record in the spool cannot be read ({type(error).__name__}: {error}); "
@@ -301,10 +295,10 @@ class Spool:
     def _locked(self, name: str, timeout_s: float) -> Iterator[None]:
         from filelock import FileLock, Timeout
 
-        place = self.folder / name
-        if not place.is_dir():
-            raise FileNotFoundError(place)
-        lock = FileLock(place / _LOCK)
+        folder = self.folder / name
+        if not folder.is_dir():
+            raise FileNotFoundError(folder)
+        lock = FileLock(folder / _LOCK)
         try:
             lock.acquire(timeout=timeout_s)
         except Timeout:
@@ -340,10 +334,10 @@ def _entry(data: Any) -> Entry:
         ValueError: the data is invalid.
         NewerEntryError: a newer version wrote it.
     """
-    number = data.get("format") if isinstance(data, dict) else None
-    if type(number) is int and number > _FORMAT:
-        raise NewerEntryError(_newer(f"format {number}"))
-    if number != _FORMAT:
+    version = data.get("format") if isinstance(data, dict) else None
+    if type(version) is int and version > _FORMAT:
+        raise NewerEntryError(_newer(f"format {version}"))
+    if version != _FORMAT:
         raise ValueError(f"it is not of format {_FORMAT}")
     try:
         entry: Entry = from_json({name: value for name, value in data.items() if name != "format"}, Entry)
@@ -352,17 +346,17 @@ def _entry(data: Any) -> Entry:
     return entry
 
 
-def _newer(what: str) -> str:
-    return f"a record was kept by a newer llmtrack ({what}): send it by that version"
+def _newer(sign: str) -> str:
+    return f"a record was kept by a newer llmtrack ({sign}): send it by that version"
 
 
-def _moved(fresh: Path, place: Path) -> bool:
-    """Move a folder to its place; return whether that was free."""
+def _moved(fresh: Path, target: Path) -> bool:
+    """Move a folder unless the target exists; return whether it was moved."""
     try:
-        os.replace(fresh, place)
+        os.replace(fresh, target)
     except OSError as error:
         # The previous entry may be gone by now, because it was sent.
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) and not place.is_dir():
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) and not target.is_dir():
             raise
         return False
     return True
@@ -374,7 +368,7 @@ def _remove_stale(path: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _keep_file(path: Path, content: bytes | Path) -> None:
+def _store_file(path: Path, content: bytes | Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, Path):
         shutil.copyfile(content, path)

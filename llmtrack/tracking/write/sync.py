@@ -25,14 +25,7 @@ _LOCK_WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class SyncResult:
-    """Result of sending a spool.
-
-    Attributes:
-        sent: records that are in MLflow now.
-        left: records that remain.
-        problems: distinct reasons, one line each.
-        corrupt: corrupt records that were set aside.
-    """
+    """Numbers of records that were sent, are left, and are set aside as corrupt, with distinct problems, one line each."""
 
     sent: int = 0
     left: int = 0
@@ -53,16 +46,15 @@ def sync(spool: Path | None = None, tracking_uri: str | None = None, notify: Not
         TrackingError: the spool is unreadable.
     """
     uri = store.resolve_tracking_uri(tracking_uri) if tracking_uri else None
-    kept = Spool(spool, notify)
+    records = Spool(spool, notify)
     # The spool must be readable to report that it is empty.
-    kept.check_readable()
-    kept.restore()
-    result = push_all(kept, uri)
-    kept.check_readable()
-    corrupt = len(kept.corrupt())
-    return dataclasses.replace(
-        result, corrupt=corrupt, problems=(*result.problems, *([describe_corrupt(kept)] if corrupt else ()))
-    )
+    records.check_readable()
+    records.restore()
+    result = push_all(records, uri)
+    records.check_readable()
+    if not (corrupt := len(records.corrupt())):
+        return result
+    return dataclasses.replace(result, corrupt=corrupt, problems=(*result.problems, describe_corrupt(records)))
 
 
 def describe_corrupt(spool: Spool) -> str:
@@ -83,18 +75,18 @@ def push_all(spool: Spool, uri: str | None, only_own: bool = False) -> SyncResul
     spool.sweep()
     stores, sent, problems = _Stores(), 0, dict[str, None]()
     for name in spool.names():
-        goal = uri
+        destination = uri
         try:
             entry = spool.peek(name)
             if entry is None or (only_own and uri is not None and entry.target.tracking_uri != redact(uri)):
                 continue
-            goal = goal or with_credentials(entry.target.tracking_uri)
-            sent += _send(spool, entry, goal, stores)
+            destination = destination or with_credentials(entry.target.tracking_uri)
+            sent += _send(spool, entry, destination, stores)
         except Exception as error:
             problems[store_errors.one_line(error)] = None
             # A store that still answers refuses this record alone, whatever it calls the reason.
-            if goal is not None and _concerns_store(error) and not stores.answers(goal):
-                stores.give_up(goal)
+            if destination is not None and _concerns_store(error) and not stores.answers(destination):
+                stores.give_up(destination)
     return SyncResult(sent, len(spool.names()), tuple(problems))
 
 
@@ -115,7 +107,7 @@ def push_entry(
             entry = dataclasses.replace(entry, run_id=None, attempted=True)
         files = spool.files_of(entry) if entry.has_files else None
         run_id = push(client, experiment_id, entry, files, _if_possible(spool.update))
-        # A record that stays is sent again to the same run.
+        # A record that cannot be removed is sent to the same run again.
         _if_possible(spool.remove)(entry)
         return run_id
 
@@ -134,12 +126,12 @@ def with_credentials(uri: str) -> str:
     return uri
 
 
-def _if_possible(note: Callable[[Entry], None]) -> Callable[[Entry], None]:
-    def noted(entry: Entry) -> None:
+def _if_possible(write: Callable[[Entry], None]) -> Callable[[Entry], None]:
+    def try_to_write(entry: Entry) -> None:
         with contextlib.suppress(OSError):
-            note(entry)
+            write(entry)
 
-    return noted
+    return try_to_write
 
 
 class _Stores:
@@ -157,7 +149,7 @@ class _Stores:
         return self._clients[uri]
 
     def answers(self, uri: str) -> bool:
-        """Return whether an opened store answers a simple question."""
+        """Return whether an opened store answers a simple request."""
         client = self._clients.get(uri)
         if client is None:
             return False

@@ -1,6 +1,6 @@
-"""Write generations as an MLflow trace of their run, one span each, by OpenTelemetry's names for generative AI.
+"""Write the generations of a run as one MLflow trace, a span each, in OpenTelemetry's names for generative AI.
 
-A trace costs a transaction and a file, whatever its number of spans: a run with many prompts has one trace, too.
+A trace costs a transaction and a file, however many spans it has.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OLDEST = (3, 3)
 _PREVIEW = 1_000
 _MICRO = 1_000_000
 
-# By client, whether its store keeps traces.
+# Whether the store of a client keeps traces.
 _keeps: WeakKeyDictionary[MlflowClient, bool] = WeakKeyDictionary()
 
 
@@ -43,13 +43,13 @@ def log(client: MlflowClient, experiment_id: str, run_id: str, model_id: str | N
     from mlflow.entities import TraceData, TraceInfo, TraceLocation, TraceState
 
     spans = spans_of(run_id, record)
-    root, made = spans[0], record.generations
+    root, generations = spans[0], record.generations
     metadata = {
         "mlflow.sourceRun": run_id,
         **({"mlflow.modelId": model_id} if model_id else {}),
         "mlflow.trace_schema.version": "3",
         "mlflow.trace.tokenUsage": json.dumps(
-            _usage(sum(each.prompt_tokens for each in made), sum(each.new_tokens for each in made))
+            _usage(sum(each.prompt_tokens for each in generations), sum(each.new_tokens for each in generations))
         ),
     }
     info = TraceInfo(
@@ -68,7 +68,7 @@ def log(client: MlflowClient, experiment_id: str, run_id: str, model_id: str | N
 
 
 def _start(client: MlflowClient, info: TraceInfo) -> TraceInfo:
-    """Store a trace without its spans, unless it is there already."""
+    """Store a trace without its spans, unless it exists."""
     from mlflow.exceptions import MlflowException
     from mlflow.tracing.client import TracingClient
 
@@ -97,42 +97,41 @@ def lacking(client: MlflowClient) -> str:
 
 
 def spans_of(run_id: str, record: RunRecord) -> list[Span]:
-    """Return the spans of a run's trace: one per generation, and before several of them their root."""
-    made = record.generations
-    if len(made) == 1:
-        return [_of_generation(run_id, 0, made[0], record)]
-    start = min(each.started_at for each in made)
-    end = max(each.started_at + each.seconds for each in made)
+    """Return the spans of a run's trace: one per generation, after a root if there are several."""
+    generations = record.generations
+    if len(generations) == 1:
+        return [_generation_span(run_id, 0, generations[0], record)]
+    start = min(each.started_at for each in generations)
+    end = max(each.started_at + each.seconds for each in generations)
     root = {
         "mlflow.spanType": "CHAIN",
-        "mlflow.spanInputs": [each.prompt for each in made],
-        "mlflow.spanOutputs": [each.text for each in made],
+        "mlflow.spanInputs": [each.prompt for each in generations],
+        "mlflow.spanOutputs": [each.text for each in generations],
     }
     return [
         _span(run_id, 0, "generations", start, end - start, root),
-        *(_of_generation(run_id, number, each, record) for number, each in enumerate(made, start=1)),
+        *(_generation_span(run_id, number, each, record) for number, each in enumerate(generations, start=1)),
     ]
 
 
-def _of_generation(run_id: str, number: int, made: Generation, record: RunRecord) -> Span:
-    asked = record.params.get("max_new_tokens")
+def _generation_span(run_id: str, number: int, generation: Generation, record: RunRecord) -> Span:
     attributes = {
         "mlflow.spanType": "LLM",
-        "mlflow.spanInputs": made.prompt,
-        "mlflow.spanOutputs": made.text,
-        "mlflow.chat.tokenUsage": _usage(made.prompt_tokens, made.new_tokens),
+        "mlflow.spanInputs": generation.prompt,
+        "mlflow.spanOutputs": generation.text,
+        "mlflow.chat.tokenUsage": _usage(generation.prompt_tokens, generation.new_tokens),
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": str(record.params.get("backend", "")),
         "gen_ai.request.model": str(record.params.get("model_id", "")),
-        "gen_ai.request.max_tokens": asked,
-        "gen_ai.response.time_to_first_chunk": made.first_token_s,
-        "gen_ai.usage.input_tokens": made.prompt_tokens,
-        "gen_ai.usage.output_tokens": made.new_tokens,
-        "llmtrack.rows": made.rows,
-        "llmtrack.repeat": made.repeat,
+        "gen_ai.request.max_tokens": record.params.get("max_new_tokens"),
+        "gen_ai.response.time_to_first_chunk": generation.first_token_s,
+        "gen_ai.usage.input_tokens": generation.prompt_tokens,
+        "gen_ai.usage.output_tokens": generation.new_tokens,
+        "llmtrack.rows": generation.rows,
+        "llmtrack.repeat": generation.repeat,
     }
     known = {key: value for key, value in attributes.items() if value not in (None, "") or key.startswith("mlflow.")}
-    return _span(run_id, number, "text_completion", made.started_at, made.seconds, known)
+    return _span(run_id, number, "text_completion", generation.started_at, generation.seconds, known)
 
 
 def _span(run_id: str, number: int, name: str, start_s: float, seconds: float, attributes: dict[str, Any]) -> Span:
@@ -187,18 +186,18 @@ def _version_here() -> tuple[int, ...]:
 
 
 def _version_of(client: MlflowClient) -> tuple[int, ...]:
-    """Return the version of a server; of any other store, MLflow's own.
+    """Return the version of a server, or MLflow's own for any other store.
 
-    An older server would store a trace under an id of its own, each time that it is sent.
+    An older server would store a trace under a new id each time that it is sent.
     """
     if not client.tracking_uri.startswith("http"):
         return _version_here()
     from mlflow.utils.rest_utils import http_request
 
-    answer = http_request(client._tracking_client.store.get_host_creds(), "/version", "GET")
-    return _numbers(answer.text) if answer.ok else ()
+    response = http_request(client._tracking_client.store.get_host_creds(), "/version", "GET")
+    return _numbers(response.text) if response.ok else ()
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else ()
+    release = re.match(r"(\d+)\.(\d+)", version)
+    return (int(release[1]), int(release[2])) if release else ()
