@@ -89,3 +89,14 @@ class ScenarioError(LlmtrackError):
     def __reduce__(self) -> tuple[partial[ScenarioError], tuple[str]]:
         """Preserve the kind when pickled."""
         return partial(type(self), kind=self.kind), (str(self),)
+
+
+def actionable(error: Exception) -> str | None:
+    """Return the one-line message of an error that the user can act on, or None for a defect of the program."""
+    if isinstance(error, LlmtrackError):
+        return str(error)
+    if is_out_of_memory(error):
+        return NO_MEMORY
+    if isinstance(error, OSError) and error.errno is not None:
+        return refused_by_system(error)
+    return None

@@ -130,6 +130,12 @@ def stored(template_database: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
+def _little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large padding or batch is refused, not built: on a large card it would take all of it from the other tests."""
+    monkeypatch.setattr("llmtrack.measure.memory.free_memory", lambda device: 2**22)
+
+
+@pytest.fixture
 def _store(stored: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", stored)
 
@@ -145,7 +151,7 @@ def llmtrack(name: str, option: str, value: str) -> Result:
 
 
 @pytest.mark.slow(1)
-@pytest.mark.usefixtures("_store")
+@pytest.mark.usefixtures("_store", "_little_memory")
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_llmtrack_command_takes_or_refuses_any_value(data):

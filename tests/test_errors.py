@@ -8,9 +8,11 @@ import pickle
 from typing import get_args
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
-from llmtrack.errors import FailureKind, ScenarioError, refused_by_system
+from llmtrack.cli import main as llmtrack
+from llmtrack.errors import FailureKind, ScenarioError, actionable, refused_by_system
 from llmtrack.run.main import exit_codes
 
 
@@ -36,14 +38,37 @@ def test_an_error_is_of_no_kind_by_default():
     assert ScenarioError("it failed").kind == "error"
 
 
-@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
-def test_a_command_that_is_refused_memory_says_so_in_a_line(error, capsys):
+class OutOfMemoryError(RuntimeError):
+    """As PyTorch names a card's."""
+
+
+NO_MEMORY = [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), OutOfMemoryError("CUDA out of memory.")]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY)
+def test_an_experiment_without_memory_ends_in_one_line(error, capsys):
     with pytest.raises(SystemExit) as ended, exit_codes(Console(file=io.StringIO())):
         raise error
     said = capsys.readouterr()
     assert (ended.value.code, said.out) == (2, "")
     assert said.err.startswith("error: out of memory: free some, raise the limit of the container, job or shell")
     assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", NO_MEMORY)
+def test_a_command_without_memory_ends_in_one_line(error, monkeypatch):
+    def load_engine(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr("llmtrack.engines.registry.load_engine", load_engine)
+    result = CliRunner().invoke(llmtrack, ["generate", "a", "--model", "synthetic:tiny"])
+    assert result.exit_code == 2, result.exception
+    assert result.stderr.startswith("error: out of memory: free some, raise the limit of the container, job or shell")
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
+
+
+def test_a_defect_is_no_user_error():
+    assert actionable(ValueError("a bug")) is None
 
 
 def test_a_path_however_long_leaves_room_for_what_is_wrong_with_it():

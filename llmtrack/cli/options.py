@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from llmtrack.errors import LlmtrackError, UsageError, refused_by_system
+from llmtrack.errors import UsageError, actionable, refused_by_system
 from llmtrack.host.console import make_folder, on_one_line, print_text, replace_unencodable, write_neutral
 from llmtrack.spec.parameter import NONE, readable
 
@@ -64,13 +64,18 @@ class Commands(click.Group):
         except Terminated as ended:
             print_text("terminated", err=True)
             ctx.exit(128 + ended.number)
-        except LlmtrackError as error:
-            print_text(f"error: {on_one_line(str(error))}", err=True)
-            ctx.exit(2)
         except BrokenPipeError:
             # The reader closed the pipe, as `head` does; nothing must be written at exit either.
             _forget_output()
             ctx.exit(0)
+        except click.ClickException:
+            raise
+        except Exception as error:
+            reason = actionable(error)
+            if reason is None:
+                raise
+            print_text(f"error: {on_one_line(reason)}", err=True)
+            ctx.exit(2)
 
 
 def _forget_output() -> None:

@@ -51,8 +51,8 @@ def generate_texts(
     rows = tuple(tuple(engine.encode(text)) for text in texts)
     if not rows or not all(rows):
         raise UsageError("the prompt has no tokens: give some text")
-    check_batch(engine.info, len(rows), max(map(len, rows)), new_tokens, cached=use_cache)
     request = GenerateRequest(rows, new_tokens, use_cache=use_cache, ignore_eos=False, pad_to_multiple=pad_to_multiple)
+    check_batch(engine.info, len(rows), max(map(len, rows)), new_tokens, padded=request.padded_length, cached=use_cache)
     new_ids = engine.generate(request, lambda: None).new_ids
     check_finite(engine, (request,), new_ids)
     return list(map(engine.decode, new_ids))

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, get_args
 
 from rich.console import Console
 
-from llmtrack.errors import NO_MEMORY, LlmtrackError, UsageError, refused_by_system
+from llmtrack.errors import LlmtrackError, UsageError, actionable
 from llmtrack.experiment import Experiment
 from llmtrack.host.console import on_one_line, print_text, protected_output
 from llmtrack.host.entry_points import (
@@ -259,18 +259,12 @@ def exit_codes(console: Console) -> Iterator[None]:
             try:
                 with protected_output():
                     yield
-            except LlmtrackError as error:
-                explain_refusal(str(error))
-                fail(error)
-            except MemoryError:
-                explain_refusal(NO_MEMORY)
-                fail(UsageError(NO_MEMORY))
-            except OSError as error:
-                if error.errno is None:
+            except Exception as error:
+                reason = actionable(error)
+                if reason is None:
                     raise
-                reason = refused_by_system(error)
                 explain_refusal(reason)
-                fail(UsageError(reason))
+                fail(error if isinstance(error, LlmtrackError) else UsageError(reason))
             except KeyboardInterrupt:
                 end_early(console, "interrupted", signal.SIGINT)
             except Terminated as ended:

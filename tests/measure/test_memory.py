@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtrack import time_generate
+from llmtrack import generate_texts, time_generate
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure import memory
@@ -51,6 +51,13 @@ def test_the_context_comes_before_memory():
     assert refused.value.kind == "too_long"
     with pytest.raises(ScenarioError, match="1,000,000,000 new tokens leave no room for a prompt in the context of 16"):
         check_batch(engine(16).info, 1, 1, LARGEST, free=0)
+
+
+def test_the_pads_of_generated_texts_take_memory(monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda device: 2**22)
+    generate_texts(engine(), "a", 1, pad_to_multiple=8)
+    with pytest.raises(ScenarioError, match="1 rows of 1,000,001 tokens"):
+        generate_texts(engine(), "a", 1, pad_to_multiple=1_000_000)
 
 
 def test_pads_are_no_part_of_the_context():
