@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llmtrack.decide.goal import Goal, PartScore, SearchState, Seen
-from llmtrack.decide.promise import Way
+from llmtrack.decide.goal import Goal, PartScore, SearchState, Trial
+from llmtrack.decide.predictor import Prior
 from llmtrack.decide.tuning import Tuning
 
 NEW_TOKENS, PARTS, BOUND = 32, 12, 1.01
@@ -58,7 +58,7 @@ class World:
     def __post_init__(self) -> None:
         self.random = draw = np.random.default_rng(self.seed)
         self.speeds, self.perplexity, self.first = {"base": BASE_SPEED}, {"base": 1.0}, {"base": LOAD_S}
-        self.known = {"base": Way("torch", "base", loads=LOAD_S)}
+        self.known = {"base": Prior("torch", "base", loads=LOAD_S)}
         self.failures, self.stalls = set[str](), set[str]()
         self._loaded = set[str]()
         of_kind = {kind: math.exp(draw.normal(0, 0.35)) for kind in KINDS}
@@ -69,7 +69,7 @@ class World:
             takes = math.exp(draw.uniform(low, high))
             builds = {f"build {name}": takes} if draw.random() < 0.4 else {}
             loads = LOAD_S if builds else min(takes, 10.0)
-            self.known[name] = Way(kind, f"{kind} {bits} {name}", bits, builds=builds, loads=loads)
+            self.known[name] = Prior(kind, f"{kind} {bits} {name}", bits, builds=builds, loads=loads)
             self.first[name] = takes * math.exp(draw.normal(0, 0.4))
             reads, fixed = (1.0, 1.0) if kind == "torch" else (0.8, 0.3)
             step = (0.8 * reads * bits / 32 + 0.2 * fixed) / BASE_SPEED
@@ -99,11 +99,11 @@ class World:
         names = tuple(self.speeds)
         return Goal(names, "decode_tokens_per_sec", "higher", seconds, BOUND, PARTS, new_tokens=NEW_TOKENS)
 
-    def ways(self, measured: Mapping[str, float]) -> Mapping[str, Way]:
+    def priors(self, measured: Mapping[str, float]) -> Mapping[str, Prior]:
         """Return the predictions."""
         return self.known
 
-    def measure(self, name: str, seconds: float) -> Seen:
+    def measure(self, name: str, seconds: float) -> Trial:
         """Measure a candidate once."""
         self.asked.append(name)
         if name in self._loaded:
@@ -113,20 +113,20 @@ class World:
         begins = (START_S + self.first[name]) * self.load
         if name in self.failures and begins <= seconds:
             self.now += begins
-            return Seen({}, begins, f"{name} cannot run here")
+            return Trial({}, begins, f"{name} cannot run here")
         seen = self._call(name, seconds, begins)
         if not seen.why:
             self._loaded.add(name)
         return seen
 
-    def measure_afresh(self, name: str, proven: str, seconds: float) -> Seen:
+    def measure_afresh(self, name: str, proven: str, seconds: float) -> Trial:
         """Measure a candidate once, freshly loaded for a proof."""
         fresh = f"{name} afresh for {proven}"
         begins = 0.0 if fresh in self._loaded else LOAD_S * self.load
         self._loaded.add(fresh)
         return self._call(name, math.inf, begins)
 
-    def _call(self, name: str, seconds: float, begins: float) -> Seen:
+    def _call(self, name: str, seconds: float, begins: float) -> Trial:
         slower = self.heat * min(1.0, self.now / 600) + self.drift * math.sin(self.now / 40 + self.seed)
         disturbed = self.bursts > 1 and np.searchsorted(self._bursts, self.now) % 2 == 1
         burst = self.bursts if disturbed else 1.0
@@ -138,11 +138,11 @@ class World:
             return self._late(seconds)
         self.now += took
         values = {"decode_tokens_per_sec": value, "inter_token_latency_ms": 1000 / value}
-        return Seen(values, took, again=again, disturbed=bool(disturbed))
+        return Trial(values, took, again=again, disturbed=bool(disturbed))
 
-    def _late(self, seconds: float) -> Seen:
+    def _late(self, seconds: float) -> Trial:
         self.now += seconds
-        return Seen({}, seconds, "not in time", late="loading")
+        return Trial({}, seconds, "not in time", late="loading")
 
     def score(self, name: str, part: int, seconds: float) -> PartScore:
         """Score a part of the text; parts differ, and so do a model's losses on each."""

@@ -67,7 +67,7 @@ def full_grid(trials: Trials) -> tuple[dict[str, float], dict[str, float]]:
         The median of the objective, and the perplexity ratio to the baseline, of the candidates that succeeded.
     """
     task = trials.task()
-    models = trials.ways({})
+    models = trials.priors({})
     speeds: dict[str, float] = {}
     scores: dict[str, list[PartScore]] = {}
     for name in task.names:
@@ -110,10 +110,10 @@ def on_this_machine(config: Config) -> None:
         (f"search ({tuning.ending})", tuning.winner, measured, calls, race_s),
         ("grid", best, len(speeds), len(speeds) * REPEATS, grid_s),
     )
-    for title, name, ways, samples, seconds in rows:
+    for title, name, priors, samples, seconds in rows:
         speed = f"{speeds[name]:,.4g}" if name in speeds else "-"
         loss = f"{losses[name] - 1:+.2%}" if name in losses else "-"
-        click.echo(f"| {title} | {name} | {speed} | {loss} | {ways} | {samples} | {seconds:.0f} |")
+        click.echo(f"| {title} | {name} | {speed} | {loss} | {priors} | {samples} | {seconds:.0f} |")
     claim = f"; claimed: {tuning.claim.words}" if tuning.claim else ""
     claim += f"; missing: {tuning.missing}" if tuning.missing else ""
     click.echo(f"\nThe search took {race_s / grid_s:.0%} of the grid's time{claim}.")

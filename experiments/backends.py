@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT
 from experiments.quantization import ALL, BASELINE, advise, named, parsed
-from llmtrack.decide.candidates import gather_points
+from llmtrack.decide.candidates import gather_candidates
 from llmtrack.engines.options import MOST_THREADS
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.host.packages import RUNTIMES, available, install_command, missing_modules
@@ -147,7 +147,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     figures = {}
     for threads, scored in _by_threads(runs):
         for phase, speed in SPEEDS.items():
-            points = gather_points(scored, speed, "perplexity")
+            points = gather_candidates(scored, speed, "perplexity")
             figures[f"{phase}_against_perplexity_{threads}_threads"] = pareto_plot(points, speed, "perplexity")
     return figures
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT
-from llmtrack.decide.differences import Difference, change_text, in_figures, ratio_text
-from llmtrack.decide.verdicts import measure_more, relative_perplexity, tell
+from llmtrack.decide.comparability import relative_perplexity
+from llmtrack.decide.differences import Difference, change_text, difference_text, ratio_text
+from llmtrack.decide.verdicts import differences_from, measure_command
 from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.errors import UsageError
@@ -191,7 +192,7 @@ def best_quantized(runs: Runs) -> list[str]:
         allowed = quantized.where(_costs_at_most(cost, base)).by(key, highest_first=True)
         if allowed:
             fastest, *others = allowed
-            found = tell(fastest, others, key)
+            found = differences_from(fastest, others, key)
             alike = [fastest, *(run for run, each in zip(others, found, strict=True) if not each.conclusive)]
             return Runs(alike).by("perplexity").scenarios
     return [quantized.by("perplexity")[0].scenario]
@@ -372,7 +373,7 @@ def _fastest(done: Runs, base: Run, key: str, cost: float) -> Run:
 
 def _comparable(done: Runs, base: Run) -> tuple[Runs, list[str]]:
     """Return the runs whose perplexity is comparable with the baseline's, and the reasons for the others."""
-    found = list(zip(done, tell(base, done, "perplexity"), strict=True))
+    found = list(zip(done, differences_from(base, done, "perplexity"), strict=True))
     refused = [f"{run.scenario}: {each.words}." for run, each in found if not _given(each)]
     return Runs(run for run, each in found if _given(each)), refused
 
@@ -392,12 +393,12 @@ def _advice(best: Run, base: Run, done: Runs, key: str, use: str, cost: float) -
     if not found.conclusive or found.ratio is None:
         return (
             f"{start}: {best.scenario} against the baseline is inconclusive ({found.why}); "
-            f"to settle it run: {measure_more(base, found.repeats_needed)}"
+            f"to settle it run: {measure_command(base, found.repeats_needed)}"
         )
     within = done.where(_costs_at_most(cost, base))
     rivals = [run for run in within if run.run_id not in (best.run_id, base.run_id)]
     return (
-        f"{start}: {best.scenario}{say.doubt(best)}, {in_figures(found)} the baseline's {phase} speed "
+        f"{start}: {best.scenario}{say.doubt(best)}, {difference_text(found)} the baseline's {phase} speed "
         f"at {change_text(_perplexity_ratio(base, best))} perplexity{say.in_doubt(found)}"
         f"{say.all_behind(best, rivals, key)}."
     )

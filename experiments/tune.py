@@ -15,11 +15,12 @@ from rich.console import Console
 
 from experiments.prompts import BASE_TEXT
 from llmtrack import metrics as schema
-from llmtrack.decide.candidates import Points
+from llmtrack.decide.candidates import Candidates
+from llmtrack.decide.comparability import relative_perplexity
 from llmtrack.decide.differences import change_text, ratio_text
 from llmtrack.decide.pareto import pareto_front
 from llmtrack.decide.recommend import parse_percent, parse_size
-from llmtrack.decide.verdicts import relative_perplexity, tell
+from llmtrack.decide.verdicts import differences_from
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.host.formatting import significant
@@ -183,7 +184,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     if len(done) < 2:
         return {}
     best = _at(done, "winner", "unproven")
-    return {"pareto": pareto_plot(Points(done, (), done), objective, PRICE, best.run_id if best else "")}
+    return {"pareto": pareto_plot(Candidates(done, (), done), objective, PRICE, best.run_id if best else "")}
 
 
 def reading(runs: Runs) -> list[str]:
@@ -264,7 +265,7 @@ def _against(best: Run, base: Run | None, objective: str) -> str:
     amount = _amount(best, objective)
     if base is None or base.run_id == best.run_id or not base.has(objective):
         return f"{where}: {amount}"
-    (found,) = tell(base, [best], objective)
+    (found,) = differences_from(base, [best], objective)
     if found.ratio is None or not found.conclusive:
         return f"{where}: {amount} (against {base.name}: {found.words})"
     fresh = (
@@ -294,13 +295,15 @@ def _front(done: Runs, objective: str, best: Run) -> list[str]:
     if len(done) < 2:
         return []
     standings = {run.run_id: each for run, each in zip(done, pareto_front(done, (objective, PRICE)), strict=True)}
-    names = [run.name for run in done if standings[run.run_id].place == "on"]
+    names = [run.name for run in done if standings[run.run_id].position == "on"]
     if not names:
         return []
     own = standings.get(best.run_id)
     off = ""
-    if own is not None and own.by:
-        off = f"; {best.name} is not, as {own.by[0]} is better in one and not significantly worse in the other"
+    if own is not None and own.dominated_by:
+        off = (
+            f"; {best.name} is not, as {own.dominated_by[0]} is better in one and not significantly worse in the other"
+        )
     return [f"On the front of {objective} and perplexity: {', '.join(names)}{off}."]
 
 

@@ -136,10 +136,10 @@ def alias(name: str, selector: str, tracking_uri: str | None) -> None:
     SELECTOR names the run of a scenario, or of a study for all its scenarios: its id (or the first 8 characters),
     latest, latest:EXPERIMENT, study:ID, each also with #SCENARIO. Other commands accept it as alias:NAME.
     """
-    from llmtrack.decide.selection import run_named
+    from llmtrack.decide.selection import single_run_id
     from llmtrack.tracking.read.lookup import set_alias
 
-    run_id = run_named(selector, tracking_uri)
+    run_id = single_run_id(selector, tracking_uri)
     before = set_alias(name, run_id, tracking_uri)
     moved = f" (before: {before})" if before is not None and not before.startswith(run_id) else ""
     print_text(f"alias:{name} is {run_id}{moved}")
@@ -155,10 +155,10 @@ def promote(selector: str, target: str, tracking_uri: str | None) -> None:
     SELECTOR names the run of a scenario: its id (or the first 8 characters), or latest, latest:EXPERIMENT, study:ID with
     #SCENARIO. No weights are copied: the version points at the model, and loading it checks the digests of its files.
     """
-    from llmtrack.decide.selection import run_named
+    from llmtrack.decide.selection import single_run_id
     from llmtrack.run.promote import promote as register
 
-    made = register(run_named(selector, tracking_uri), target, tracking_uri)
+    made = register(single_run_id(selector, tracking_uri), target, tracking_uri)
     before = f" (before: version {made.before})" if made.before else ""
     print_text(f"{made.uri} is version {made.version}{before}")
 

@@ -242,11 +242,11 @@ class Tools:
         limit: int = 50,
     ) -> list[Point]:
         """Return a metric over time, newest first: its value in each finished run, with its interval."""
-        from llmtrack.decide.compare import known_metric
+        from llmtrack.decide.compare import require_metric
         from llmtrack.tracking.read.query import tracked_runs
 
         runs = tracked_runs(experiment, model=model, status="FINISHED", tracking_uri=self._uri)
-        known_metric(metric, sorted({name for run in runs for name in run.metrics}))
+        require_metric(metric, sorted({name for run in runs for name in run.metrics}))
         found = runs.where(lambda run: run.number(metric) is not None and scenario in (None, run.scenario))
         return [_point(run, metric) for run in found[: _limit(limit)]]
 

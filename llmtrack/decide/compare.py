@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import ALPHA, Difference
-from llmtrack.decide.selection import Pair, Selection, as_runs, match
-from llmtrack.decide.verdicts import tell_pairs, with_samples
+from llmtrack.decide.selection import Pair, Selection, as_runs, pair_runs
+from llmtrack.decide.verdicts import pairwise_differences, with_samples
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import CHANCE, read_number, require_texts
 from llmtrack.tracked.run import Run
@@ -48,7 +48,7 @@ _COMPARED = ("better", "worse", "changed", "same", "unknown")
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     """The difference of a pair in one metric."""
 
     pair: Pair
@@ -121,12 +121,12 @@ def compare(
         UsageError: a selector or metric is invalid, or nothing can be paired or compared.
         TrackingError: the store cannot be read.
     """
-    pairs, _ = match(as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri))
-    pairs = with_samples_of(pairs, tracking_uri)
+    pairs, _ = pair_runs(as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri))
+    pairs = with_samples_of_pairs(pairs, tracking_uri)
     return to_frame(compare_pairs(pairs, metrics, across_environments=across_environments, alpha=alpha))
 
 
-def with_samples_of(pairs: Sequence[Pair], tracking_uri: str | None) -> list[Pair]:
+def with_samples_of_pairs(pairs: Sequence[Pair], tracking_uri: str | None) -> list[Pair]:
     """Add samples, noise floors and comparison families to the runs of pairs; see `verdicts.with_samples`."""
     known = {run.run_id: run for run in with_samples(runs_of_pairs(pairs), tracking_uri)}
 
@@ -149,14 +149,16 @@ def compare_pairs(
     *,
     across_environments: bool = False,
     alpha: float = ALPHA,
-) -> list[Compared]:
+) -> list[Comparison]:
     """Compare paired runs in some metrics, or in the headline metrics that any run has; see `compare`."""
     alpha = read_number("alpha", alpha, CHANCE)
     names = _compared_metrics(pairs, None if metrics is None else require_texts("metric", metrics))
     sides = [(pair.baseline, pair.candidate) for pair in pairs]
-    of_metric = [tell_pairs(sides, name, across_environments=across_environments, alpha=alpha) for name in names]
+    of_metric = [
+        pairwise_differences(sides, name, across_environments=across_environments, alpha=alpha) for name in names
+    ]
     of_pair = zip(pairs, zip(*of_metric, strict=True), strict=bool(names))
-    compared = [Compared(pair, difference) for pair, differences in of_pair for difference in differences]
+    compared = [Comparison(pair, difference) for pair, differences in of_pair for difference in differences]
     if compared and all(each.difference.verdict == "not comparable" for each in compared):
         remedy = (
             "; pass across_environments (--across-environments) to compare nevertheless"
@@ -167,14 +169,14 @@ def compare_pairs(
     return compared
 
 
-def to_frame(compared: Sequence[Compared]) -> pd.DataFrame:
+def to_frame(compared: Sequence[Comparison]) -> pd.DataFrame:
     """Convert comparisons to the table that `compare` returns."""
     import pandas as pd
 
     return pd.DataFrame([each.row() for each in compared], columns=list(COLUMNS)).astype(COLUMNS)
 
 
-def known_metric(name: str, among: Sequence[str] = ()) -> str:
+def require_metric(name: str, among: Sequence[str] = ()) -> str:
     """Validate a metric's name.
 
     Raises:
@@ -195,4 +197,4 @@ def _compared_metrics(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> l
         return [name for name in headlines if any(run.number(name) is not None for run in runs)]
     # Plug-ins may add metrics.
     further = {name for run in runs for name in run.metrics}
-    return [known_metric(name, sorted(further)) for name in metrics]
+    return [require_metric(name, sorted(further)) for name in metrics]

@@ -307,44 +307,44 @@ def _judged(each: Difference, tests: int, alpha: float) -> Difference:
     if each.repeated:
         return _judged_by_repeats(each, each.ratio, tests, alpha)
     if entry.sureness != "exact":
-        words = f"{in_figures(each)}, one value each: noise unknown"
+        words = f"{difference_text(each)}, one value each: noise unknown"
         needed = enough_repeats(tests, alpha) if entry.sureness == "sampled" else 0
         return dataclasses.replace(each, words=words, repeats_needed=needed)
     if abs(each.ratio.value - 1) <= entry.tolerance:
         beyond = f" beyond {entry.tolerance:.1%}".replace("%", " %") if entry.tolerance else ""
         words = f"no difference{beyond}"
         return dataclasses.replace(each, verdict="same", words=words)
-    return dataclasses.replace(each, verdict=direction(each), words=change_in_words(each))
+    return dataclasses.replace(each, verdict=_direction(each), words=_change_words(each))
 
 
 def _judged_by_repeats(each: Difference, ratio: Ratio, tests: int, alpha: float) -> Difference:
     if least_p(each.n_baseline, each.n_candidate) * tests >= alpha:
-        words = too_few(each.n_baseline, each.n_candidate, tests, alpha)
+        words = too_few_text(each.n_baseline, each.n_candidate, tests, alpha)
         return dataclasses.replace(each, words=words, repeats_needed=enough_repeats(tests, alpha))
     significant = each.p_adjusted is None or each.p_adjusted < alpha
     if significant and not ratio.low <= 1 <= ratio.high:
-        return dataclasses.replace(each, verdict=direction(each), words=change_in_words(each))
-    return dataclasses.replace(each, verdict="same", words=f"no significant difference: {in_figures(each)}")
+        return dataclasses.replace(each, verdict=_direction(each), words=_change_words(each))
+    return dataclasses.replace(each, verdict="same", words=f"no significant difference: {difference_text(each)}")
 
 
 def _above_floor(found: Difference, floor: float) -> Difference:
     """Replace a significant difference within the noise floor by `same`."""
-    if not found.conclusive or found.ratio is None or not is_within(found.ratio.value, floor):
+    if not found.conclusive or found.ratio is None or not is_within_floor(found.ratio.value, floor):
         return found
-    return dataclasses.replace(found, verdict="same", words=f"{floor_in_words(floor)}: {in_figures(found)}")
+    return dataclasses.replace(found, verdict="same", words=f"{below_floor_text(floor)}: {difference_text(found)}")
 
 
-def is_within(ratio: float, floor: float) -> bool:
+def is_within_floor(ratio: float, floor: float) -> bool:
     """Return whether a ratio is within the noise floor."""
     return ratio > 0 and abs(math.log(ratio)) <= math.log1p(floor)
 
 
-def floor_in_words(floor: float) -> str:
+def below_floor_text(floor: float) -> str:
     """Describe a difference below the noise floor."""
     return f"no more than equal settings differed here, {floor:.0%}"
 
 
-def direction(each: Difference) -> Verdict:
+def _direction(each: Difference) -> Verdict:
     """Return whether a change is better or worse."""
     better = schema.metric(each.metric).better
     if better == "-" or each.ratio is None:
@@ -352,15 +352,15 @@ def direction(each: Difference) -> Verdict:
     return "better" if (each.ratio.value > 1) == (better == "higher") else "worse"
 
 
-def change_in_words(each: Difference) -> str:
+def _change_words(each: Difference) -> str:
     """Describe a change: `faster: 1.12x (1.08 to 1.15)`."""
     if each.ratio is None:
         return ""
     more, less = _WORDS.get(schema.metric(each.metric).unit, ("higher", "lower"))
-    return f"{more if each.ratio.value > 1 else less}: {in_figures(each)}"
+    return f"{more if each.ratio.value > 1 else less}: {difference_text(each)}"
 
 
-def in_figures(each: Difference) -> str:
+def difference_text(each: Difference) -> str:
     """Format the ratio with its interval, or the relative change of a quality metric; empty without a ratio."""
     if each.ratio is None:
         return ""
@@ -373,7 +373,7 @@ def comparison_text(metric: str, ratio: Ratio, interval: bool = True) -> str:
     return write(ratio, interval)
 
 
-def too_few(n_baseline: int, n_candidate: int, tests: int, alpha: float = ALPHA, sides: int = 2) -> str:
+def too_few_text(n_baseline: int, n_candidate: int, tests: int, alpha: float = ALPHA, sides: int = 2) -> str:
     """Explain that there are too few repeats for significance, and how many are needed.
 
     Args:
@@ -387,7 +387,7 @@ def too_few(n_baseline: int, n_candidate: int, tests: int, alpha: float = ALPHA,
 
 
 def enough_repeats(tests: int, alpha: float = ALPHA, sides: int = 2) -> int:
-    """Return the repeats of each side needed for significance; see `too_few`."""
+    """Return the repeats of each side needed for significance; see `too_few_text`."""
     return next(
         (n for n in range(2, _MOST_REPEATS_ASKED) if least_p(n, n) * sides / 2 * tests < alpha),
         _MOST_REPEATS_ASKED,

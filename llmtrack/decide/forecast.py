@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from llmtrack.decide.goal import Goal
-from llmtrack.decide.promise import Base, Prediction, Predictor, Way, keeps_quality
+from llmtrack.decide.predictor import Baseline, Prediction, Predictor, Prior, keeps_quality
 from llmtrack.decide.proof import Proofs
 from llmtrack.decide.race import Race
 from llmtrack.decide.text_quality import TextQuality
@@ -38,38 +38,38 @@ class Costs:
     """Observed over predicted seconds of first tries."""
     _timeouts: dict[str, int] = field(default_factory=dict)
 
-    def first(self, way: Way, call_s: float) -> float:
+    def first(self, prior: Prior, call_s: float) -> float:
         """Predict the seconds of a first sample: start, conversion, loading, compiling, a warm-up and a few calls.
 
         Args:
             call_s: seconds per call.
         """
         start = _READY_SHARE * self.start if self.ready else self.start
-        return self.slower * (start + self.building(way) + way.loads) + way.compiles + 3 * call_s + 0.5
+        return self.slower * (start + self.building(prior) + prior.loads) + prior.compiles + 3 * call_s + 0.5
 
-    def reload(self, way: Way) -> float:
+    def reload(self, prior: Prior) -> float:
         """Predict the seconds to reload a measured candidate."""
-        return self.slower * way.loads + _RECOMPILED_SHARE * way.compiles + 1.0
+        return self.slower * prior.loads + _RECOMPILED_SHARE * prior.compiles + 1.0
 
-    def building(self, way: Way) -> float:
+    def building(self, prior: Prior) -> float:
         """Predict the seconds of the conversions that are still missing."""
         return math.fsum(
             max(seconds, 2 * self.broken.get(what, 0.0))
-            for what, seconds in way.builds.items()
+            for what, seconds in prior.builds.items()
             if what not in self.made
         )
 
-    def succeeded(self, way: Way, took: float, call_s: float) -> None:
+    def succeeded(self, prior: Prior, took: float, call_s: float) -> None:
         """Learn from a successful first sample."""
-        predicted = self.first(way, call_s) / self.slower
-        if predicted > 1.0 and not way.compiles:
+        predicted = self.first(prior, call_s) / self.slower
+        if predicted > 1.0 and not prior.compiles:
             self.slower = min(max(self.slower * (took / (predicted * self.slower)) ** 0.5, 0.8), 5.0)
-        self.made |= set(way.builds)
+        self.made |= set(prior.builds)
 
-    def timed_out(self, way: Way, at: str, after: float) -> None:
+    def timed_out(self, prior: Prior, at: str, after: float) -> None:
         """Learn from a first sample that timed out; two timeouts in one phase raise all predictions of it."""
         self._timeouts[at] = self._timeouts.get(at, 0) + 1
-        for what in way.builds:
+        for what in prior.builds:
             if what not in self.made:
                 self.broken[what] = max(self.broken.get(what, 0.0), after)
                 break
@@ -82,13 +82,15 @@ class Forecast:
     """Predictions from the state of a search.
 
     Attributes:
-        ways: prior knowledge of each candidate.
+        priors: prior knowledge of each candidate.
         costs: times to try a candidate.
         ready: whether the baseline was measured, on which all predictions rest.
     """
 
-    def __init__(self, goal: Goal, race: Race, quality: TextQuality, proofs: Proofs, ways: Mapping[str, Way]) -> None:
-        self.ways = dict(ways)
+    def __init__(
+        self, goal: Goal, race: Race, quality: TextQuality, proofs: Proofs, priors: Mapping[str, Prior]
+    ) -> None:
+        self.priors = dict(priors)
         self.costs = Costs(goal.start, goal.ready)
         self._goal, self._race, self._quality, self._proofs = goal, race, quality, proofs
         self._predictor: Predictor | None = None
@@ -103,11 +105,11 @@ class Forecast:
 
     # --- learning
 
-    def measured_baseline(self, values: Mapping[str, float], ways: Mapping[str, Way]) -> None:
+    def measured_baseline(self, values: Mapping[str, float], priors: Mapping[str, Prior]) -> None:
         """Base all predictions on the baseline's metrics.
 
         Args:
-            ways: prior knowledge of each candidate, given these metrics.
+            priors: prior knowledge of each candidate, given these metrics.
         """
         name = self._goal.baseline
         step = values.get("inter_token_latency_ms", 0.0) / 1000
@@ -119,9 +121,9 @@ class Forecast:
         read = moved / bandwidth if moved and bandwidth else None
         weights = values.get("model_size_mib", 0.0) * 2**20
         good = self._race.goodness(name) if self._race.samples[name] else None
-        base = Base(self.ways[name], step, prefill or step, read, weights, good)
-        self.ways = dict(ways)
-        self._predictor = Predictor(self.ways, base, self._goal.work)
+        base = Baseline(self.priors[name], step, prefill or step, read, weights, good)
+        self.priors = dict(priors)
+        self._predictor = Predictor(self.priors, base, self._goal.work)
 
     def measured(self, name: str, seconds: float, again: float | None, first: bool) -> None:
         """Learn from the duration of a sample.
@@ -133,13 +135,13 @@ class Forecast:
         self._call[name] = seconds if again is None else again
         if not first:
             return
-        way = self.ways[name]
+        prior = self.priors[name]
         # Conversions are not repeated when it is reloaded.
-        converted = self.costs.building(way) > 0 or way.compiles > 0
+        converted = self.costs.building(prior) > 0 or prior.compiles > 0
         loading = max(seconds - self._call[name], 0.0)
-        usual = self._reload.get(self._goal.baseline, loading) + self.costs.reload(way)
+        usual = self._reload.get(self._goal.baseline, loading) + self.costs.reload(prior)
         self._reload[name] = min(loading, usual) if converted else loading
-        self.costs.succeeded(way, seconds, self._call[name])
+        self.costs.succeeded(prior, seconds, self._call[name])
 
     # --- what candidates would give
 
@@ -153,18 +155,18 @@ class Forecast:
             self._predicted = samples, self._predictor.predict({name: self._race.goodness(name) for name in known})
         return self._predicted[1]
 
-    def decided(self) -> list[tuple[Way, bool]]:
+    def decided(self) -> list[tuple[Prior, bool]]:
         """Return one candidate of each model whose quality is decided, and whether it keeps the bound."""
-        decided: dict[str, tuple[Way, bool]] = {}
-        for way in map(self.ways.__getitem__, self._goal.names):
-            if (kept := self._quality.kept.get(way.model)) is not None:
-                decided.setdefault(way.model, (way, kept))
+        decided: dict[str, tuple[Prior, bool]] = {}
+        for prior in map(self.priors.__getitem__, self._goal.names):
+            if (kept := self._quality.kept.get(prior.model)) is not None:
+                decided.setdefault(prior.model, (prior, kept))
         return [*decided.values()]
 
     def likely_within(self, names: Iterable[str]) -> list[str]:
         """Return the candidates that probably keep the quality bound."""
         decided = self.decided()
-        return [name for name in names if keeps_quality(self.ways[name], decided) >= 0.5]
+        return [name for name in names if keeps_quality(self.priors[name], decided) >= 0.5]
 
     def bar(self) -> float:
         """Return the goodness of the best candidate that is within the bound, or likely to be."""
@@ -179,13 +181,13 @@ class Forecast:
         prediction = self.predictions().get(name)
         if prediction is None:
             return 0.0
-        return prediction.mean + math.log(max(keeps_quality(self.ways[name], self.decided()), 1e-9))
+        return prediction.mean + math.log(max(keeps_quality(self.priors[name], self.decided()), 1e-9))
 
     # --- time
 
     def is_long(self, name: str) -> bool:
         """Return whether a candidate needs a long conversion, started only for a gain beyond the margin."""
-        return self.costs.building(self.ways[name]) >= _LONG
+        return self.costs.building(self.priors[name]) >= _LONG
 
     def call_s(self, name: str) -> float:
         """Predict the seconds of a further sample of a candidate."""
@@ -200,7 +202,7 @@ class Forecast:
 
     def first_s(self, name: str) -> float:
         """Predict the seconds of a candidate's first sample."""
-        return self.costs.first(self.ways[name], self.call_s(name))
+        return self.costs.first(self.priors[name], self.call_s(name))
 
     def prove_s(self, name: str) -> float:
         """Predict the seconds to decide a candidate's quality and to measure it afresh."""
@@ -213,24 +215,24 @@ class Forecast:
             likely: the candidates one of which will be measured afresh.
             undecided: the candidates whose quality is decided before.
         """
-        models = {self.ways[name].model: name for name in undecided}
+        models = {self.priors[name].model: name for name in undecided}
         duel_s = max(self.duel_s(name, self._proofs.least()) for name in likely)
         return math.fsum(map(self.decide_s, models.values())) + duel_s
 
     def decide_s(self, name: str) -> float:
         """Predict the seconds to decide a candidate's quality."""
-        model = self.ways[name].model
+        model = self.priors[name].model
         if name not in self._race.waiting or not self._quality.is_open(model):
             return 0.0
         return self._quality.deciding_s(model, self._usual_part_s())
 
     def part_s(self, name: str) -> float:
         """Predict the seconds to score the next part of the text with a candidate."""
-        return self._quality.next_part_s(self.ways[name].model, self._usual_part_s())
+        return self._quality.next_part_s(self.priors[name].model, self._usual_part_s())
 
     def scoring_s(self, name: str) -> float:
         """Predict the seconds to score the whole text with a candidate."""
-        return self._quality.whole_s(self.ways[name].model, self._call.get(name, 0.0))
+        return self._quality.whole_s(self.priors[name].model, self._call.get(name, 0.0))
 
     def duel_s(self, name: str, samples: int) -> float:
         """Predict the seconds of some fresh samples of a candidate and of the baseline; 0 if none are needed."""
@@ -238,7 +240,7 @@ class Forecast:
         if name == base or not self.ready or self._race.exact or self._proofs.holds(name):
             return 0.0
         return math.fsum(
-            self._reload.get(side, self.costs.reload(self.ways[side])) + samples * self.call_s(side)
+            self._reload.get(side, self.costs.reload(self.priors[side])) + samples * self.call_s(side)
             for side in (base, name)
         )
 

@@ -9,29 +9,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmtrack import metrics as schema
-from llmtrack.decide.compare import known_metric, runs_of_pairs, with_samples_of
+from llmtrack.decide.comparability import why_not_comparable
+from llmtrack.decide.compare import require_metric, runs_of_pairs, with_samples_of_pairs
 from llmtrack.decide.differences import (
     ALPHA,
     Ratio,
     Verdict,
+    below_floor_text,
     comparison_text,
-    floor_in_words,
     holm,
-    is_within,
+    is_within_floor,
     least_p,
     mann_whitney_p,
     sampled_ratio,
-    too_few,
+    too_few_text,
 )
-from llmtrack.decide.noise_floor import floor_of, say_floor
-from llmtrack.decide.selection import Pair, Selection, as_runs, match
-from llmtrack.decide.verdicts import tell_pairs, why_not
+from llmtrack.decide.noise_floor import noise_floor_lines, noise_floor_of
+from llmtrack.decide.selection import Pair, Selection, as_runs, pair_runs
+from llmtrack.decide.verdicts import pairwise_differences
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import CHANCE, read_number, require_texts
 from llmtrack.tracked.run import FAILED, Run
 from llmtrack.tracked.runs import Runs
 
-Ruling = Literal["broken", "kept", "inconclusive", "missing"]
+CheckOutcome = Literal["broken", "kept", "inconclusive", "missing"]
 
 _RULE = re.compile(r"\s*([\w./]+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
 
@@ -72,7 +73,7 @@ class Check:
     """
 
     rule: Rule
-    outcome: Ruling
+    outcome: CheckOutcome
     change: str = ""
     why: str = ""
     p_broken: float | None = None
@@ -107,7 +108,7 @@ def parse_rule(text: str) -> Rule:
             f"invalid rule {text!r}: give a metric, < or >, and a change in percent, "
             "such as 'tokens_per_sec < -5%' or 'perplexity > +1%'"
         )
-    return Rule(known_metric(found[1]), found[2] == "<", read_number("change", found[3]) / 100)
+    return Rule(require_metric(found[1]), found[2] == "<", read_number("change", found[3]) / 100)
 
 
 def parse_rules(texts: Sequence[str]) -> list[Rule]:
@@ -128,7 +129,7 @@ def parse_rules(texts: Sequence[str]) -> list[Rule]:
 
 
 def check_samples(rule: Rule, baseline: Sequence[float], candidate: Sequence[float], floor: float = 0.0) -> Check:
-    """Build a check from raw samples, without an outcome; see `decide`.
+    """Build a check from raw samples, without an outcome; see `decide_checks`.
 
     The baseline's samples are shifted to the limit and compared with the candidate's, one-sided (Mann-Whitney), in both
     directions.
@@ -164,7 +165,7 @@ def check_values(rule: Rule, baseline: float, candidate: float) -> Check:
     return Check(rule, "broken" if beyond else "kept", change, why)
 
 
-def decide(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
+def decide_checks(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
     """Decide the checks with samples, keeping the order and the other checks.
 
     Broken means beyond the limit with a p-value below alpha, corrected for the number of checks (Holm); kept means
@@ -182,8 +183,8 @@ def decide(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
 
 def _decided(check: Check, p_broken: float, tests: int, alpha: float) -> Check:
     within = "within" if check.rule.below == (check.rule.limit < 0) else "on the right side of"
-    if p_broken < alpha and is_within(check.ratio, check.floor):
-        return dataclasses.replace(check, why=f"beyond the limit, but {floor_in_words(check.floor)}")
+    if p_broken < alpha and is_within_floor(check.ratio, check.floor):
+        return dataclasses.replace(check, why=f"beyond the limit, but {below_floor_text(check.floor)}")
     if p_broken < alpha:
         return dataclasses.replace(check, outcome="broken", why=f"beyond the limit (p = {p_broken:.2g})")
     if check.p_kept is not None and check.p_kept < alpha:
@@ -196,7 +197,7 @@ def _decided(check: Check, p_broken: float, tests: int, alpha: float) -> Check:
         return dataclasses.replace(check, outcome="kept", why=f"{within} the limit (p = {check.p_kept:.2g})")
     # One-sided: half of the smallest two-sided p-value.
     if least_p(*check.sizes) / 2 * tests >= alpha:
-        return dataclasses.replace(check, why=too_few(*check.sizes, tests, alpha, sides=1))
+        return dataclasses.replace(check, why=too_few_text(*check.sizes, tests, alpha, sides=1))
     return dataclasses.replace(check, why="the noise includes the limit: measure more repeats")
 
 
@@ -288,9 +289,9 @@ def gate(
     rules = parse_rules(require_texts("rule", fail_if))
     baselines = as_runs(baseline, experiment, tracking_uri)
     candidates = as_runs(candidate, experiment, tracking_uri)
-    pairs, unmatched = match(baselines, candidates)
+    pairs, unmatched = pair_runs(baselines, candidates)
     pairs, same = _measured(pairs, baselines, candidates)
-    pairs = with_samples_of(pairs, tracking_uri)
+    pairs = with_samples_of_pairs(pairs, tracking_uri)
     asked = [
         PairCheck(pair, check)
         for rule in rules
@@ -300,9 +301,9 @@ def gate(
     unchecked = tuple(filter(None, (_checks_nothing(rule, asked) for rule in rules)))
     if len(unchecked) == len(rules):
         raise UsageError("; ".join(unchecked))
-    decided = decide([each.check for each in asked], alpha)
+    decided = decide_checks([each.check for each in asked], alpha)
     checks = tuple(PairCheck(each.pair, check) for each, check in zip(asked, decided, strict=True))
-    floors = say_floor(runs_of_pairs(pairs), *dict.fromkeys(rule.metric for rule in rules))
+    floors = noise_floor_lines(runs_of_pairs(pairs), *dict.fromkeys(rule.metric for rule in rules))
     notes = (*_notes(baselines, pairs, unmatched), *same, *floors, *_doubts(pairs))
     return GateResult(checks, notes, strict, unchecked, allow_missing)
 
@@ -349,15 +350,15 @@ def _check(rule: Rule, pair: Pair, across_environments: bool, alpha: float) -> C
     if then is None or now is None:
         lacking, side = (pair.baseline, "baseline") if then is None else (pair.candidate, "candidate")
         return Check(rule, "missing", why=f"the {side} has no {rule.metric}{_why_none(lacking)}")
-    refused = why_not(pair.baseline, pair.candidate, rule.metric, across_environments)
+    refused = why_not_comparable(pair.baseline, pair.candidate, rule.metric, across_environments)
     if refused:
         return Check(rule, "inconclusive", why=f"not comparable: {refused}")
     before, after = (run.samples.get(rule.metric, ()) for run in (pair.baseline, pair.candidate))
     if not before or not after or min(*before, *after) <= 0:
         return check_values(rule, then, now)
-    check = check_samples(rule, before, after, floor_of(rule.metric, pair.baseline, pair.candidate))
+    check = check_samples(rule, before, after, noise_floor_of(rule.metric, pair.baseline, pair.candidate))
     two = (pair.baseline, pair.candidate)
-    (found,) = tell_pairs([two], rule.metric, across_environments=across_environments, alpha=alpha)
+    (found,) = pairwise_differences([two], rule.metric, across_environments=across_environments, alpha=alpha)
     return dataclasses.replace(check, verdict=found.verdict, words=found.words)
 
 

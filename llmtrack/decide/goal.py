@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from llmtrack.decide.differences import Ratio
-from llmtrack.decide.promise import Way, Work
+from llmtrack.decide.predictor import Prior, Workload
 from llmtrack.decide.race import Rules
 
 Ending = Literal["proven", "unproven", "none"]
 
 
 @dataclass(frozen=True)
-class Seen:
+class Trial:
     """Result of measuring a candidate once.
 
     Attributes:
@@ -79,7 +79,7 @@ class SearchState:
 class Measurer(Protocol):
     """Measures and scores candidates."""
 
-    def measure(self, name: str, seconds: float) -> Seen:
+    def measure(self, name: str, seconds: float) -> Trial:
         """Measure a candidate once, within a time limit."""
         ...
 
@@ -87,7 +87,7 @@ class Measurer(Protocol):
         """Score a part of the text with a candidate, within a time limit."""
         ...
 
-    def measure_afresh(self, name: str, proven: str, seconds: float) -> Seen:
+    def measure_afresh(self, name: str, proven: str, seconds: float) -> Trial:
         """Measure the candidate to be proven or the baseline once, reloaded for this proof."""
         ...
 
@@ -99,7 +99,7 @@ class Measurer(Protocol):
         """Show the progress."""
         ...
 
-    def ways(self, measured: Mapping[str, float]) -> Mapping[str, Way]:
+    def priors(self, measured: Mapping[str, float]) -> Mapping[str, Prior]:
         """Return prior knowledge of each candidate, given the baseline's metrics so far."""
         ...
 
@@ -142,6 +142,6 @@ class Goal:
         return self.names[0]
 
     @property
-    def work(self) -> Work:
+    def work(self) -> Workload:
         """The measured work."""
-        return Work(self.objective, self.better == "higher", self.new_tokens, self.on_gpu)
+        return Workload(self.objective, self.better == "higher", self.new_tokens, self.on_gpu)

@@ -29,7 +29,7 @@ Place = tuple[str, str]
 _MOST_READ = 8
 
 
-def measured_there(runs: Runs, tracking_uri: str | None = None) -> Runs:
+def with_related_runs(runs: Runs, tracking_uri: str | None = None) -> Runs:
     """Return runs with all other runs of their suites or studies, read from the store.
 
     For many places, only the given runs are used.
@@ -54,11 +54,11 @@ def with_floors(runs: Runs, among: Runs | None = None) -> Runs:
     Args:
         among: everything measured in the same places; None for only these runs.
     """
-    known = floors(runs if among is None else among)
+    known = noise_floors(runs if among is None else among)
     return Runs(replace(run, floors=known.get(run.place, {})) for run in runs)
 
 
-def floors(runs: Runs) -> dict[Place, dict[str, NoiseFloor]]:
+def noise_floors(runs: Runs) -> dict[Place, dict[str, NoiseFloor]]:
     """Return the largest difference of equal settings in each sampled metric, by suite (or study) and environment.
 
     Within a study, names distinguish scenarios, whatever the params say: only runs of one name are equal settings.
@@ -87,29 +87,31 @@ def floors(runs: Runs) -> dict[Place, dict[str, NoiseFloor]]:
 _SAMPLED = [each.name for each in schema.METRICS if each.sampled]
 
 
-def floor_of(metric: str, *of: Run) -> float:
+def noise_floor_of(metric: str, *of: Run) -> float:
     """Return the noise floor of some runs in a metric, as a share; 0 if nothing was measured twice."""
     known = (run.floors or {} for run in of)
     return max((each[metric].share for each in known if metric in each), default=0.0)
 
 
-def say_floor(runs: Runs, *metrics: str) -> list[str]:
+def noise_floor_lines(runs: Runs, *metrics: str) -> list[str]:
     """Describe the noise floor of these runs; empty if nothing was measured twice.
 
     Args:
         runs: from `with_floors`, or a part of them.
         metrics: metrics to mention.
     """
-    floors: dict[Place, dict[str, NoiseFloor]] = {}
+    noise_floors: dict[Place, dict[str, NoiseFloor]] = {}
     kinds: dict[Place, str] = {}
     for run in runs:
         known = run.floors or {}
-        floors[run.place] = {name: known[name] for name in metrics if name in known and known[name].share >= _LEAST}
+        noise_floors[run.place] = {
+            name: known[name] for name in metrics if name in known and known[name].share >= _LEAST
+        }
         kinds[run.place] = "suite" if run.suite_id else "study"
     lines = []
-    for place, found in floors.items():
+    for place, found in noise_floors.items():
         if found:
-            where = f"this {kinds[place]}" if len(floors) == 1 else f"{kinds[place]} {place[0]}"
+            where = f"this {kinds[place]}" if len(noise_floors) == 1 else f"{kinds[place]} {place[0]}"
             lines.append(f"Equal settings differed by {_differed(found, where)}: {_SO}.")
     return lines
 
@@ -144,7 +146,7 @@ def _measured(run: Run, metric: str) -> list[tuple[float, str]]:
     return [] if value is None else [(value, f"{run.text('experiment')}/{run.name}")]
 
 
-def in_context(runs: Runs, among: Runs | None = None) -> Runs:
+def with_context(runs: Runs, among: Runs | None = None) -> Runs:
     """Add noise floors and family sizes to runs that lack them.
 
     Args:
@@ -156,7 +158,7 @@ def in_context(runs: Runs, among: Runs | None = None) -> Runs:
 
 
 def within(runs: Runs, among: Runs | None = None) -> Runs:
-    """Add the noise floor and the size of the study to each run; see `in_context`."""
+    """Add the noise floor and the size of the study to each run; see `with_context`."""
     return with_families(with_floors(runs, among), among)
 
 
@@ -177,7 +179,7 @@ def with_families(runs: Runs, among: Runs | None = None) -> Runs:
     return Runs(replace(run, family=family(run)) for run in runs)
 
 
-def comparisons(one: Run, other: Run) -> int:
+def family_size(one: Run, other: Run) -> int:
     """Return the family size of the comparison of two runs; 1 if their studies are unknown.
 
     Within a study, each scenario is compared with one of the same work, or with one of all scenarios if different work

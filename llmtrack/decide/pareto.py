@@ -8,8 +8,8 @@ from typing import Literal
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference, Verdict, difference, judge
-from llmtrack.decide.noise_floor import in_context
-from llmtrack.decide.verdicts import measure_more, tell
+from llmtrack.decide.noise_floor import with_context
+from llmtrack.decide.verdicts import differences_from, measure_command
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -21,88 +21,88 @@ class Standing:
     """Position of a scenario relative to the front.
 
     Attributes:
-        place: `on` the front; `off` it, because another dominates it; `open` if inconclusive; `missing` a value.
+        position: `on` the front; `off` it, because another dominates it; `open` if inconclusive; `missing` a value.
         why: explanation.
-        measure: command to measure more if that could settle it; else empty.
-        by: scenarios that dominate it.
+        command: measures more if that could settle it; else empty.
+        dominated_by: names of scenarios.
     """
 
-    place: Position
+    position: Position
     why: str
-    measure: str = ""
-    by: tuple[str, ...] = ()
-
-
-def place(against: Mapping[int, Collection[Verdict]]) -> tuple[Position, list[int]]:
-    """Return a scenario's position, and the others that decide it.
-
-    It is off the front if another is better in one metric and better or not different in all; open if another could be
-    so as far as is known.
-
-    Args:
-        against: verdicts of each other scenario against it, one per metric.
-    """
-    never_worse = {index: set(found) for index, found in against.items() if "worse" not in found}
-    beaten_by = [i for i, found in never_worse.items() if "better" in found and found <= {"better", "same"}]
-    if beaten_by:
-        return "off", beaten_by
-    unclear = [index for index, found in never_worse.items() if not found <= {"better", "same"}]
-    return ("open", unclear) if unclear else ("on", [])
+    command: str = ""
+    dominated_by: tuple[str, ...] = ()
 
 
 def pareto_front(runs: Runs, respects: Sequence[str]) -> list[Standing]:
-    """Return the position of each scenario, in order of the runs.
+    """Compare each scenario with all others; return their positions in order of the runs.
 
-    Each is compared with all others. Quality metrics are compared as they are: `llmtrack.decide.candidates` leaves out
-    other texts.
+    Quality metrics are compared as they are: `llmtrack.decide.candidates` leaves out other texts.
 
     Args:
-        runs: comparable runs, such as those of `gather_points`; raw samples count if `with_samples` has added them.
+        runs: comparable runs, such as those of `gather_candidates`; raw samples count if `with_samples` has added them.
         respects: metrics of the front.
     """
-    rows = in_context(runs)
-    complete = [all(map(run.has, respects)) for run in rows]
+    runs = with_context(runs)
+    complete = [all(map(run.has, respects)) for run in runs]
     return [
-        _standing(run, [other for j, other in enumerate(rows) if complete[j] and j != i], respects)
-        for i, run in enumerate(rows)
+        _standing(run, [rival for j, rival in enumerate(runs) if complete[j] and j != i], respects)
+        for i, run in enumerate(runs)
     ]
 
 
-def _standing(run: Run, others: Sequence[Run], respects: Sequence[str]) -> Standing:
+def position_of(verdicts: Mapping[int, Collection[Verdict]]) -> tuple[Position, list[int]]:
+    """Return a scenario's position, and the rivals that decide it.
+
+    It is off the front if a rival is better in one metric and better or not different in all; open if a rival could be
+    so as far as is known.
+
+    Args:
+        verdicts: of each rival against it, one per metric.
+    """
+    never_worse = {rival: set(of_rival) for rival, of_rival in verdicts.items() if "worse" not in of_rival}
+    dominating = [
+        rival for rival, of_rival in never_worse.items() if "better" in of_rival and of_rival <= {"better", "same"}
+    ]
+    if dominating:
+        return "off", dominating
+    unclear = [rival for rival, of_rival in never_worse.items() if not of_rival <= {"better", "same"}]
+    return ("open", unclear) if unclear else ("on", [])
+
+
+def _standing(run: Run, rivals: Sequence[Run], respects: Sequence[str]) -> Standing:
     for name in respects:
         if not run.has(name):
             return Standing("missing", f"no {name}")
-    found: dict[int, list[Difference]] = {index: [] for index in range(len(others))}
+    differences: dict[int, list[Difference]] = {index: [] for index in range(len(rivals))}
     # Cheap checks first: a rival that is worse in one metric cannot dominate, whatever the others say.
     for name in sorted(respects, key=lambda name: schema.metric(name).sureness == "sampled"):
-        rivals = list(found)
-        differences = _tell(run, [others[index] for index in rivals], name)
-        for index, each in zip(rivals, differences, strict=True):
-            found[index].append(each)
-            if each.verdict == "worse":
-                del found[index]
-    where, which = place({index: [each.verdict for each in differences] for index, differences in found.items()})
-    by = tuple(others[index].name for index in which)
-    names = ", ".join(by)
-    if where == "off":
-        return Standing(where, f"beaten by {names}", by=by)
-    if where == "on":
-        return Standing(where, "on the front")
-    unclear = [each for index in which for each in found[index] if each.verdict not in ("better", "same")]
-    needed = max(each.repeats_needed for each in unclear)
-    command = measure_more(run, needed) if needed else ""
-    return Standing(where, f"inconclusive against {names} ({unclear[0].metric}: {unclear[0].words})", command)
+        remaining = list(differences)
+        in_metric = _differences_in(name, run, [rivals[index] for index in remaining])
+        for index, found in zip(remaining, in_metric, strict=True):
+            differences[index].append(found)
+            if found.verdict == "worse":
+                del differences[index]
+    position, deciding = position_of({i: [found.verdict for found in of_rival] for i, of_rival in differences.items()})
+    if position == "on":
+        return Standing(position, "on the front")
+    names = tuple(rivals[index].name for index in deciding)
+    if position == "off":
+        return Standing(position, f"beaten by {', '.join(names)}", dominated_by=names)
+    unclear = [found for i in deciding for found in differences[i] if found.verdict not in ("better", "same")]
+    repeats = max(found.repeats_needed for found in unclear)
+    why = f"inconclusive against {', '.join(names)} ({unclear[0].metric}: {unclear[0].words})"
+    return Standing(position, why, measure_command(run, repeats) if repeats else "")
 
 
-def _tell(run: Run, others: Sequence[Run], metric: str) -> list[Difference]:
+def _differences_in(metric: str, run: Run, rivals: Sequence[Run]) -> list[Difference]:
     if not schema.metric(metric).of_text:
-        return tell(run, others, metric)
-    return judge([_of_text(metric, run.metrics[metric], other.metrics[metric]) for other in others])
+        return differences_from(run, rivals, metric)
+    return judge([_quality_difference(metric, run.metrics[metric], rival.metrics[metric]) for rival in rivals])
 
 
-def _of_text(metric: str, own: float, other: float) -> Difference:
+def _quality_difference(metric: str, baseline: float, candidate: float) -> Difference:
     """Compare a quality metric; 0 (the divergence of the reference from itself) has an order but no ratio."""
-    if min(own, other) > 0:
-        return difference(metric, own, other)
-    better: Verdict = "better" if (other > own) == (schema.metric(metric).better == "higher") else "worse"
-    return Difference(metric, own, other, None, verdict="same" if own == other else better)
+    if min(baseline, candidate) > 0:
+        return difference(metric, baseline, candidate)
+    better: Verdict = "better" if (candidate > baseline) == (schema.metric(metric).better == "higher") else "worse"
+    return Difference(metric, baseline, candidate, None, verdict="same" if baseline == candidate else better)

@@ -145,7 +145,7 @@ class Race:
             self._blocks.append({})
             self._weights.append(1.0)
 
-    def tell(self, name: str, value: float, disturbed: bool = False) -> None:
+    def add_sample(self, name: str, value: float, disturbed: bool = False) -> None:
         """Add a sample, and drop the candidates that are significantly worse.
 
         Args:
@@ -227,13 +227,13 @@ class Race:
         i, j = fit.of[one], fit.of[other]
         mean = float(fit.effects[i] - fit.effects[j])
         if self.exact:
-            return around(mean)
+            return ratio_around(mean)
         if not fit.same_part[i, j] or fit.freedom < 1:
             return None
         contrast = float(fit.spread[i, i] + fit.spread[j, j] - 2 * fit.spread[i, j])
         chance = self.rules.alpha / max(1, len(self.names) - 1) / (looks * (looks + 1))
         variance = max(fit.variance, self._own_variance(one, other))
-        return around(mean, quantile(chance, fit.freedom) * math.sqrt(variance * contrast))
+        return ratio_around(mean, t_quantile(chance, fit.freedom) * math.sqrt(variance * contrast))
 
     def decided(self) -> bool:
         """Return whether no tried candidate can be better than the leader by more than the margin."""
@@ -388,7 +388,7 @@ def _parts(normal: np.ndarray) -> np.ndarray:
     return part
 
 
-def quantile(chance: float, freedom: float) -> float:
+def t_quantile(chance: float, freedom: float) -> float:
     """Return the one-sided quantile of Student's t distribution."""
     # The same as `scipy.stats.t`, whose import takes a second.
     from scipy.special import stdtrit
@@ -396,7 +396,7 @@ def quantile(chance: float, freedom: float) -> float:
     return -float(stdtrit(freedom, chance))
 
 
-def around(mean: float, half: float = 0.0) -> Ratio:
+def ratio_around(mean: float, half: float = 0.0) -> Ratio:
     """Return the ratio whose logarithm is `mean`, with an interval of half width `half`."""
     value, low, high = (math.exp(max(-700.0, min(each, 700.0))) for each in (mean, mean - half, mean + half))
     return Ratio(value, low, high)

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llmtrack import metrics as schema
-from llmtrack.decide.candidates import MEMORY, QUALITY, SPEED, Points, gather_points
-from llmtrack.decide.compare import known_metric
-from llmtrack.decide.differences import Difference, in_figures, share_text
-from llmtrack.decide.noise_floor import in_context, say_floor
-from llmtrack.decide.verdicts import doubt, grouped, measure_more, score_command, tell
+from llmtrack.decide.candidates import MEMORY, QUALITY, SPEED, Candidates, gather_candidates
+from llmtrack.decide.compare import require_metric
+from llmtrack.decide.differences import Difference, difference_text, share_text
+from llmtrack.decide.noise_floor import noise_floor_lines, with_context
+from llmtrack.decide.verdicts import differences_from, doubt, group_warnings, measure_command, score_command
 from llmtrack.errors import UsageError
 from llmtrack.host.formatting import MIB, plural, significant
 from llmtrack.spec.parameter import read_number
@@ -61,7 +61,7 @@ class Recommendation:
 
 
 @dataclass(frozen=True)
-class Broken:
+class Violation:
     """A violated limit.
 
     Attributes:
@@ -88,10 +88,10 @@ def recommend(runs: Runs, limits: Limits, objective: str = SPEED, baseline: str 
     Raises:
         UsageError: the objective has no better direction, or nothing was measured.
     """
-    known_metric(objective)
+    require_metric(objective)
     if schema.metric(objective).better == "-":
         raise UsageError(f"{objective} has no better direction: it cannot be an objective")
-    points = gather_points(in_context(runs), objective)
+    points = gather_candidates(with_context(runs), objective)
     table, notes = points.runs, list(points.notes)
     reference = _reference(points, baseline, limits, notes)
     broken = [_broken(run, reference, limits) for run in table]
@@ -105,18 +105,18 @@ def recommend(runs: Runs, limits: Limits, objective: str = SPEED, baseline: str 
     if not fitting:
         return Recommendation(None, None, _nothing(table, broken, limits), tuple(out), tuple(notes))
     best, *others = fitting
-    behind = tell(best, others, objective)
+    behind = differences_from(best, others, objective)
     out += [(run.name, _how_far(run, each)) for run, each in zip(others, behind, strict=True)]
     lead = _lead(best, reference, objective)
     near = [run for run, each in zip(others, behind, strict=True) if not each.conclusive]
     weighed = [best, *([] if reference is None else [reference]), *near]
-    notes += say_floor(table, objective)
+    notes += noise_floor_lines(table, objective)
     warned = [(run.name, line) for run in weighed for line in run.warnings]
-    notes += [f"read with care: {line}" for line in grouped(warned, len(table))]
+    notes += [f"read with care: {line}" for line in group_warnings(warned, len(table))]
     conclusive = ("better", "worse", "same")
     open_ones = [each for each in (*([lead] if lead else []), *behind) if each.verdict not in conclusive]
     if open_ones:
-        command = measure_more(best, max(each.repeats_needed for each in open_ones))
+        command = measure_command(best, max(each.repeats_needed for each in open_ones))
         sentence = _cannot_tell(best, others, reference, objective, open_ones[0], command)
         return Recommendation(None, None, sentence, tuple(out), tuple(notes), command)
     if not others and lead is None and _is_single(best, objective):
@@ -149,7 +149,7 @@ def parse_percent(text: str) -> float:
     return read_number("percentage", found[1]) / 100
 
 
-def _reference(points: Points, baseline: str | None, limits: Limits, notes: list[str]) -> Run | None:
+def _reference(points: Candidates, baseline: str | None, limits: Limits, notes: list[str]) -> Run | None:
     """Return the run whose perplexity is the reference, or else the timed baseline."""
     table, scored = points.runs, points.scored
     if baseline is not None:
@@ -179,22 +179,22 @@ def _is_single(run: Run, metric: str) -> bool:
     return schema.metric(metric).sureness != "exact" and repeats < 2
 
 
-def _broken(run: Run, reference: Run | None, limits: Limits) -> list[Broken]:
+def _broken(run: Run, reference: Run | None, limits: Limits) -> list[Violation]:
     found = []
     if limits.perplexity_increase is not None:
         increase, most = _increase(run, reference), limits.perplexity_increase
         if increase is None:
-            found.append(Broken(NOT_SCORED))
+            found.append(Violation(NOT_SCORED))
         elif increase > most:
             words = f"perplexity {_change(increase)} is over {_change(most)}"
-            found.append(Broken(words, (increase - most) / (1 + most)))
+            found.append(Violation(words, (increase - most) / (1 + most)))
     if limits.memory_mib is not None:
         memory = run.number(MEMORY)
         if memory is None:
-            found.append(Broken("no peak memory was measured"))
+            found.append(Violation("no peak memory was measured"))
         elif memory > limits.memory_mib:
             words = f"peak memory {memory:,.0f} MiB is over {limits.memory_mib:,.0f} MiB"
-            found.append(Broken(words, memory / max(limits.memory_mib, 1e-9) - 1))
+            found.append(Violation(words, memory / max(limits.memory_mib, 1e-9) - 1))
     return found
 
 
@@ -208,7 +208,7 @@ def _lead(best: Run, reference: Run | None, objective: str) -> Difference | None
     """Return the difference of the best from the reference; None if they are the same, or the reference was not timed."""
     if reference is None or reference.run_id == best.run_id or not reference.has(objective):
         return None
-    (found,) = tell(reference, [best], objective)
+    (found,) = differences_from(reference, [best], objective)
     return None if found.verdict == "missing" else found
 
 
@@ -254,8 +254,8 @@ def _best_in(metric: str) -> str:
 
 def _times(lead: Difference, name: str) -> str:
     if not lead.conclusive:
-        return f"no significant difference from {name} ({in_figures(lead)})"
-    return f"{in_figures(lead)} {'against' if schema.metric(lead.metric).of_text else 'that of'} {name}"
+        return f"no significant difference from {name} ({difference_text(lead)})"
+    return f"{difference_text(lead)} {'against' if schema.metric(lead.metric).of_text else 'that of'} {name}"
 
 
 def _cannot_tell(
@@ -275,7 +275,7 @@ def _cannot_tell(
     )
 
 
-def _nothing(points: Runs, broken: Sequence[Sequence[Broken]], limits: Limits) -> str:
+def _nothing(points: Runs, broken: Sequence[Sequence[Violation]], limits: Limits) -> str:
     asked = []
     if limits.perplexity_increase is not None:
         asked.append(f"perplexity {_change(limits.perplexity_increase)}")
@@ -316,10 +316,10 @@ def _left(runs: Runs, points: Runs) -> list[tuple[str, str]]:
 def _how_far(run: Run, behind: Difference) -> str:
     amount = _amount(run, behind.metric)
     if behind.verdict == "same":
-        return f"{amount}, no significant difference: {in_figures(behind)}"
+        return f"{amount}, no significant difference: {difference_text(behind)}"
     if behind.verdict == "unknown":
         return f"{amount}, inconclusive: {behind.words}"
-    return f"{amount}, {in_figures(behind)}" if behind.ratio else amount
+    return f"{amount}, {difference_text(behind)}" if behind.ratio else amount
 
 
 def _of_model(run: Run) -> str:

@@ -19,7 +19,7 @@ from llmtrack.tracking.read.source import Source
 if TYPE_CHECKING:
     import pandas as pd
 
-KINDS = (
+SELECTOR_KINDS = (
     "a run id",
     "study:ID",
     "latest",
@@ -80,7 +80,7 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
     return of_scenario(found, scenario, named) if scenario else found
 
 
-def run_named(selector: str, tracking_uri: str | None = None) -> str:
+def single_run_id(selector: str, tracking_uri: str | None = None) -> str:
     """Return the id of the one run that a selector matches: of a scenario, or of a study.
 
     Args:
@@ -116,7 +116,7 @@ def select_all(selectors: str | Sequence[str], experiment: str | None = None, tr
     """Return the distinct runs that any of several selectors matches; see `select`."""
     names = require_texts("selector", selectors)
     if not names:
-        raise UsageError(f"no selector is given: use {', '.join(KINDS)}")
+        raise UsageError(f"no selector is given: use {', '.join(SELECTOR_KINDS)}")
     found = [run for name in names for run in select(name, experiment, tracking_uri)]
     return Runs(found).first_of_each("run_id")
 
@@ -144,7 +144,7 @@ def _found(selector: str, experiment: str | None, uri: str | None) -> Runs:
 
 
 def _not_understood(selector: str) -> UsageError:
-    return UsageError(f"invalid selector {selector!r}: use {', '.join(KINDS)}")
+    return UsageError(f"invalid selector {selector!r}: use {', '.join(SELECTOR_KINDS)}")
 
 
 def _hint(selector: str) -> str:
@@ -166,7 +166,7 @@ class Pair:
     candidate: Run
 
 
-def match(baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]:
+def pair_runs(baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]:
     """Pair runs, and name the scenarios without a counterpart.
 
     A baseline of one scenario is paired with every candidate. Otherwise scenarios are paired by name. Of several runs

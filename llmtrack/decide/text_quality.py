@@ -15,7 +15,7 @@ import numpy as np
 
 from llmtrack.decide.differences import ALPHA, Ratio, change_text
 from llmtrack.decide.goal import PartScore
-from llmtrack.decide.race import around, quantile
+from llmtrack.decide.race import ratio_around, t_quantile
 
 Judgement = Literal["kept", "broken", "open"]
 
@@ -57,13 +57,13 @@ def perplexity_ratio(
     mean = float(differences.sum() / tokens.sum())
     n = len(parts)
     if n >= of:
-        return around(mean)
+        return ratio_around(mean)
     if n == 1:
-        return Ratio(around(mean).value, 0.0, math.inf)
+        return Ratio(ratio_around(mean).value, 0.0, math.inf)
     # Ratio estimator, sampling without replacement (W. Cochran, Sampling Techniques (1977), chapter 6).
     variance = float(((differences - mean * tokens) ** 2).sum() / (n - 1)) * n * (1 - n / of)
-    half = quantile(alpha / 2 / looks / tests, n - 1) * math.sqrt(variance) / float(tokens.sum())
-    return around(mean, half)
+    half = t_quantile(alpha / 2 / looks / tests, n - 1) * math.sqrt(variance) / float(tokens.sum())
+    return ratio_around(mean, half)
 
 
 def judge_bound(ratio: Ratio, most: float) -> Judgement:
@@ -136,7 +136,7 @@ class TextQuality:
         tests = max(1, len(self.models) - 1)
         return self._judged(model, perplexity_ratio(parts, self.parts, looks=self.parts, tests=tests))
 
-    def take_whole(self, model: str, ratio: float) -> Judgement:
+    def judge_whole_text(self, model: str, ratio: float) -> Judgement:
         """Judge a model by its perplexity ratio on the whole text."""
         return self._judged(model, Ratio(ratio, ratio, ratio))
 

@@ -23,8 +23,8 @@ from statistics import median
 
 from llmtrack.decide.differences import Difference, difference, judge
 from llmtrack.decide.forecast import Forecast
-from llmtrack.decide.goal import Ending, Goal, Measurer, SearchState, Seen
-from llmtrack.decide.promise import keeps_quality
+from llmtrack.decide.goal import Ending, Goal, Measurer, SearchState, Trial
+from llmtrack.decide.predictor import keeps_quality
 from llmtrack.decide.proof import MOST, USUAL, Proofs, Sample, duel
 from llmtrack.decide.race import Race
 from llmtrack.decide.text_quality import TextQuality
@@ -96,10 +96,10 @@ class Tuning:
         exact = metric(task.objective).sureness == "exact"
         self.race = Race(task.names, task.better, task.rules, exact)
         self.proofs = Proofs(task.objective, task.baseline)
-        ways = dict(self.measurer.ways({}))
-        models = frozenset(ways[name].model for name in task.names)
-        self.quality = TextQuality(ways[task.baseline].model, models, task.parts, task.most_perplexity)
-        self.forecast = Forecast(task, self.race, self.quality, self.proofs, ways)
+        priors = dict(self.measurer.priors({}))
+        models = frozenset(priors[name].model for name in task.names)
+        self.quality = TextQuality(priors[task.baseline].model, models, task.parts, task.most_perplexity)
+        self.forecast = Forecast(task, self.race, self.quality, self.proofs, priors)
         self._over: dict[str, dict[str, list[float]]] = {name: {} for name in task.names}
         self._attempts: dict[str, int] = {}
         self._failed: dict[str, list[str]] = {}
@@ -148,7 +148,7 @@ class Tuning:
         seen = self._sample(name, self._left(), first=True)
         if seen is None:
             return
-        self.forecast.measured_baseline(seen.values, self.measurer.ways(seen.values))
+        self.forecast.measured_baseline(seen.values, self.measurer.priors(seen.values))
 
     def _try_next(self, with_proof: bool) -> bool:
         """Try the most promising candidate that fits into the time; timed-out ones come last."""
@@ -189,7 +189,7 @@ class Tuning:
             if not self._fits(cost, after):
                 continue
             gain = predictions[name].improvement(over) if name in predictions else 1.0
-            gain *= keeps_quality(self.forecast.ways[name], decided)
+            gain *= keeps_quality(self.forecast.priors[name], decided)
             if gain > 0 and not (self.forecast.is_long(name) and gain < math.log1p(self.goal.rules.margin)):
                 promises[name] = gain / cost
         return max(promises, key=promises.__getitem__, default=None)
@@ -289,13 +289,13 @@ class Tuning:
 
     # --- measuring and scoring
 
-    def _sample(self, name: str, seconds: float, first: bool = False) -> Seen | None:
+    def _sample(self, name: str, seconds: float, first: bool = False) -> Trial | None:
         """Measure a candidate once and update the race; None if it failed or was eliminated."""
         left = self._left()
         seen = self.measurer.measure(name, max(min(seconds, left), 0.0))
         self.spent += seen.seconds
         if seen.late and first:
-            self.forecast.costs.timed_out(self.forecast.ways[name], seen.late, seen.seconds)
+            self.forecast.costs.timed_out(self.forecast.priors[name], seen.late, seen.seconds)
         if seen.why:
             self._lost(name, seen)
             return None
@@ -311,10 +311,10 @@ class Tuning:
             return seen
         self._calm = not seen.disturbed
         self.untried.pop(name, None)
-        self.race.tell(name, value, seen.disturbed)
+        self.race.add_sample(name, value, seen.disturbed)
         return seen
 
-    def _lost(self, name: str, seen: Seen) -> None:
+    def _lost(self, name: str, seen: Trial) -> None:
         """Eliminate a candidate that failed; one that timed out may be retried."""
         if seen.late and self.race.samples[name]:
             # Only time was short: what was measured before stands.
@@ -327,12 +327,12 @@ class Tuning:
             self.race.drop(name, late if seen.late else seen.why)
             return
         self.race.drop(name, seen.why)
-        kind = self.forecast.ways[name].kind
+        kind = self.forecast.priors[name].kind
         failed = self._failed.setdefault(kind, [])
         failed.append(seen.why)
         if len(failed) >= _FAILURES and failed[-1] == failed[-2]:
             for other in self.race.alive:
-                if self.forecast.ways[other].kind == kind and not self.race.samples[other]:
+                if self.forecast.priors[other].kind == kind and not self.race.samples[other]:
                     self.race.drop(other, f"as the others of its runtime: {seen.why}")
 
     def _afresh(self, proven: str, name: str) -> Sample:
@@ -373,13 +373,13 @@ class Tuning:
             elif verdict == "broken":
                 self.race.drop(each, self.quality.over_the_bound(model))
 
-    def take_whole(self, name: str, ratio: float) -> bool:
+    def judge_whole_text(self, name: str, ratio: float) -> bool:
         """Judge the answer by its perplexity ratio on the whole text; return whether it remains the answer.
 
         If it is over the bound, what was worse than it is readmitted, and the result determined again.
         """
         model, base = self.model_of(name), self.model_of(self.goal.baseline)
-        if model == base or self.quality.take_whole(model, ratio) != "broken":
+        if model == base or self.quality.judge_whole_text(model, ratio) != "broken":
             return True
         self.race.disqualify(name, self.quality.over_the_bound(model))
         for each in self.race.alive:
@@ -402,8 +402,8 @@ class Tuning:
         for name, found in self.forecast.predictions().items():
             if name in self.race.dropped or self.race.samples[name] or found.optimistic >= bar:
                 continue
-            by_weights = found.most is not None and found.most < bar
-            most = found.most if by_weights and found.most is not None else found.optimistic
+            by_weights = found.bound is not None and found.bound < bar
+            most = found.bound if by_weights and found.bound is not None else found.optimistic
             how = "by its weights" if by_weights else "as its kin measured"
             self.race.drop(name, f"{CANNOT_WIN}: at {self._bound_word} {self._value(most)} {how}")
 
@@ -543,7 +543,7 @@ class Tuning:
     def _why_not_tried(self, name: str) -> str:
         """Explain why a candidate was not tried, and the budget it needs."""
         costs = self.forecast.costs
-        built = costs.slower * costs.building(self.forecast.ways[name])
+        built = costs.slower * costs.building(self.forecast.priors[name])
         first, proof = self.forecast.first_s(name), self.forecast.prove_s(name)
         cost = first + proof
         budget = budget_text(_MORE * (max(self.spent, self.goal.seconds) + cost))
@@ -558,7 +558,7 @@ class Tuning:
 
     def model_of(self, name: str) -> str:
         """Return the model of a candidate; candidates that share it are scored once."""
-        return self.forecast.ways[name].model
+        return self.forecast.priors[name].model
 
     def _show(self, doing: str) -> None:
         top = self._top()

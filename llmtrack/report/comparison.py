@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.decide.compare import COLUMNS, Compared, compare_pairs, runs_of_pairs, to_frame, with_samples_of
-from llmtrack.decide.noise_floor import say_floor
-from llmtrack.decide.selection import Pair, as_runs, match
-from llmtrack.decide.verdicts import differing_facts, grouped, own_warnings, with_samples
+from llmtrack.decide.comparability import differing_facts
+from llmtrack.decide.compare import COLUMNS, Comparison, compare_pairs, runs_of_pairs, to_frame, with_samples_of_pairs
+from llmtrack.decide.noise_floor import noise_floor_lines
+from llmtrack.decide.selection import Pair, as_runs, pair_runs
+from llmtrack.decide.verdicts import group_warnings, named_warnings, with_samples
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.host.console import emit
 from llmtrack.host.entry_points import named_experiment
@@ -112,7 +113,7 @@ def compare_runs(
     if warnings:
         # csv and json are read by programs.
         beside = make_console(stderr=True) if layout.style in ("csv", "json") else console
-        print_lines(beside, [line for run in tracked for line in own_warnings(run)])
+        print_lines(beside, [line for run in tracked for line in named_warnings(run)])
     if output is not None:
         files = write_report(output, "llmtrack compare", table, tracked)
         if layout.style == "table":
@@ -162,8 +163,10 @@ def compare_with_baseline(
         TrackingError: the store cannot be read.
     """
 
-    pairs, unmatched = match(as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri))
-    pairs = with_samples_of(pairs, tracking_uri)
+    pairs, unmatched = pair_runs(
+        as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri)
+    )
+    pairs = with_samples_of_pairs(pairs, tracking_uri)
     compared = compare_pairs(pairs, metrics, across_environments=across_environments)
     if layout.sort is not None:
         compared = _in_order(compared, layout.sort)
@@ -187,7 +190,7 @@ def compare_with_baseline(
     )
 
 
-def differences_table(compared: Sequence[Compared], pairs: Sequence[Pair], unmatched: Sequence[str] = ()) -> Table:
+def differences_table(compared: Sequence[Comparison], pairs: Sequence[Pair], unmatched: Sequence[str] = ()) -> Table:
     """Lay out a comparison as a table.
 
     Args:
@@ -232,14 +235,14 @@ def differences_table(compared: Sequence[Compared], pairs: Sequence[Pair], unmat
                 if any(each.other_environments for each in compared)
                 else []
             ),
-            *say_floor(runs, *dict.fromkeys(each.difference.metric for each in compared)),
+            *noise_floor_lines(runs, *dict.fromkeys(each.difference.metric for each in compared)),
             *(f"read with care: {line}" for line in _doubts(compared, len(runs))),
         ),
         keys=tuple(title.replace(" ", "_") for title in titles),
     )
 
 
-def _row(compared: Compared, runs: Runs) -> list[str]:
+def _row(compared: Comparison, runs: Runs) -> list[str]:
     difference = compared.difference
     column = column_of_runs(difference.metric, runs)
     values = (
@@ -251,7 +254,7 @@ def _row(compared: Compared, runs: Runs) -> list[str]:
     return [compared.pair.candidate.name, f"{column.title}{shown_unit}", *values, mark + difference.words]
 
 
-def _without_repetitions(compared: Sequence[Compared]) -> list[Compared]:
+def _without_repetitions(compared: Sequence[Comparison]) -> list[Comparison]:
     """Keep one row of a scenario that equals another one: it has no figures of its own."""
     first = {each.pair.candidate.run_id: number for number, each in reversed([*enumerate(compared)])}
     return [
@@ -279,11 +282,11 @@ def _what_differs(pair: Pair, columns: Sequence[Column]) -> list[str]:
     return differences
 
 
-def _doubts(compared: Sequence[Compared], runs: int) -> list[str]:
+def _doubts(compared: Sequence[Comparison], runs: int) -> list[str]:
     """Return the warnings of the compared runs, each kind once."""
     lines = dict.fromkeys(line for each in compared for line in each.difference.doubts)
     warned = [(name, line) for name, _, line in (each.partition(": ") for each in lines)]
-    return grouped(warned, runs)
+    return group_warnings(warned, runs)
 
 
 def _same_baseline(pairs: Sequence[Pair]) -> list[str]:
@@ -321,12 +324,12 @@ def _sorted(runs: Runs, sort: str | None) -> Runs:
     return runs.by(name, highest_first=sort.startswith("-"))
 
 
-def _in_order(compared: Sequence[Compared], sort: str) -> list[Compared]:
+def _in_order(compared: Sequence[Comparison], sort: str) -> list[Comparison]:
     """Sort comparisons by a column of `compare`, descending with a leading `-`; those without a value come last."""
     name = sort.removeprefix("-")
     check_columns([name], list(COLUMNS))
 
-    values: list[tuple[Compared, Any]] = [(each, each.row().get(name)) for each in compared]
+    values: list[tuple[Comparison, Any]] = [(each, each.row().get(name)) for each in compared]
     known = [(each, value) for each, value in values if value is not None and value == value]
     known.sort(key=lambda each: each[1], reverse=sort.startswith("-"))
     without = [each for each, value in values if value is None or value != value]

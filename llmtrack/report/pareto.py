@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
-from llmtrack.decide.candidates import MEMORY, Points, gather_points
-from llmtrack.decide.compare import known_metric
-from llmtrack.decide.noise_floor import in_context
+from llmtrack.decide.candidates import MEMORY, Candidates, gather_candidates
+from llmtrack.decide.compare import require_metric
+from llmtrack.decide.noise_floor import with_context
 from llmtrack.decide.pareto import Position, Standing, pareto_front
-from llmtrack.decide.verdicts import each_once, grouped
+from llmtrack.decide.verdicts import group_warnings, merge_commands
 from llmtrack.errors import UsageError
 from llmtrack.report.plots.charts import add_note, axis_label, canvas, separate_thousands, widen
 from llmtrack.report.plots.drawing import BEATEN, COLOR, LINE_COLORS, drawing, label_points, save
@@ -56,30 +56,30 @@ def show_pareto(
     """
     metrics = (speed, quality, *((MEMORY,) if memory else ()))
     for name in metrics:
-        if schema.metric(known_metric(name)).better == "-":
+        if schema.metric(require_metric(name)).better == "-":
             raise UsageError(f"{name} has no better direction: it cannot form a front")
-    points = gather_points(runs, speed, quality)
-    if not any(run.has(quality) for run in points.runs):
+    candidates = gather_candidates(runs, speed, quality)
+    if not any(run.has(quality) for run in candidates.runs):
         raise UsageError(
             f"no timed scenario has {quality}: score it too (mlflow run . -e perplexity) with the same model, backend, "
             "dtype and quantization, or choose more runs"
         )
     console = make_console()
-    table = pareto_table(points, metrics)
-    by_id = {run.run_id: run for run in points.runs}
+    table = pareto_table(candidates, metrics)
+    by_id = {run.run_id: run for run in candidates.runs}
     show(console, "Pareto front", table, layout, values_of_runs(Runs(by_id[run_id] for run_id in table.run_ids)))
     if output is not None:
         with drawing():
-            save(pareto_plot(points, speed, quality), output)
+            save(pareto_plot(candidates, speed, quality), output)
         if layout.style == "table":
             say(console, f"Written: {output}")
 
 
-def pareto_table(points: Points, metrics: Sequence[str]) -> Table:
+def pareto_table(candidates: Candidates, metrics: Sequence[str]) -> Table:
     """Lay out the scenarios sorted by the first metric, with their position on the front of all metrics."""
-    standings = pareto_front(points.runs, metrics)
-    by_id = dict(zip((run.run_id for run in points.runs), standings, strict=True))
-    runs = points.runs.by(metrics[0], highest_first=schema.metric(metrics[0]).better == "higher")
+    standings = pareto_front(candidates.runs, metrics)
+    by_id = dict(zip((run.run_id for run in candidates.runs), standings, strict=True))
+    runs = candidates.runs.by(metrics[0], highest_first=schema.metric(metrics[0]).better == "higher")
     shared, differing = shared_conditions(runs)
     columns = [*differing, *(column_of_runs(name, runs) for name in metrics)]
     return Table(
@@ -89,8 +89,8 @@ def pareto_table(points: Points, metrics: Sequence[str]) -> Table:
         rows=tuple((run.scenario, *(column.cell_of(run) for column in columns), by_id[run.run_id].why) for run in runs),
         run_ids=tuple(run.run_id for run in runs),
         notes=(
-            *points.notes,
-            *_doubts([run for run in runs if by_id[run.run_id].place in ("on", "open")]),
+            *candidates.notes,
+            *_doubts([run for run in runs if by_id[run.run_id].position in ("on", "open")]),
             *_measure_more(standings),
         ),
         keys=("scenario", *(column.key for column in columns), "front"),
@@ -100,24 +100,24 @@ def pareto_table(points: Points, metrics: Sequence[str]) -> Table:
 def _doubts(runs: Sequence[Run]) -> list[str]:
     """Group the warnings of the runs possibly on the front by kind."""
     warned = [(run.name, line) for run in runs for line in run.warnings]
-    return [f"read with care: {line}" for line in grouped(warned, len(runs))]
+    return [f"read with care: {line}" for line in group_warnings(warned, len(runs))]
 
 
 def _measure_more(standings: Sequence[Standing]) -> tuple[str, ...]:
-    commands = each_once(each.measure for each in standings if each.measure)
+    commands = merge_commands(each.command for each in standings if each.command)
     return tuple(f"inconclusive; to settle it run: {command}" for command in commands)
 
 
-def pareto_plot(points: Points, speed: str, quality: str, answer: str = "") -> Figure:
+def pareto_plot(candidates: Candidates, speed: str, quality: str, answer: str = "") -> Figure:
     """Plot quality against speed, with the front as a line and peak memory as the point size.
 
     Args:
-        points: scenarios without quality are left out.
+        candidates: scenarios without quality are left out.
         answer: id of a run to mark by a ring.
     """
-    runs = in_context(points.runs).where(lambda run: run.has(quality))
+    runs = with_context(candidates.runs).where(lambda run: run.has(quality))
     standings = pareto_front(runs, (speed, quality))
-    places = {run.run_id: standing.place for run, standing in zip(runs, standings, strict=True)}
+    places = {run.run_id: standing.position for run, standing in zip(runs, standings, strict=True)}
     runs = runs.by(speed)
     figure, axes = canvas(f"{_named(quality).capitalize()} against {_named(speed)}", _axis(speed), _axis(quality))
     axes.grid(visible=True, axis="x")

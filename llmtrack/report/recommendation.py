@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmtrack.decide.candidates import QUALITY, gather_points
+from llmtrack.decide.candidates import QUALITY, gather_candidates
 from llmtrack.decide.recommend import Recommendation
 from llmtrack.errors import UsageError
 from llmtrack.report.escape import in_markdown, in_plot
@@ -69,11 +69,11 @@ def draw(recommendation: Recommendation, runs: Runs, objective: str, target: Pat
     Raises:
         UsageError: no scenario has a perplexity, so there is no plot.
     """
-    points = gather_points(runs, objective)
-    if not any(run.has(QUALITY) for run in points.runs):
+    candidates = gather_candidates(runs, objective)
+    if not any(run.has(QUALITY) for run in candidates.runs):
         raise UsageError("there is nothing to draw: no perplexity was scored (mlflow run . -e perplexity scores it)")
     with drawing():
-        figure = pareto_plot(points, objective, QUALITY, recommendation.run_id or "")
+        figure = pareto_plot(candidates, objective, QUALITY, recommendation.run_id or "")
         figure.set_size_inches(10, 5.6)
         answer = "\n".join(textwrap.wrap(recommendation.sentence, _TITLE_WIDTH, break_on_hyphens=False))
         figure.suptitle(in_plot(answer), x=0.02, ha="left", fontsize=12, fontweight="bold")

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from llmtrack.decide.candidates import gather_points
+from llmtrack.decide.candidates import gather_candidates
 from llmtrack.errors import UsageError
 from llmtrack.report.pareto import pareto_table
 from tests.decide.tracked_runs import repeated, scored, timed
@@ -20,7 +20,7 @@ def test_runs_that_name_no_model_keep_their_quality():
         timed("fp32", 10.0, model_id=None, perplexity=20.0),
         timed("int8", 30.0, model_id=None, quantization="int8", perplexity=25.0),
     )
-    assert list(column(gather_points(runs).runs, "perplexity")) == [20.0, 25.0]
+    assert list(column(gather_candidates(runs).runs, "perplexity")) == [20.0, 25.0]
 
 
 def test_quality_is_joined_by_variant_or_is_the_runs_own():
@@ -41,7 +41,7 @@ def test_quality_is_joined_by_variant_or_is_the_runs_own():
         scored("ppl", 20.0, experiment="perplexity"),
         scored("ppl16", 20.5, experiment="perplexity", dtype="bfloat16"),
     )
-    points = gather_points(runs)
+    points = gather_candidates(runs)
     assert {run.scenario: run.get("perplexity") for run in points.runs} == {
         "fp32": 20.0,
         "bf16": 20.5,
@@ -61,7 +61,7 @@ def test_quality_is_joined_by_variant_or_is_the_runs_own():
 
 def test_a_quality_that_could_be_of_either_of_two_models_is_not_joined():
     runs = made(timed("a", 10.0), scored("ppl", 20.0), scored("ppl_32", 25.0), scored("again", 20.001))
-    points = gather_points(runs)
+    points = gather_candidates(runs)
     assert not points.runs[0].has("perplexity")
     assert points.notes == ("a has no perplexity of its own, and the runs of its variant disagree",)
 
@@ -76,7 +76,7 @@ def test_what_is_not_comparable_is_left_out_and_said():
         scored("ppl8", 21.0, quantization="int8"),
         scored("rolling", 9.0, protocol="rolling"),
     )
-    points = gather_points(runs)
+    points = gather_candidates(runs)
     assert list(column(points.runs, "scenario")) == ["a", "b"]
     assert list(column(points.runs, "perplexity")) == [20.0, 21.0]
     assert [note.split(" is left")[0] for note in points.notes] == [
@@ -105,14 +105,14 @@ def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_and_said(other
         scored("ppl8", 21.0, quantization="int8", **same),
         scored("ppl4", 12.0, quantization="int4", **{**same, **other}),
     )
-    points = gather_points(runs)
+    points = gather_candidates(runs)
     assert column(points.runs, "perplexity") == [20.0, 21.0, None]
     assert points.notes[0].startswith("1 run whose perplexity is of other tokens or another text is left out")
 
 
 def test_nothing_to_choose_among():
     with pytest.raises(UsageError, match="no finished run of precision has tokens_per_sec"):
-        gather_points(made(scored("ppl", 20.0)))
+        gather_candidates(made(scored("ppl", 20.0)))
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ def test_nothing_to_choose_among():
 )
 def test_quality_is_not_taken_over_from_a_model_of_another_config_or_tokenizer(name, values, quality):
     runs = made(scored("quality", 20.0, experiment="perplexity"), timed("speed", 10.0))
-    (found,) = gather_points(changed(runs, **{name: values})).runs
+    (found,) = gather_candidates(changed(runs, **{name: values})).runs
     assert found.get("perplexity") == quality
 
 
 def test_infinity_is_no_figure_to_choose_by():
-    points = gather_points(
+    points = gather_candidates(
         made(timed("a", math.inf, perplexity=1.0), timed("b", 10.0, perplexity=math.inf), timed("c", 5.0, perplexity=9.0))
     )  # fmt: skip
     assert points.runs.scenarios == ["b", "c"]
@@ -140,7 +140,7 @@ def test_infinity_is_no_figure_to_choose_by():
 def test_the_newest_finished_run_counts_while_a_newer_one_is_in_progress():
     done = run("a", tokens_per_sec=1.0, model="m")
     again = {**done, "run_id": "newer", "start_time": "2026-11-29T10:00:00Z", "tokens_per_sec": None}
-    points = gather_points(made(done, {**again, "status": "RUNNING", "outcome": None}))
+    points = gather_candidates(made(done, {**again, "status": "RUNNING", "outcome": None}))
     assert list(column(points.runs, "run_id")) == ["id-a"]
 
 
@@ -156,7 +156,7 @@ def test_a_configuration_of_several_studies_is_one_and_the_newest_counts():
         **late,
     }
     newest = {**same, "tokens_per_sec": 2.5, **interval("tokens_per_sec", 2.5, 2.4, 2.6, 8)}
-    points = gather_points(made(lucky, newest))
+    points = gather_candidates(made(lucky, newest))
     assert list(column(points.runs, "run_id")) == ["later"]
     assert points.notes == (
         "torch-bfloat16 was measured 2 times in one configuration: the newest counts (tokens_per_sec 2.5; before: 20.9)",

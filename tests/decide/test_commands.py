@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from llmtrack.cli import main
 from llmtrack.decide.compare import COLUMNS
-from llmtrack.decide.selection import run_named
+from llmtrack.decide.selection import single_run_id
 from llmtrack.tracking.read.lookup import set_alias
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
@@ -238,7 +238,7 @@ def test_every_command_takes_any_name(named):
 def test_an_alias_is_given_to_whatever_names_one_run(named):
     whole, fast, by_run = named
     for names in (whole, fast | by_run):
-        assert len({run_named(name)[:8] for name in names.values()}) == 1, names
+        assert len({single_run_id(name)[:8] for name in names.values()}) == 1, names
     assert "alias:x is " in asked("alias", "x", "latest:precision#fast")
     several = CliRunner().invoke(main, ["alias", "z", "branch:main"])
     assert several.exit_code == 2

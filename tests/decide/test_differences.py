@@ -16,7 +16,7 @@ from llmtrack.decide.differences import (
     change_text,
     difference,
     holm,
-    is_within,
+    is_within_floor,
     judge,
     least_p,
     mann_whitney_p,
@@ -296,5 +296,5 @@ def test_nobody_else_writes_ratios_and_differences():
 )
 def test_a_run_is_within_the_floor_of_another_as_that_one_is_of_it(ratio, within):
     # At a floor of 10 % the slower one of two reaches 1 / 1.1 = 0.909 of the faster one, not 0.9.
-    assert is_within(ratio, 0.1) is within
-    assert ratio <= 0 or is_within(1 / ratio, 0.1) is within
+    assert is_within_floor(ratio, 0.1) is within
+    assert ratio <= 0 or is_within_floor(1 / ratio, 0.1) is within

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from experiments import prompt_length
 from llmtrack.cli import main
-from llmtrack.decide.gate import Rule, check_samples, check_values, decide, gate, parse_rule
+from llmtrack.decide.gate import Rule, check_samples, check_values, decide_checks, gate, parse_rule
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.run.executors.inline import InlineExecutor
@@ -64,7 +64,7 @@ def test_rules_that_are_not_understood(text, message):
 )
 def test_a_change_is_set_against_the_limit_and_not_against_zero(slower, outcome):
     # 5 % fewer tokens/s are times longer by 5.3 %.
-    (found,) = decide([check_samples(SLOWER, rates(), rates(slower))])
+    (found,) = decide_checks([check_samples(SLOWER, rates(), rates(slower))])
     assert found.outcome == outcome, found
 
 
@@ -74,7 +74,7 @@ def test_one_sample_each_shows_a_ratio_and_no_interval():
 
 
 def test_three_repeats_cannot_break_a_gate():
-    (found,) = decide([check_samples(SLOWER, [10.0, 10.1, 10.2], [5.0, 5.1, 5.2])])
+    (found,) = decide_checks([check_samples(SLOWER, [10.0, 10.1, 10.2], [5.0, 5.1, 5.2])])
     assert (found.outcome, found.why) == (
         "inconclusive",
         "too few repeats, 3 against 3: measure at least 4 of each",
@@ -83,9 +83,9 @@ def test_three_repeats_cannot_break_a_gate():
 
 def test_more_rules_ask_for_more_evidence():
     alone = check_samples(SLOWER, rates()[:5], rates(1.2)[:5])
-    assert decide([alone])[0].outcome == "broken"
+    assert decide_checks([alone])[0].outcome == "broken"
     # 13 x 1/252 is above 0.05, with six repeats 13 x 1/924 is not.
-    many = decide([alone] * 13)
+    many = decide_checks([alone] * 13)
     assert {each.outcome for each in many} == {"inconclusive"}
     assert "among 13 comparisons, 5 against 5: measure at least 6 of each" in many[0].why
 
@@ -104,7 +104,7 @@ def test_more_rules_ask_for_more_evidence():
 def test_values_without_repeats(rule, baseline, candidate, outcome, why):
     found = check_values(parse_rule(rule), baseline, candidate)
     assert (found.outcome, found.why) == (outcome, why)
-    assert decide([found]) == [found]
+    assert decide_checks([found]) == [found]
 
 
 class SleepyEngine(ScriptedEngine):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from llmtrack.cli import main
-from llmtrack.decide.candidates import gather_points
-from llmtrack.decide.pareto import pareto_front, place
+from llmtrack.decide.candidates import gather_candidates
+from llmtrack.decide.pareto import pareto_front, position_of
 from llmtrack.report.pareto import pareto_plot, pareto_table
 from llmtrack.report.plots.charts import canvas
 from llmtrack.report.plots.drawing import label_points
@@ -28,10 +28,10 @@ verdicts = st.lists(st.sampled_from(["better", "same", "worse", "unknown"]), min
 
 
 def test_where_a_scenario_stands_by_hand():
-    assert place({}) == ("on", [])
-    assert place({0: ["worse", "better"], 1: ["same", "same"], 2: ["unknown", "worse"]}) == ("on", [])
-    assert place({0: ["better", "worse"], 1: ["same", "better"], 2: ["unknown", "better"]}) == ("off", [1])
-    assert place({0: ["unknown", "better"], 1: ["same", "same"], 2: ["same", "unknown"]}) == ("open", [0, 2])
+    assert position_of({}) == ("on", [])
+    assert position_of({0: ["worse", "better"], 1: ["same", "same"], 2: ["unknown", "worse"]}) == ("on", [])
+    assert position_of({0: ["better", "worse"], 1: ["same", "better"], 2: ["unknown", "better"]}) == ("off", [1])
+    assert position_of({0: ["unknown", "better"], 1: ["same", "same"], 2: ["same", "unknown"]}) == ("open", [0, 2])
 
 
 @pytest.mark.slow(1)
@@ -46,12 +46,12 @@ def test_off_is_what_another_beats_for_sure_and_open_what_another_might(found):
     known = [each for each in found if "unknown" not in each]
     possible = itertools.product(*(itertools.product(*(ways.get(v, (v,)) for v in each)) for each in found))
     might = any(beaten(told) for told in possible)
-    assert place(against)[0] == ("off" if beaten(known) else "open" if might else "on")
+    assert position_of(against)[0] == ("off" if beaten(known) else "open" if might else "on")
 
 
 def places(*rows, respects=("tokens_per_sec", "perplexity")):
     runs = made(*rows)
-    return dict(zip(runs.scenarios, (each.place for each in pareto_front(runs, respects)), strict=True))
+    return dict(zip(runs.scenarios, (each.position for each in pareto_front(runs, respects)), strict=True))
 
 
 def test_noise_puts_nothing_on_the_front_and_nothing_off_it():
@@ -69,12 +69,12 @@ def test_noise_puts_nothing_on_the_front_and_nothing_off_it():
 def test_what_cannot_be_told_is_said_with_what_would_tell():
     runs = made(repeated("plain", 10.0, 20.0), repeated("once", 30.0, 21.0, n=1))
     plain, once = pareto_front(runs, ("tokens_per_sec", "perplexity"))
-    assert (plain.place, once.place) == ("on", "open"), "the perplexity of the one is better for sure"
+    assert (plain.position, once.position) == ("on", "open"), "the perplexity of the one is better for sure"
     assert "inconclusive against plain (tokens_per_sec: too few repeats, 1 against 8" in once.why
-    assert "min_repeats=4" in once.measure
-    table = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity"))
-    assert table.notes == (f"inconclusive; to settle it run: {once.measure}",)
-    figure = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity")
+    assert "min_repeats=4" in once.command
+    table = pareto_table(gather_candidates(runs), ("tokens_per_sec", "perplexity"))
+    assert table.notes == (f"inconclusive; to settle it run: {once.command}",)
+    figure = pareto_plot(gather_candidates(runs), "tokens_per_sec", "perplexity")
     assert "Hollow: inconclusive" in figure.get_supxlabel()
 
 
@@ -82,11 +82,11 @@ def test_what_cannot_be_told_is_said_with_what_would_tell():
 def test_the_answer_has_a_ring_wherever_it_is():
     runs = made(repeated("plain", 10.0, 20.0, n=8), repeated("int8", 20.0, 20.0, n=8), repeated("slow", 5.0, 21.0, n=8))
     for answer in runs:
-        figure = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity", answer.run_id)
+        figure = pareto_plot(gather_candidates(runs), "tokens_per_sec", "perplexity", answer.run_id)
         (ring,) = figure.axes[0].collections[1].get_offsets()
         assert tuple(ring) == (answer.metrics["tokens_per_sec"], answer.metrics["perplexity"])
         assert "Ring: the answer." in figure.get_supxlabel()
-    plain = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity")
+    plain = pareto_plot(gather_candidates(runs), "tokens_per_sec", "perplexity")
     assert len(plain.axes[0].collections) == 1
     assert "Ring" not in plain.get_supxlabel()
 
@@ -94,7 +94,7 @@ def test_the_answer_has_a_ring_wherever_it_is():
 @pytest.mark.slow(1)
 def test_a_plot_leaves_out_what_all_names_end_with():
     runs = made(repeated("onnx-int8-threads-2", 20.0, 20.0, n=8), repeated("torch-threads-2", 10.0, 20.0, n=8))
-    axes = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity").axes[0]
+    axes = pareto_plot(gather_candidates(runs), "tokens_per_sec", "perplexity").axes[0]
     assert {text.get_text() for text in axes.texts} == {"onnx-int8", "torch"}
 
 
@@ -102,7 +102,7 @@ def test_a_plot_leaves_out_what_all_names_end_with():
 def test_many_arms_need_more_repeats_to_be_told():
     few = [repeated(f"a{n}", 10.0 + n, 20.0, n=5) for n in range(8)]
     assert set(places(*few).values()) == {"open"}
-    note = pareto_plot(gather_points(made(*few)), "tokens_per_sec", "perplexity").get_supxlabel()
+    note = pareto_plot(gather_candidates(made(*few)), "tokens_per_sec", "perplexity").get_supxlabel()
     assert "line" not in note, "there is none"
     assert max(map(len, note.splitlines())) <= 118, "longer lines leave the picture"
     enough = [repeated(f"a{n}", 10.0 + n, 20.0, n=6) for n in range(8)]
@@ -144,7 +144,7 @@ def test_the_plot_joins_the_front():
         repeated("b", 20.0, 21.0, peak_memory_mib=50.0),
         repeated("c", 15.0, 22.0, peak_memory_mib=400.0),
     )
-    figure = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity")
+    figure = pareto_plot(gather_candidates(runs), "tokens_per_sec", "perplexity")
     (axes,) = figure.axes
     (line,) = axes.lines
     assert list(line.get_xdata()) == [10.0, 20.0]
@@ -194,7 +194,7 @@ def test_the_warnings_of_the_runs_on_the_front_are_said_with_it():
         repeated("slow", 5.0, 30.0, warnings="off the front"),
         repeated("fast", 10.0, 20.0, warnings="the machine was busy"),
     )
-    table = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity"))
+    table = pareto_table(gather_candidates(runs), ("tokens_per_sec", "perplexity"))
     assert table.notes == ("read with care: fast: the machine was busy",)
 
 
@@ -210,7 +210,7 @@ def test_the_front_in_the_table_has_the_places_of_the_picture():
         )
         for n in range(3)
     ]
-    points = gather_points(made(*rows))
+    points = gather_candidates(made(*rows))
     table = pareto_table(points, ("tokens_per_sec", "perplexity"))
     places = [each.why for each in pareto_front(points.runs, ("tokens_per_sec", "perplexity"))]
     assert sorted(row[-1] for row in table.rows) == sorted(places)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtrack.decide.race import Race, Rules, quantile
+from llmtrack.decide.race import Race, Rules, t_quantile
 
 
 def told(blocks: list[list[tuple[str, float]]], names: str, **how) -> Race:
@@ -18,7 +18,7 @@ def told(blocks: list[list[tuple[str, float]]], names: str, **how) -> Race:
     for block in blocks:
         race.begin_block()
         for name, value in block:
-            race.tell(name, value)
+            race.add_sample(name, value)
     return race
 
 
@@ -33,7 +33,7 @@ def test_the_ratio_of_two_is_that_of_their_samples_within_blocks():
     # Each of the four samples is half / 2 off: the sum of squares is half^2, over one degree of freedom. The pair alone shows the
     # same: the variance of its two differences, 2 half^2, over the two samples that each is of. The difference of two means of
     # two samples has this variance times 1/2 + 1/2. The chance is 0.05 for one pair, and 1 / (2 x 3) of it at the second look.
-    error = quantile(0.05 / 6, 1) * half
+    error = t_quantile(0.05 / 6, 1) * half
     assert (ratio.low, ratio.high) == pytest.approx((2.2 * math.exp(-error), 2.2 * math.exp(error)))
 
 
@@ -63,7 +63,7 @@ def test_one_that_is_noisier_than_the_others_is_compared_by_its_own_noise():
     differences = np.log([1.2, 2.4, 1.2, 2.4, 1.2, 2.4])
     assert (
         math.log(wide.high / wide.value)
-        >= quantile(0.05 / 2 / 42, 20) * float(differences.std(ddof=1)) / math.sqrt(6) * 0.99
+        >= t_quantile(0.05 / 2 / 42, 20) * float(differences.std(ddof=1)) / math.sqrt(6) * 0.99
     )
 
 
@@ -74,7 +74,7 @@ def test_one_that_is_beaten_beyond_doubt_is_dropped_and_one_within_the_margin_is
         race.begin_block()
         for name, speed in (("fast", 3.0), ("fastish", 2.98), ("slow", 1.0)):
             if name in race.alive:
-                race.tell(name, speed * math.exp(0.01 * generator.standard_normal()))
+                race.add_sample(name, speed * math.exp(0.01 * generator.standard_normal()))
     out = race.dropped["slow"]
     assert out.ratio is not None
     assert 1 < out.ratio.low < 3 < out.ratio.high * 1.05
@@ -104,7 +104,7 @@ def test_one_that_is_held_drops_nobody_and_wins_nothing_until_it_is_admitted():
         race.begin_block()
         for name, value in (("base", 1.0), ("lossy", 3.0), ("slow", 0.5)):
             if name in race.alive:
-                race.tell(name, value * (1 + 0.01 * ((number * 7 + len(name)) % 3)))
+                race.add_sample(name, value * (1 + 0.01 * ((number * 7 + len(name)) % 3)))
     assert race.leader() == race.choice() == "base"
     assert "slow" in race.dropped
     race.admit("lossy")
@@ -127,7 +127,7 @@ def test_what_has_no_noise_is_decided_by_one_sample_of_each():
 
 def test_a_sample_that_is_no_number_above_0_is_refused():
     with pytest.raises(ValueError, match="above 0"):
-        Race(["a"]).tell("a", 0.0)
+        Race(["a"]).add_sample("a", 0.0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -145,7 +145,7 @@ def test_without_noise_every_ratio_is_exact_whatever_drifts_between_blocks(seed,
         level = generator.normal()
         # c0 is in each block, which connects them.
         for number in {0, *map(int, generator.integers(0, len(names), 2))}:
-            race.tell(names[number], math.exp(effects[number] + level))
+            race.add_sample(names[number], math.exp(effects[number] + level))
     for number, name in enumerate(names):
         if race.samples[name]:
             assert race.goodness(name) - race.goodness("c0") == pytest.approx(effects[number] - effects[0], abs=1e-9)
@@ -160,7 +160,7 @@ def false_drops(rules: Rules, races: int, rounds: int = 25) -> int:
         for _ in range(rounds):
             race.begin_block()
             for name in race.names:
-                race.tell(name, math.exp(0.03 * generator.standard_normal()))
+                race.add_sample(name, math.exp(0.03 * generator.standard_normal()))
         dropped += bool(race.dropped)
     return dropped
 
@@ -178,7 +178,7 @@ def raced(*blocks, names=("base", "wide", "narrow")):
         race.begin_block()
         for name, value in block.items():
             if name is not None:
-                race.tell(name, value, disturbed=None in block)
+                race.add_sample(name, value, disturbed=None in block)
     return race
 
 

@@ -14,8 +14,8 @@ from benchmarks.search_world import World, search
 from benchmarks.tune import LOADS
 from experiments.tune import OBJECTIVES, Config, space_of
 from llmtrack.decide.differences import Ratio
-from llmtrack.decide.goal import Goal, PartScore, SearchState, Seen
-from llmtrack.decide.promise import Way
+from llmtrack.decide.goal import Goal, PartScore, SearchState, Trial
+from llmtrack.decide.predictor import Prior
 from llmtrack.decide.tuning import CANNOT_WIN, Tuning, budget_text
 from llmtrack.errors import UsageError
 from llmtrack.metrics import metric
@@ -36,11 +36,11 @@ class Table:
     perplexity: dict[str, float] = field(default_factory=dict)
     converts: dict[str, float] = field(default_factory=dict)
     fails: dict[str, str] = field(default_factory=dict)
-    known: dict[str, Way] = field(default_factory=dict)
+    known: dict[str, Prior] = field(default_factory=dict)
     unscorable: set[str] = field(default_factory=set)
     noise: float = 0.0
     seed: int = 0
-    said: list[Seen | PartScore] = field(default_factory=list)
+    said: list[Trial | PartScore] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     shown: list[SearchState] = field(default_factory=list)
     spent: float = 0.0
@@ -49,27 +49,27 @@ class Table:
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(self.seed)
 
-    def ways(self, measured):
-        return {name: self.known.get(name) or Way("torch", name) for name in self.speeds}
+    def priors(self, measured):
+        return {name: self.known.get(name) or Prior("torch", name) for name in self.speeds}
 
-    def measure(self, name: str, seconds: float) -> Seen:
+    def measure(self, name: str, seconds: float) -> Trial:
         return self._seen(name, seconds)
 
-    def measure_afresh(self, name: str, proven: str, seconds: float) -> Seen:
+    def measure_afresh(self, name: str, proven: str, seconds: float) -> Trial:
         return self._seen(name, seconds, " afresh")
 
-    def _seen(self, name: str, seconds: float, how: str = "") -> Seen:
+    def _seen(self, name: str, seconds: float, how: str = "") -> Trial:
         self.asked.append(name + how)
         first = name + how not in self.loaded
         speed = self.speeds[name] * math.exp(self.noise * self.random.standard_normal())
         again = 1 / speed
         took = again + (self.first + (0.0 if how else self.converts.get(name, 0.0)) if first else 0.0)
         value = speed if metric(self.objective).better == "higher" else again
-        seen = Seen({self.objective: value, **self.values.get(name, {})}, took, again=again)
+        seen = Trial({self.objective: value, **self.values.get(name, {})}, took, again=again)
         if took > seconds:
-            seen = Seen({}, seconds, "not in time", late="loading")
+            seen = Trial({}, seconds, "not in time", late="loading")
         elif name in self.fails:
-            seen = Seen({}, took, self.fails[name])
+            seen = Trial({}, took, self.fails[name])
         else:
             self.loaded.add(name + how)
         return self._say(seen)
@@ -129,7 +129,7 @@ def test_what_is_better_and_cannot_be_scored_is_named_and_not_dropped(unknown):
 
 def test_where_no_time_is_left_for_the_proof_the_best_is_named_with_the_budget_that_gives_it():
     # 11 s the baseline, 11 s the candidate and a second look; the fresh comparison alone takes 2 x (1 + 4 x 10) s.
-    trials = Table({"base": 0.1, "fast": 0.11}, known={name: Way("torch", "same") for name in ("base", "fast")})
+    trials = Table({"base": 0.1, "fast": 0.11}, known={name: Prior("torch", "same") for name in ("base", "fast")})
     tuning = tuned(trials, 60.0)
     assert (tuning.ending, tuning.winner) == ("unproven", "fast")
     assert "not measured afresh" in tuning.missing
@@ -145,11 +145,11 @@ class Late(Table):
     late: str = ""
     after: int = 0
 
-    def measure(self, name: str, seconds: float) -> Seen:
+    def measure(self, name: str, seconds: float) -> Trial:
         if name != self.late or self.asked.count(name) != self.after:
             return super().measure(name, seconds)
         self.asked.append(name)
-        return self._say(Seen({}, 1.0, "not in time", late="repeat 1"))
+        return self._say(Trial({}, 1.0, "not in time", late="repeat 1"))
 
 
 @pytest.mark.parametrize(("late", "after"), [("base", 1), ("fast", 2), ("close", 3), ("fast", 0)])
@@ -162,7 +162,7 @@ def test_what_was_measured_stands_though_another_call_was_not_in_time(late, afte
 
 
 def test_a_candidate_that_promises_far_more_and_does_not_fit_into_the_time_is_named():
-    slow = Way("onnx", "int8", 8.0, builds={"exporting": 70.0})
+    slow = Prior("onnx", "int8", 8.0, builds={"exporting": 70.0})
     trials = Table({"base": 1.0, "slow": 4.0}, converts={"slow": 70.0}, known={"slow": slow})
     tuning = tuned(trials, 45.0)
     assert (tuning.ending, tuning.winner) == ("unproven", "base")
@@ -174,9 +174,9 @@ def test_a_candidate_that_promises_far_more_and_does_not_fit_into_the_time_is_na
 
 
 def test_the_best_so_far_comes_with_the_untried_one_that_promises_far_more():
-    ways = {"slow": Way("onnx", "int8", 8.0, builds={"exporting": 900.0})}
-    ways |= {name: Way("torch", "same") for name in ("base", "fast")}
-    trials = Table({"base": 0.1, "fast": 0.15, "slow": 4.0}, converts={"slow": 900.0}, known=ways)
+    priors = {"slow": Prior("onnx", "int8", 8.0, builds={"exporting": 900.0})}
+    priors |= {name: Prior("torch", "same") for name in ("base", "fast")}
+    trials = Table({"base": 0.1, "fast": 0.15, "slow": 4.0}, converts={"slow": 900.0}, known=priors)
     tuning = tuned(trials, 60.0)
     assert (tuning.ending, tuning.winner) == ("unproven", "fast")
     assert tuning.missing.startswith("it was not measured afresh against the baseline; slow promises")
@@ -219,7 +219,7 @@ def test_a_budget_too_small_for_the_baseline_ends_with_one_that_would_do():
 
 def test_what_is_claimed_is_of_the_answer_where_two_were_measured_afresh():
     """`best`, expected to load too long for its proof, loads fast: the claim and the samples are of its own proof."""
-    best = Way("onnx", "best", 32.0, loads=60.0)
+    best = Prior("onnx", "best", 32.0, loads=60.0)
     trials = Table({"base": 1.0, "good": 2.0, "best": 4.0}, known={"best": best})
     tuning = tuned(trials, 100.0, most_perplexity=None)
     assert (tuning.ending, tuning.winner) == ("proven", "best")
@@ -250,14 +250,14 @@ def test_what_is_measured_to_be_better_after_a_proof_is_named_before_what_is_pro
 
 
 def test_the_most_promising_per_second_is_tried_first():
-    ways = {
-        "float16": Way("torch", "float16", 16.0),
-        "int8": Way("onnx", "int8", 8.0, builds={"exporting": 60.0}),
-        "int8 late": Way("onnx", "int8 late", 8.0, builds={"exporting": 60.0, "searching": 300.0}),
+    priors = {
+        "float16": Prior("torch", "float16", 16.0),
+        "int8": Prior("onnx", "int8", 8.0, builds={"exporting": 60.0}),
+        "int8 late": Prior("onnx", "int8 late", 8.0, builds={"exporting": 60.0, "searching": 300.0}),
     }
     speeds = {"base": 1.0, "int8 late": 3.0, "float16": 1.6, "int8": 3.0}
     trials = Table({name.replace(" ", "_"): speed for name, speed in speeds.items()})
-    trials.known = {name.replace(" ", "_"): way for name, way in ways.items()}
+    trials.known = {name.replace(" ", "_"): prior for name, prior in priors.items()}
     tuned(trials, 400.0, parts=2)
     assert first_asked(trials)[:3] == ["base", "float16", "int8"]
 
@@ -271,16 +271,16 @@ def test_one_that_cannot_win_is_dropped_without_being_started_and_says_why():
         "decode_mib": 1e9 / 2**20,
         "model_size_mib": 1e9 / 2**20,
     }
-    ways = {
-        "small": Way("onnx", "small", 8.0),
-        "large": Way("onnx", "large", 32.0, loads=100.0),
-        "base": Way("torch", "base"),
+    priors = {
+        "small": Prior("onnx", "small", 8.0),
+        "large": Prior("onnx", "large", 32.0, loads=100.0),
+        "base": Prior("torch", "base"),
     }
     trials = Table(
         {"base": 5.0, "large": 5.0, "small": 30.0},
         objective="decode_tokens_per_sec",
         values={"base": base},
-        known=ways,
+        known=priors,
     )
     tuning = tuned(trials, 100.0, parts=2)
     assert "large" not in trials.asked
@@ -290,12 +290,12 @@ def test_one_that_cannot_win_is_dropped_without_being_started_and_says_why():
 
 
 def test_a_long_conversion_is_not_begun_for_what_promises_no_more_than_the_leader():
-    ways = {
-        "quick": Way("onnx", "quick", 8.0),
-        "kin": Way("onnx", "kin", 8.0),
-        "gptq": Way("onnx", "gptq", 8.0, builds={"gptq": 120.0}),
+    priors = {
+        "quick": Prior("onnx", "quick", 8.0),
+        "kin": Prior("onnx", "kin", 8.0),
+        "gptq": Prior("onnx", "gptq", 8.0, builds={"gptq": 120.0}),
     }
-    trials = Table({"base": 1.0, "quick": 4.0, "kin": 2.8, "gptq": 2.8}, known=ways, converts={"gptq": 120.0})
+    trials = Table({"base": 1.0, "quick": 4.0, "kin": 2.8, "gptq": 2.8}, known=priors, converts={"gptq": 120.0})
     tuning = tuned(trials, 600.0, parts=2)
     assert tuning.winner == "quick"
     assert "gptq" not in trials.asked
@@ -329,9 +329,9 @@ def test_a_conversion_that_overruns_leaves_the_time_of_the_proof(predicted, budg
     """It is predicted to fit beside the proof and hangs: what is left when it is given up is enough for the proof."""
     trials = Table({"base": 1.0, "good": 1.5, "slow": 1.6}, first=10.0, converts={"slow": 1e6})
     trials.known = {
-        "base": Way("torch", "base", loads=10.0),
-        "good": Way("torch", "good", loads=10.0, earlier=1.5),
-        "slow": Way("onnx", "slow", 8.0, builds={"build slow": predicted}, loads=10.0, earlier=1.7),
+        "base": Prior("torch", "base", loads=10.0),
+        "good": Prior("torch", "good", loads=10.0, earlier=1.5),
+        "slow": Prior("onnx", "slow", 8.0, builds={"build slow": predicted}, loads=10.0, earlier=1.7),
     }
     tuning = tuned(trials, budget, most_perplexity=None)
     assert "given up after" in tuning.untried["slow"]
@@ -341,7 +341,7 @@ def test_a_conversion_that_overruns_leaves_the_time_of_the_proof(predicted, budg
 
 def test_one_that_was_given_up_is_not_taken_for_refused():
     trials = Table({"base": 1.0, "hangs": 9.0, "good": 1.5}, converts={"hangs": 1e6})
-    trials.known = {"hangs": Way("onnx", "hangs", 8.0)}
+    trials.known = {"hangs": Prior("onnx", "hangs", 8.0)}
     tuning = tuned(trials, 200.0, most_perplexity=None)
     assert trials.asked.count("hangs") <= 2
     assert "hangs" not in tuning.race.dropped
@@ -352,7 +352,7 @@ def test_one_that_was_given_up_is_not_taken_for_refused():
 def test_a_runtime_whose_candidates_fail_alike_is_not_tried_further():
     names = [f"genai {number}".replace(" ", "_") for number in range(6)]
     trials = Table({"base": 1.0, "good": 1.2, **dict.fromkeys(names, 3.0)}, first=5.0)
-    trials.known = {name: Way("genai", name, 8.0) for name in names}
+    trials.known = {name: Prior("genai", name, 8.0) for name in names}
     trials.fails = dict.fromkeys(names, "its builder does not know the model")
     tuning = tuned(trials, 300.0, most_perplexity=None)
     assert len([name for name in trials.asked if name in names]) == 2
@@ -361,7 +361,7 @@ def test_a_runtime_whose_candidates_fail_alike_is_not_tried_further():
 
 
 def test_the_baseline_is_measured_whatever_it_takes():
-    trials = Table({"base": 0.02, "fast": 1.0}, first=40.0, known={"fast": Way("onnx", "fast", 8.0)})
+    trials = Table({"base": 0.02, "fast": 1.0}, first=40.0, known={"fast": Prior("onnx", "fast", 8.0)})
     tuning = tuned(trials, 100.0, most_perplexity=None)
     assert tuning.race.samples["base"] == pytest.approx([0.02])
     assert (tuning.winner, tuning.ending) == ("base", "unproven")
@@ -404,9 +404,9 @@ def test_an_answer_that_is_over_the_bound_on_the_whole_text_is_replaced_by_what_
     trials = Table(speeds, perplexity={"lossy": 1.05}, noise=0.01)
     tuning = tuned(trials, 300.0, parts=4)
     assert (tuning.winner, tuning.race.dropped["next"].by) == ("fast", "fast")
-    assert tuning.take_whole("fast", 1.008)
+    assert tuning.judge_whole_text("fast", 1.008)
     assert (tuning.winner, tuning.ending) == ("fast", "proven")
-    assert not tuning.take_whole("fast", 1.011)
+    assert not tuning.judge_whole_text("fast", 1.011)
     # The proof of the first says nothing of the second.
     assert (tuning.winner, tuning.ending, tuning.proven_of) == ("next", "unproven", "")
     assert tuning.needs > 300
@@ -416,7 +416,7 @@ def test_an_answer_that_is_over_the_bound_on_the_whole_text_is_replaced_by_what_
 @pytest.mark.parametrize("most", [1.01, None])
 def test_the_ratio_on_the_whole_text_replaces_that_of_its_parts(most):
     tuning = tuned(Table({"base": 1.0, "fast": 4.0}), 100.0, parts=4, most_perplexity=most)
-    assert tuning.take_whole("fast", 1.002)
+    assert tuning.judge_whole_text("fast", 1.002)
     assert tuning.quality.ratios == {"fast": Ratio(1.002, 1.002, 1.002)}
 
 

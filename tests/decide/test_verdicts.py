@@ -15,13 +15,21 @@ from hypothesis import strategies as st
 
 from experiments import suite
 from llmtrack.decide import noise_floor, verdicts
-from llmtrack.decide.candidates import gather_points
+from llmtrack.decide.candidates import gather_candidates
 from llmtrack.decide.compare import compare
 from llmtrack.decide.differences import Ratio, comparison_text
 from llmtrack.decide.gate import gate
 from llmtrack.decide.pareto import pareto_front
 from llmtrack.decide.recommend import Limits, recommend
-from llmtrack.decide.verdicts import DISTURBED, disturbance, each_once, is_disturbed, measure_more, tell, with_samples
+from llmtrack.decide.verdicts import (
+    DISTURBED,
+    differences_from,
+    disturbance,
+    is_disturbed,
+    measure_command,
+    merge_commands,
+    with_samples,
+)
 from llmtrack.measure import disturbances
 from llmtrack.measure.disturbances import CpuReading, busy_warning
 from llmtrack.measure.statistics import findings
@@ -94,7 +102,7 @@ def test_all_that_are_asked_say_the_same_of_two_runs(kept, arms):
     rows = known
     base, *others = rows
     for other in others:
-        (told,) = tell(base, [other], RATE)
+        (told,) = differences_from(base, [other], RATE)
         figures = comparison_text(RATE, told.ratio, told.repeated)
         one, its = (Runs([each]) for each in (base, other))
 
@@ -143,12 +151,12 @@ def test_the_front_is_of_the_same_verdicts_in_table_and_picture(kept, arms):
     rows = known
     for index, (own, standing) in enumerate(zip(rows, pareto_front(known, (RATE, "perplexity")), strict=True)):
         # All have one perplexity, so that speed alone decides.
-        told = {each.verdict for each in tell(own, rows[:index] + rows[index + 1 :], RATE)}
+        told = {each.verdict for each in differences_from(own, rows[:index] + rows[index + 1 :], RATE)}
         place = "off" if "better" in told else "open" if "unknown" in told else "on"
-        assert standing.place == place
+        assert standing.position == place
     for one in rows:
         for other in rows:
-            (there,), (back,) = tell(one, [other], RATE), tell(other, [one], RATE)
+            (there,), (back,) = differences_from(one, [other], RATE), differences_from(other, [one], RATE)
             assert back.verdict == FLIPPED.get(there.verdict, there.verdict)
             assert back.ratio.value == pytest.approx(1 / there.ratio.value)
             if one is not other:
@@ -199,7 +207,7 @@ def test_the_command_that_measures_more_can_be_pasted(name):
     row = run("a", experiment=name, model="a folder/model,synthetic:tiny", min_repeats=6)
     if name in ("perplexity", "training"):
         row["max_new_tokens"] = None
-    words = shlex.split(measure_more(made(row)[0], 4))
+    words = shlex.split(measure_command(made(row)[0], 4))
     assert words[:5] == ["mlflow", "run", ".", "-e", name]
     given = dict(each.split("=", 1) for each in words[words.index("-P") + 1 :: 2])
     assert set(given) <= PARAMETERS[name]
@@ -209,31 +217,31 @@ def test_the_command_that_measures_more_can_be_pasted(name):
 
 def test_the_command_asks_for_all_that_was_asked_and_not_to_take_over_what_is_there():
     asked = {"model": "m", "device": "cpu", "dtype": "bfloat16", "max_new_tokens": "8", "resume": "true"}
-    words = measure_more(made(run("a", min_repeats=5) | {"asked": json.dumps(asked)})[0], 7)
+    words = measure_command(made(run("a", min_repeats=5) | {"asked": json.dumps(asked)})[0], 7)
     assert words.endswith("-P model=m -P device=cpu -P dtype=bfloat16 -P max_new_tokens=8 -P min_repeats=7")
     assert "resume" not in words
 
 
 def test_of_an_older_run_the_command_asks_for_what_every_experiment_takes():
     old = run("a", model="m", revision="r1", device_requested="cuda:1", max_new_tokens=8, backend="onnx")
-    words = measure_more(made(old)[0], 7)
+    words = measure_command(made(old)[0], 7)
     assert words.endswith("-P model=m -P revision=r1 -P device=cuda:1 -P max_new_tokens=8 -P min_repeats=7")
-    assert "-P" not in measure_more(made(run("a", device_requested="auto"))[0])
+    assert "-P" not in measure_command(made(run("a", device_requested="auto"))[0])
 
 
 def test_the_command_makes_room_for_the_repeats_that_it_asks_for():
     slow = made(run("a", total_latency_s=20.0, max_seconds=60.0))[0]
-    assert measure_more(slow, 6).endswith("-P min_repeats=6 -P max_seconds=240")
+    assert measure_command(slow, 6).endswith("-P min_repeats=6 -P max_seconds=240")
     quick = made(run("a", total_latency_s=1.0, max_seconds=60.0))[0]
-    assert "max_seconds" not in measure_more(quick, 6)
+    assert "max_seconds" not in measure_command(quick, 6)
 
 
 def test_a_warning_of_many_and_a_command_that_would_tell_of_many_are_each_said_once():
     runs = made(*(repeated(name, 10.0, 20.0, warnings="the machine was busy") for name in "abcdefg"))
-    (said, *_) = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity")).notes
+    (said, *_) = pareto_table(gather_candidates(runs), ("tokens_per_sec", "perplexity")).notes
     assert said == "read with care: all 7 runs: the machine was busy"
     command = "mlflow run . -e precision -P dtypes=float32 -P min_repeats={} -P max_new_tokens=4"
-    assert each_once(
+    assert merge_commands(
         [
             command.format(5),
             command.format(6) + " -P max_seconds=12",

@@ -28,7 +28,7 @@ from docs.commands import page
 from docs.project import ROOT, mlproject, readme
 from llmtrack import metrics as schema
 from llmtrack.cli import main as llmtrack_command
-from llmtrack.decide.verdicts import why_not
+from llmtrack.decide.comparability import why_not_comparable
 from llmtrack.engine import Backend
 from llmtrack.engines import registry
 from llmtrack.engines.options import ThreadOption
@@ -201,8 +201,8 @@ def test_a_figure_against_another_model_is_compared_where_that_is_the_same(monke
     metric = schema.Metric("distance", "-", "lower", "from the reference", "sum", needs=("text", "reference"))
     monkeypatch.setitem(schema.METRIC_BY_NAME, "distance", metric)
     runs = made(run("a", reference="one", distance=1.0), run("b", reference="another", distance=1.0))
-    assert why_not(runs[0], runs[1], "distance").startswith("compared with different references")
-    assert why_not(runs[0], runs[0], "distance") == ""
+    assert why_not_comparable(runs[0], runs[1], "distance").startswith("compared with different references")
+    assert why_not_comparable(runs[0], runs[0], "distance") == ""
 
 
 def test_a_field_of_what_is_sent_is_read_of_data_that_has_it_not_yet():

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from llmtrack.decide.comparability import why_not_comparable
 from llmtrack.decide.selection import Pair
-from llmtrack.decide.verdicts import why_not
 from llmtrack.report.comparison import _what_differs
 from tests.report.frames import changed, made, run
 
@@ -34,14 +34,14 @@ def two(**facts):
 def test_compare_names_what_differs_between_environments(facts, said):
     pair = two(**facts)
     assert f"another environment ({said})" in _what_differs(pair, columns=())
-    assert said in why_not(pair.baseline, pair.candidate, "tokens_per_sec")
-    assert why_not(pair.baseline, pair.candidate, "tokens_per_sec", across_environments=True) == ""
+    assert said in why_not_comparable(pair.baseline, pair.candidate, "tokens_per_sec")
+    assert why_not_comparable(pair.baseline, pair.candidate, "tokens_per_sec", across_environments=True) == ""
 
 
 def test_a_fact_that_only_one_of_two_selections_knows_is_named():
     pair = two()
     candidate = replace(pair.candidate, environment={**pair.candidate.environment, "node_kind": "cooled"})
-    assert "node_kind: not given against cooled" in why_not(pair.baseline, candidate, "tokens_per_sec")
+    assert "node_kind: not given against cooled" in why_not_comparable(pair.baseline, candidate, "tokens_per_sec")
 
 
 @pytest.mark.parametrize("metric", ["kl_divergence", "top1_agreement", "reference_perplexity_ratio"])
@@ -52,6 +52,6 @@ def test_a_fact_that_only_one_of_two_selections_knows_is_named():
 def test_figures_against_different_references_are_not_compared(metric, differing):
     told = {"reference": "m torch/float32", "reference_tokens": 8, "env.reference_weights_digest": "w1"}
     one, other = made(*({"model_id": "m", metric: 1.0, **told, **more} for more in ({}, differing)))
-    assert why_not(one, one, metric) == ""
-    assert why_not(one, other, metric).startswith("compared with different references (reference")
-    assert why_not(one, other, "perplexity") == ""
+    assert why_not_comparable(one, one, metric) == ""
+    assert why_not_comparable(one, other, metric).startswith("compared with different references (reference")
+    assert why_not_comparable(one, other, "perplexity") == ""

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from llmtrack import metrics as schema
-from llmtrack.decide.candidates import gather_points
+from llmtrack.decide.candidates import gather_candidates
+from llmtrack.decide.comparability import why_not_comparable
 from llmtrack.decide.compare import compare_pairs
 from llmtrack.decide.gate import check_samples, check_values, parse_rule
 from llmtrack.decide.selection import Pair
-from llmtrack.decide.verdicts import why_not
 from llmtrack.metrics.page import page
 from llmtrack.report.pareto import pareto_table
 from llmtrack.report.show import metrics_block
@@ -87,10 +87,10 @@ def test_it_is_compared_by_its_own_rules():
 def test_what_it_needs_says_what_forbids_a_comparison():
     runs = two_runs(environment_id="e2", workload_id="w2", bytes_scored=7.0)
     base, cand = runs[0], runs[1]
-    assert "workloads differ" in why_not(base, cand, "requests_per_sec")
-    assert "different environments" in why_not(base, cand, "requests_per_sec", across_work=True)
-    assert "scored text differs" in why_not(base, cand, "worth")
-    assert why_not(base, cand, "size") == ""
+    assert "workloads differ" in why_not_comparable(base, cand, "requests_per_sec")
+    assert "different environments" in why_not_comparable(base, cand, "requests_per_sec", across_work=True)
+    assert "scored text differs" in why_not_comparable(base, cand, "worth")
+    assert why_not_comparable(base, cand, "size") == ""
 
 
 @pytest.mark.slow(1)
@@ -107,7 +107,7 @@ def test_a_gate_and_a_front_know_it():
         "ci_high": [1.01 * each for each in runs.values("requests_per_sec")],
     }
     repeated = changed(runs, **{schema.spread_key("requests_per_sec", key): each for key, each in spread.items()})
-    points = gather_points(repeated, "requests_per_sec", "perplexity")
+    points = gather_candidates(repeated, "requests_per_sec", "perplexity")
     table = pareto_table(points, ("requests_per_sec", "perplexity"))
     assert [(row[0], row[-1]) for row in table.rows] == [("cand", "on the front"), ("base", "beaten by cand")]
 

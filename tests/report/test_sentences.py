@@ -14,8 +14,8 @@ from llmtrack.decide.compare import compare_pairs
 from llmtrack.decide.gate import Check, GateResult, PairCheck, parse_rules
 from llmtrack.decide.noise_floor import with_floors
 from llmtrack.decide.recommend import Limits, recommend
-from llmtrack.decide.selection import Pair, match
-from llmtrack.decide.verdicts import tell
+from llmtrack.decide.selection import Pair, pair_runs
+from llmtrack.decide.verdicts import differences_from
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.gate import gate_table
 from llmtrack.report.sentences.reading import change
@@ -135,7 +135,7 @@ VERDICTS: Sequence[tuple[str, str, dict[str, Any], str, str]] = [
 def test_a_verdict(metric, candidate, verdict, words):
     known = {"load_time_s": 2.0, "model_size_mib": 100.0, "perplexity": 18.001, "pad_share": 0.0}
     base, other = (row for row in made({**known, **BASE}, candidate))
-    (found,) = tell(base, [other], metric)
+    (found,) = differences_from(base, [other], metric)
     assert (found.verdict, found.words) == (verdict, words)
 
 
@@ -154,7 +154,7 @@ MORE = "to settle it run: mlflow run . -e precision --env-manager local"
 
 def test_a_verdict_within_what_equal_settings_differ_by():
     rows = with_floors(made(*in_a_suite(timed("b", 11.0, n=60, share=0.001, dtype="bfloat16"))))
-    (found,) = tell(rows[0], [rows[2]], RATE)
+    (found,) = differences_from(rows[0], [rows[2]], RATE)
     assert (found.verdict, found.words) == (
         "same",
         "no more than equal settings differed here, 16%: 1.10x (1.08 to 1.12)",
@@ -425,21 +425,23 @@ COMPARED: Sequence[tuple[str, dict[str, Any], Sequence[dict[str, Any]], Sequence
     ("baseline", "candidates", "lines"), [each[1:] for each in COMPARED], ids=[each[0] for each in COMPARED]
 )
 def test_a_comparison(baseline, candidates, lines):
-    pairs, unmatched = match(made(baseline), made(*candidates))
+    pairs, unmatched = pair_runs(made(baseline), made(*candidates))
     table = differences_table(compare_pairs(pairs, METRICS), pairs, unmatched)
     shared, _ = shared_conditions(made(baseline, *candidates))
     assert [line for line in (*table.conditions, *table.notes) if line not in shared] == lines
 
 
 def test_a_candidate_without_a_counterpart():
-    pairs, unmatched = match(made(BASE, timed("b", 9.0)), made(timed("b", 11.0, run_id="id-new"), timed("new", 11.0)))
+    pairs, unmatched = pair_runs(
+        made(BASE, timed("b", 9.0)), made(timed("b", 11.0, run_id="id-new"), timed("new", 11.0))
+    )
     table = differences_table(compare_pairs(pairs, [RATE]), pairs, unmatched)
     assert "new has no counterpart in the baseline" in table.notes
 
 
 def test_both_sides_are_named_with_their_studies_by_each_comparison():
     """`compare --baseline` and `gate` say which model, device and studies a verdict is of."""
-    pairs, _ = match(made(BASE), made(timed("a", 11.0, study_id="precision-2")))
+    pairs, _ = pair_runs(made(BASE), made(timed("a", 11.0, study_id="precision-2")))
     studies = {"study of the baseline: precision-1", "study of the candidate: precision-2"}
     assert studies <= set(differences_table(compare_pairs(pairs, [RATE]), pairs).conditions)
     check = Check(parse_rules(["tokens_per_sec < -5%"])[0], "kept")
@@ -451,7 +453,7 @@ def test_a_candidate_that_was_not_measured_again_has_one_row_and_no_differences(
     same = run(
         "float16", outcome="same_as", same_as="float32", reason="same as float32: forced", model_id="", device=""
     )
-    pairs, _ = match(made(BASE), made(timed("a", 11.0), same))
+    pairs, _ = pair_runs(made(BASE), made(timed("a", 11.0), same))
     table = differences_table(compare_pairs(pairs, METRICS), pairs)
     (row,) = [row for row in table.rows if row[0] == "float16"]
     assert row[-1] == "not measured again: same as float32: forced"

@@ -7,7 +7,7 @@ import pytest
 from experiments import batching, precision
 from llmtrack.decide.compare import compare_pairs
 from llmtrack.decide.recommend import Limits, recommend
-from llmtrack.decide.selection import match
+from llmtrack.decide.selection import pair_runs
 from llmtrack.host.formatting import plural
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.sentences import reading as say
@@ -128,7 +128,7 @@ def test_what_all_candidates_differ_in_is_said_once_and_a_long_list_below_the_ta
             ("b", "float16 " + "(asked for another one) " * 3, 64),
         )
     ]
-    pairs, _ = match(made(base), made(*arms))
+    pairs, _ = pair_runs(made(base), made(*arms))
     table = differences_table(compare_pairs(pairs, ["tokens_per_sec"]), pairs)
     assert any(line.startswith("all differ from it in: ") and "threads 1 → 2" in line for line in table.conditions)
     cells = [row[table.keys.index("differs_in")] for row in table.rows]

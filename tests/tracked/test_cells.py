@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from llmtrack import metrics as schema
-from llmtrack.decide.candidates import gather_points
+from llmtrack.decide.candidates import gather_candidates
 from llmtrack.decide.compare import compare_pairs
-from llmtrack.decide.selection import Pair, match
+from llmtrack.decide.selection import Pair, pair_runs
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.tables.summary import summary_table
 from llmtrack.report.tables.table import with_differing_params
@@ -44,11 +44,11 @@ def kept(runs):
 def test_runs_that_differ_in_a_configuration_are_all_shown_wherever_cells_are_told(name):
     runs = two(name)
     assert kept(runs) == ["a1", "a2"]
-    pairs, _ = match(made(run("base", run_id="b", start_time="2026-11-28T09:00:00Z")), runs)
+    pairs, _ = pair_runs(made(run("base", run_id="b", start_time="2026-11-28T09:00:00Z")), runs)
     assert [pair.candidate.run_id for pair in pairs] == ["a1", "a2"]
     # A choice is among the runs of one model, here of the newest.
     chosen = ["a2"] if name == "model_id" else ["a1", "a2"]
-    assert sorted(column(gather_points(runs).runs, "run_id")) == chosen
+    assert sorted(column(gather_candidates(runs).runs, "run_id")) == chosen
 
 
 @pytest.mark.parametrize("name", OF_WORK)
@@ -62,7 +62,7 @@ def test_other_work_hides_nothing_in_a_table_and_the_newest_work_is_compared(nam
 def test_what_came_out_or_how_often_a_call_repeats_makes_no_other_configuration(name):
     runs = two(name)
     assert kept(runs) == ["a2"]
-    assert list(column(gather_points(runs).runs, "run_id")) == ["a2"]
+    assert list(column(gather_candidates(runs).runs, "run_id")) == ["a2"]
     told = name not in schema.params_with("found")
     assert (name in runs.params) == told, "a setting is said where runs differ in it, a finding about one run is not"
 
@@ -129,5 +129,5 @@ def test_what_failed_after_its_model_was_loaded_is_replaced_by_what_was_asked_al
 def test_the_counterpart_is_of_the_same_configuration_where_there_is_one():
     baselines = made(at(3, threads=8), at(2, threads=1), at(1, threads=None))
     for threads, minute in ((8, 3), (1, 2), (None, 1), (4, 3)):
-        ((pair,), _) = match(baselines, made(at(9, threads=threads)))
+        ((pair,), _) = pair_runs(baselines, made(at(9, threads=threads)))
         assert pair.baseline.run_id == f"a{minute}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrack.decide.candidates import gather_points
-from llmtrack.decide.selection import match
+from llmtrack.decide.candidates import gather_candidates
+from llmtrack.decide.selection import pair_runs
 from tests.report.frames import column, made, run
 
 
@@ -47,11 +47,11 @@ def test_two_failures_without_a_known_model_are_one_cell():
 def test_another_variant_of_a_scenario_is_another_cell_wherever_cells_are_told(changed):
     runs = made(at(1, tokens_per_sec=1.0), at(2, tokens_per_sec=2.0, study_id="s2", **changed))
     assert list(column(runs.newest_of_each(), "run_id")) == ["a1", "a2"]
-    pairs, _ = match(made(at(0, "base")), runs)
+    pairs, _ = pair_runs(made(at(0, "base")), runs)
     assert [pair.candidate.run_id for pair in pairs] == ["a1", "a2"]
     # A choice is among the runs of one model, here of the newest.
     chosen = ["a2"] if "model_id" in changed else ["a1", "a2"]
-    assert list(column(gather_points(runs).runs, "run_id")) == chosen
+    assert list(column(gather_candidates(runs).runs, "run_id")) == chosen
 
 
 @pytest.mark.slow(1)
@@ -77,9 +77,9 @@ def test_a_comparison_takes_the_newest_work_of_a_scenario_and_a_table_each():
 def test_the_counterpart_is_of_the_same_variant_where_there_is_one():
     baselines = made(at(3, backend="onnx"), at(2), at(1) | {"workload_id": "w2"})
     for minute, candidate in ((3, at(9, backend="onnx")), (2, at(9)), (3, at(9, dtype="bfloat16"))):
-        ((pair,), _) = match(baselines, made(candidate))
+        ((pair,), _) = pair_runs(baselines, made(candidate))
         assert pair.baseline.run_id == f"a{minute}"
-    ((other_work,), _) = match(baselines, made(at(9) | {"workload_id": "w2"}))
+    ((other_work,), _) = pair_runs(baselines, made(at(9) | {"workload_id": "w2"}))
     assert other_work.baseline.run_id == "a1"
 
 

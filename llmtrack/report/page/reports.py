@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from llmtrack.decide.noise_floor import say_floor, within
+from llmtrack.decide.noise_floor import noise_floor_lines, within
 from llmtrack.decide.verdicts import with_samples
 from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Declaration, Experiment, draw_nothing
@@ -79,7 +79,7 @@ def write_study(experiment: Experiment, tracked: Runs, context: ReportContext) -
     files: dict[str, Path] = {}
     with parts.part("reading"):
         reading = experiment.read(tracked)
-    lines = [*reading, *say_floor(tracked, *compared_by_default())]
+    lines = [*reading, *noise_floor_lines(tracked, *compared_by_default())]
     table: Table | None = None
     with parts.part("table"):
         table = summary_table(tracked, own=experiment.table)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from llmtrack.decide.differences import Difference
-from llmtrack.decide.noise_floor import in_context
-from llmtrack.decide.verdicts import measure_more, tell
+from llmtrack.decide.noise_floor import with_context
+from llmtrack.decide.verdicts import differences_from, measure_command
 from llmtrack.tracked.runs import Runs
 
 OUTLIER_FACTOR = 1.5
@@ -69,7 +69,7 @@ def outliers(runs: Runs) -> list[Outlier]:
         key: _median([run.get(key) for run in runs])
         for key in (*WATCHED, "inter_token_latency_ms", "prompt_tokens_total")
     }
-    runs = in_context(runs)
+    runs = with_context(runs)
     differing = {key: _against_median_run(runs, key) for key in WATCHED}
     found = []
     for run, share in zip(runs, shares, strict=True):
@@ -101,7 +101,7 @@ def _against_median_run(runs: Runs, key: str) -> dict[str, Difference]:
         return {}
     middle = known[(len(known) - 1) // 2]
     others = [run for run in known if run is not middle]
-    differences = zip(others, tell(middle, others, key, across_work=True), strict=True)
+    differences = zip(others, differences_from(middle, others, key, across_work=True), strict=True)
     return {run.run_id: difference for run, difference in differences if difference.verdict != "same"}
 
 
@@ -124,7 +124,7 @@ def outlier_lines(done: Runs) -> list[str]:
             step = _range([outlier.step_ratio for outlier in of_cause], "{:.2g}x")
             lines.append(f"Outliers: {names}: {text.format(share=share, median=median_share, step=step)}.")
     if any(each.inconclusive for each in found):
-        command = measure_more(done[0], max(each.repeats_needed for each in found))
+        command = measure_command(done[0], max(each.repeats_needed for each in found))
         lines.append(f"Inconclusive; to settle it run: {command}")
     return lines
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmtrack import metrics as schema
-from llmtrack.decide.differences import Difference, in_figures
-from llmtrack.decide.verdicts import disturbance, grouped, is_disturbed, measure_more, tell
+from llmtrack.decide.differences import Difference, difference_text
+from llmtrack.decide.verdicts import differences_from, disturbance, group_warnings, is_disturbed, measure_command
 from llmtrack.decide.verdicts import doubt as doubt
 from llmtrack.host.formatting import plural, significant
 from llmtrack.metrics import format_metric
@@ -39,7 +39,7 @@ def difference_between(before: Run, after: Run, key: str, across_work: bool = Fa
     Args:
         across_work: whether different work is the question (a longer prompt).
     """
-    (difference,) = tell(before, [after], key, across_work=across_work)
+    (difference,) = differences_from(before, [after], key, across_work=across_work)
     return difference
 
 
@@ -62,7 +62,7 @@ def times(difference: Difference, amount: str) -> str:
     Args:
         amount: result of `amount_of`.
     """
-    figures = in_figures(difference)
+    figures = difference_text(difference)
     if not figures:
         return f"{amount} that cannot be compared: {difference.why}"
     # A quality metric changes by a share, any other is a multiple.
@@ -83,12 +83,12 @@ def _is_small(difference: Difference) -> bool:
 
 def all_behind(best: Run, others: Sequence[Run], key: str) -> str:
     """Name the runs without a significant difference from the best, and the inconclusive ones; empty if there are none."""
-    compared = list(zip(others, tell(best, others, key), strict=True))
+    compared = list(zip(others, differences_from(best, others, key), strict=True))
     same = [run.name for run, each in compared if each.verdict == "same"]
     unknown = [(run.name, each.why) for run, each in compared if not each.conclusive and each.verdict != "same"]
     parts = [f"no significant difference from {', '.join(same)}"] if same else []
     if unknown:
-        command = measure_more(best, max(each.repeats_needed for _, each in compared))
+        command = measure_command(best, max(each.repeats_needed for _, each in compared))
         names = ", ".join(name for name, _ in unknown)
         parts.append(f"inconclusive against {names} ({unknown[0][1]}): to settle it run: {command}")
     return "".join(f"; {part}" for part in parts)
@@ -97,11 +97,15 @@ def all_behind(best: Run, others: Sequence[Run], key: str) -> str:
 def cannot_tell(base: Run, others: Sequence[Run], key: str) -> list[str]:
     """List inconclusive comparisons with a run, and the command to measure more; empty if there are none."""
     rest = [run for run in others if run.run_id != base.run_id]
-    unknown = [(run, each) for run, each in zip(rest, tell(base, rest, key), strict=True) if each.verdict == "unknown"]
+    unknown = [
+        (run, each)
+        for run, each in zip(rest, differences_from(base, rest, key), strict=True)
+        if each.verdict == "unknown"
+    ]
     if not unknown:
         return []
     names = ", ".join(run.name for run, _ in unknown)
-    command = measure_more(base, max(each.repeats_needed for _, each in unknown))
+    command = measure_command(base, max(each.repeats_needed for _, each in unknown))
     return [f"{names} against {base.name} in {key}: inconclusive ({unknown[0][1].why}); to settle it run: {command}"]
 
 
@@ -129,7 +133,7 @@ def undecided(question: str, runs: Runs) -> list[str]:
     disturbances = ", ".join(f"{run.name} {disturbance(run.warnings)}" for run in runs)
     return [
         f"{question} is inconclusive: all {len(runs)} were disturbed ({disturbances}); to settle it run, on a quiet "
-        f"machine: {measure_more(runs[0])}"
+        f"machine: {measure_command(runs[0])}"
     ]
 
 
@@ -199,7 +203,7 @@ def doubts(runs: Runs) -> list[str]:
     """List unfinished runs and warnings, one line per kind; empty if there are none."""
     lines = runs.unfinished()
     warned = [(run.name, line) for run in runs for line in run.warnings]
-    kinds = grouped(warned, len(runs))
+    kinds = group_warnings(warned, len(runs))
     lines += [f"Warning: {line}" for line in kinds[:_MOST_WARNINGS]]
     if len(kinds) < len(set(warned)) or len(kinds) > _MOST_WARNINGS:
         studies = list(dict.fromkeys(filter(None, (run.study_id for run in runs))))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import product
 
 from llmtrack import metrics as schema
-from llmtrack.decide.differences import Difference, Ratio, change_text, in_figures
-from llmtrack.decide.noise_floor import in_context, say_floor
-from llmtrack.decide.verdicts import is_disturbed, measure_more, tell, why_not
+from llmtrack.decide.comparability import why_not_comparable
+from llmtrack.decide.differences import Difference, Ratio, change_text, difference_text
+from llmtrack.decide.noise_floor import noise_floor_lines, with_context
+from llmtrack.decide.verdicts import differences_from, is_disturbed, measure_command
 from llmtrack.host.formatting import plural
 from llmtrack.report.sentences.reading import bandwidth, in_doubt
 from llmtrack.tracked.run import VARIANT, Run
@@ -53,7 +54,7 @@ def takeaways(runs: Runs) -> list[str]:
     it, and what failed. Differences within noise or the noise floor count as neither win nor loss; nor do those of
     disturbed runs.
     """
-    runs = in_context(runs)
+    runs = with_context(runs)
     compared = gains(runs)
     wins = [gain for gain in compared if gain.difference.verdict == "better"]
     losses = [gain for gain in compared if gain.difference.verdict == "worse" and not gain.disturbed]
@@ -72,7 +73,9 @@ def takeaways(runs: Runs) -> list[str]:
         lines.append(f"To avoid: {_gives(_plainest(losses, lambda gain: -gain.ratio.value))}")
     if compared and not wins and not losses:
         lines += _count_inconclusive(unknown)
-    return lines + say_floor(runs, "tokens_per_sec") + _where_time_goes(runs) + runs.unfinished(experiments=True)
+    return (
+        lines + noise_floor_lines(runs, "tokens_per_sec") + _where_time_goes(runs) + runs.unfinished(experiments=True)
+    )
 
 
 def headline(runs: Runs) -> dict[str, float]:
@@ -97,7 +100,7 @@ def gains(runs: Runs) -> list[Gain]:
     Runs of different work are not compared: a shorter prompt is not a win.
     """
     groups: dict[tuple[str, str], list[Run]] = {}
-    for run in in_context(runs).measured("tokens_per_sec"):
+    for run in with_context(runs).measured("tokens_per_sec"):
         if run.study_id and run.workload_id:
             groups.setdefault((run.study_id, run.workload_id), []).append(run)
     found: list[Gain] = []
@@ -106,7 +109,7 @@ def gains(runs: Runs) -> list[Gain]:
         if base is None:
             continue
         others = [run for run in same_work if run.run_id != base.run_id]
-        differences = zip(others, tell(base, others, "tokens_per_sec"), strict=True)
+        differences = zip(others, differences_from(base, others, "tokens_per_sec"), strict=True)
         found += [Gain(run, base, difference) for run, difference in differences if difference.ratio is not None]
     return found
 
@@ -120,7 +123,7 @@ def _count_inconclusive(unknown: list[Gain]) -> list[str]:
     return [
         f"{plural(len(unknown), 'comparison')} of speed {'is' if len(unknown) == 1 else 'are'} inconclusive, such as "
         f"{first.run.name} against {first.base.name} ({first.difference.why}); to settle it run: "
-        f"{measure_more(first.run, repeats)}"
+        f"{measure_command(first.run, repeats)}"
     ]
 
 
@@ -132,7 +135,7 @@ def _plainest(gains: list[Gain], size: Callable[[Gain], float]) -> Gain:
     """
     biggest = max(gains, key=size)
     others = [gain for gain in gains if gain is not biggest]
-    differences = tell(biggest.run, [gain.run for gain in others], "tokens_per_sec")
+    differences = differences_from(biggest.run, [gain.run for gain in others], "tokens_per_sec")
     alike = [gain for gain, each in zip(others, differences, strict=True) if each.verdict in ("same", "unknown")]
     return max([biggest, *alike], key=lambda gain: (_same_tokens(gain) is True, -len(_changes(gain)), size(gain)))
 
@@ -147,7 +150,9 @@ def _same_tokens(gain: Gain) -> bool | None:
 def _gives(gain: Gain) -> str:
     changes = ", ".join(_changes(gain)) or f"{gain.run.scenario} instead of {gain.base.scenario}"
     difference = gain.difference
-    return f"{changes} gives {in_figures(difference)} the tokens/s ({_conditions(gain.run)}){in_doubt(difference)}."
+    return (
+        f"{changes} gives {difference_text(difference)} the tokens/s ({_conditions(gain.run)}){in_doubt(difference)}."
+    )
 
 
 def _changes(gain: Gain) -> list[str]:
@@ -197,7 +202,7 @@ def _perplexities(gain: Gain, runs: Runs) -> tuple[float, float] | None:
     scored = runs.measured("perplexity")
     of_base, of_run = ([run for run in scored if run.agrees(side, *VARIANT)] for side in (gain.base, gain.run))
     for before, after in product(of_base, of_run):
-        if before.agrees(after, "workload_id") and not why_not(before, after, "perplexity"):
+        if before.agrees(after, "workload_id") and not why_not_comparable(before, after, "perplexity"):
             return before.metrics["perplexity"], after.metrics["perplexity"]
     return None
 
@@ -220,7 +225,7 @@ def _inconclusive(question: str, disturbed: Sequence[str], run: Run) -> str:
     """Report a question as inconclusive because of disturbed scenarios, with the command to measure one again."""
     return (
         f"{question} is inconclusive: {', '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed; to settle it "
-        f"run: {measure_more(run)}"
+        f"run: {measure_command(run)}"
     )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from llmtrack import metrics as schema
-from llmtrack.decide.differences import Difference, in_figures, ratio_text
-from llmtrack.decide.noise_floor import in_context, say_floor
-from llmtrack.decide.verdicts import is_disturbed, relative_perplexity, tell, why_not
+from llmtrack.decide.comparability import relative_perplexity, why_not_comparable
+from llmtrack.decide.differences import Difference, difference_text, ratio_text
+from llmtrack.decide.noise_floor import noise_floor_lines, with_context
+from llmtrack.decide.verdicts import differences_from, is_disturbed
 from llmtrack.experiment import OwnTable
 from llmtrack.report.tables.table import DASH, Column, Table, condition_columns, metric_columns
 from llmtrack.tracked.frames import frame_of
@@ -37,7 +38,7 @@ def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = 
         among: where to look for the baselines, if not among these.
         own: columns of the table; None for all that the runs have.
     """
-    runs = in_context(runs, among)
+    runs = with_context(runs, among)
     experiments = [run.experiment for run in runs]
     shared, differing = [], []
     for column in condition_columns():
@@ -57,7 +58,7 @@ def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = 
         differing = [column for column in differing if column.key in own.columns]
     columns = [*names, *differing, *metrics]
     compared = own.compared if own else None
-    baselines = Baselines(runs if among is None else in_context(among))
+    baselines = Baselines(runs if among is None else with_context(among))
     rows = [
         (
             *(column.cell_of(run) + _spread(column, run) for column in columns),
@@ -78,7 +79,7 @@ def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = 
 
 def with_noise_floor(table: Table, runs: Runs) -> Table:
     """Add the noise floor to a standalone table; a suite reports it once for all of its tables."""
-    return replace(table, notes=(*table.notes, *say_floor(runs, *compared_by_default())))
+    return replace(table, notes=(*table.notes, *noise_floor_lines(runs, *compared_by_default())))
 
 
 def notes(runs: Sequence[Run], baselines: Baselines | None = None) -> tuple[str, ...]:
@@ -129,14 +130,14 @@ def _change_from_baseline(run: Run, baselines: Baselines, compared: Sequence[str
         entry = schema.metric(key)
         shown = entry.shown or schema.Shown(key)
         # Quality depends on text and tokens, which may differ within a study.
-        if entry.of_text and why_not(base, run, key):
+        if entry.of_text and why_not_comparable(base, run, key):
             continue
         if "work" in entry.needs and not same_work:
             continue
         # Equal work was checked above.
-        (difference,) = tell(base, [run], key, across_work=True)
+        (difference,) = differences_from(base, [run], key, across_work=True)
         if difference.ratio is not None:
-            parts.append(f"{in_figures(difference)} {shown.change or shown.title}{_noise(difference)}")
+            parts.append(f"{difference_text(difference)} {shown.change or shown.title}{_noise(difference)}")
     return ", ".join(parts) or (DASH if same_work else OTHER_WORK)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from llmtrack.decide.promise import COMPILED, EAGER, EMULATED, Way
+from llmtrack.decide.predictor import COMPILED, EAGER, EMULATED, Prior
 from llmtrack.engines.options import NO_COMPILE, CompileOption, ThreadOption
 from llmtrack.errors import LlmtrackError
 from llmtrack.host.machine import cpu_flags
@@ -52,7 +52,7 @@ _SINCE = "30d"
 Key = tuple[object, ...]
 
 
-def way_of(candidate: Candidate, cpus: int, measured: Mapping[str, float]) -> Way:
+def prior_of(candidate: Candidate, cpus: int, measured: Mapping[str, float]) -> Prior:
     """Return the prior knowledge of a candidate.
 
     Args:
@@ -71,7 +71,7 @@ def way_of(candidate: Candidate, cpus: int, measured: Mapping[str, float]) -> Wa
     if recipe := next((each for each in recipes() if (each.backend, each.name) == asked), None):
         label, arithmetic = recipe.dtype, recipe.arithmetic or variant.dtype
     size = measured.get("model_size_mib", 0.0) * 2**20 / _USUAL_BYTES or 1.0
-    return Way(
+    return Prior(
         kind,
         numbers_of(variant),
         bits_of(label),

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llmtrack.decide.goal import Goal, PartScore, SearchState, Seen
-from llmtrack.decide.promise import Way
+from llmtrack.decide.goal import Goal, PartScore, SearchState, Trial
+from llmtrack.decide.predictor import Prior
 from llmtrack.decide.race import Rules
 from llmtrack.decide.tuning import Tuning
 from llmtrack.engines.options import loaded_as
@@ -23,7 +23,7 @@ from llmtrack.quality.corpora import Corpus
 from llmtrack.run.executors.pool import Pool
 from llmtrack.run.study.journal import Journal
 from llmtrack.run.study.progress import SearchProgress
-from llmtrack.run.tune.priors import uncompiled, way_of
+from llmtrack.run.tune.priors import prior_of, uncompiled
 from llmtrack.run.tune.search_space import Candidate
 from llmtrack.spec.events import Collected, Event, Log, Progress
 from llmtrack.spec.outcome import Failure, Measurement, Outcome
@@ -152,25 +152,25 @@ class Trials:
             ready=self._pool.spare,
         )
 
-    def ways(self, measured: Mapping[str, float]) -> Mapping[str, Way]:
+    def priors(self, measured: Mapping[str, float]) -> Mapping[str, Prior]:
         """Return the prior knowledge of each candidate; a resumed search uses what was recorded."""
 
         def look() -> Any:
             earlier = self.asked.earlier
             known = {
-                name: replace(way_of(each, self.asked.cpus, measured), earlier=earlier.get(name))
+                name: replace(prior_of(each, self.asked.cpus, measured), earlier=earlier.get(name))
                 for name, each in self.of.items()
             }
-            return to_json(known, dict[str, Way])
+            return to_json(known, dict[str, Prior])
 
-        found: dict[str, Way] = self._journal.act(["ways", bool(measured)], look, partial(_ways, self.of))
+        found: dict[str, Prior] = self._journal.act(["ways", bool(measured)], look, partial(_priors, self.of))
         return found
 
     def show(self, state: SearchState) -> None:
         """Show the progress."""
         self._progress.at(state)
 
-    def measure(self, name: str, seconds: float) -> Seen:
+    def measure(self, name: str, seconds: float) -> Trial:
         """Measure a candidate once, within a time limit."""
         first = not self.rounds[name]
         policy = replace(SAMPLE, warmup=1) if first else SAMPLE
@@ -179,7 +179,7 @@ class Trials:
         )
         return self._seen(outcome, took, self.rounds[name])
 
-    def measure_afresh(self, name: str, proven: str, seconds: float) -> Seen:
+    def measure_afresh(self, name: str, proven: str, seconds: float) -> Trial:
         """Measure the candidate to be proven or the baseline once, reloaded for this proof."""
         done = self.fresh.setdefault((proven, name), [])
         if not done:
@@ -217,7 +217,7 @@ class Trials:
             if (
                 name is None
                 or not self._score_whole(name, tuning)
-                or tuning.take_whole(name, self._whole_ratio(name, base))
+                or tuning.judge_whole_text(name, self._whole_ratio(name, base))
             ):
                 return
 
@@ -244,15 +244,15 @@ class Trials:
         if all(loaded_as(each.variant) != model or other in self._gone for other, each in self.of.items()):
             self._pool.free(variant)
 
-    def _seen(self, outcome: Outcome, took: float, done: list[Measurement]) -> Seen:
+    def _seen(self, outcome: Outcome, took: float, done: list[Measurement]) -> Trial:
         if isinstance(outcome, Failure):
             self.failures[outcome.scenario.name] = outcome
             late = self._at.step if outcome.kind == "timeout" else ""
-            return Seen({}, took, outcome.reason, late=late)
+            return Trial({}, took, outcome.reason, late=late)
         done.append(outcome)
         calls = outcome.samples.get("total_latency_s", ())
         again = _OVERHEAD * sum(calls) + _OVERHEAD_S
-        return Seen(outcome.metrics, took, again=again, disturbed=outcome.disturbed)
+        return Trial(outcome.metrics, took, again=again, disturbed=outcome.disturbed)
 
     def _act(self, key: list[Any], scenario: Scenario, seconds: float, quiet: bool = False) -> tuple[Outcome, float]:
         """Measure a scenario, or replay its recorded outcome; return it with its duration."""
@@ -302,13 +302,13 @@ class Trials:
         return collected.outcomes[0]
 
 
-def _ways(names: Iterable[str], gave: Any) -> dict[str, Way]:
+def _priors(names: Iterable[str], gave: Any) -> dict[str, Prior]:
     """Decode the recorded knowledge of the candidates.
 
     Raises:
         ValueError: it is of other candidates, or none.
     """
-    found: dict[str, Way] = from_json(gave, dict[str, Way])
+    found: dict[str, Prior] = from_json(gave, dict[str, Prior])
     if found.keys() != set(names):
         raise ValueError("it is of other candidates")
     return found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrack.decide.noise_floor import in_context
-from llmtrack.decide.verdicts import grouped
+from llmtrack.decide.noise_floor import with_context
+from llmtrack.decide.verdicts import group_warnings
 from llmtrack.measure.statistics import Summary
 from llmtrack.report.sentences import reading
 from llmtrack.report.sentences.reading import outcome_line, outcome_note
@@ -49,7 +49,7 @@ def test_many_comparisons_ask_for_more():
             run(f"r{number}", workload_id="w", **interval("total_latency_s", value, value, value, 5))
             for number, value in enumerate([1.0, *[9.0] * comparisons])
         ]
-        one, other, *_ = (each for each in in_context(made(*rows)))
+        one, other, *_ = (each for each in with_context(made(*rows)))
         return reading.change(one, other, "total_latency_s")
 
     assert told(6) == "9.0x (9.0 to 9.0) the time"
@@ -146,7 +146,7 @@ def test_warnings_that_differ_in_their_numbers_only_are_one_line():
     ],
 )
 def test_only_numbers_that_stand_alone_make_a_range(lines, told):
-    found = grouped(list(zip("ab", lines, strict=True)), runs=3)
+    found = group_warnings(list(zip("ab", lines, strict=True)), runs=3)
     assert found == (told or [f"{name}: {line}" for name, line in zip("ab", lines, strict=True)])
 
 
@@ -166,8 +166,8 @@ def test_one_token_is_told_as_one():
 
 
 def test_no_warning_is_said_of_all_runs_where_some_carry_none():
-    assert grouped([("a", "busy: 87%"), ("b", "busy: 92%")], runs=3) == ["a, b: busy: 87 to 92%"]
-    assert grouped([("a", "busy: 87%"), ("b", "busy: 92%")], runs=2) == ["all 2 runs: busy: 87 to 92%"]
+    assert group_warnings([("a", "busy: 87%"), ("b", "busy: 92%")], runs=3) == ["a, b: busy: 87 to 92%"]
+    assert group_warnings([("a", "busy: 87%"), ("b", "busy: 92%")], runs=2) == ["all 2 runs: busy: 87 to 92%"]
 
 
 DONE = Measurement(

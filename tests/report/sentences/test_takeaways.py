@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmtrack.decide.differences import Ratio
-from llmtrack.decide.verdicts import measure_more
+from llmtrack.decide.verdicts import measure_command
 from llmtrack.report.sentences.takeaways import gains, headline, plain_call, takeaways
 from tests.report.frames import interval, made, run
 
@@ -155,7 +155,7 @@ def test_a_call_that_was_disturbed_tells_how_to_learn_where_the_time_goes():
     """A suite says something in any case."""
     busy = run("baseline", **CALL, warnings="the machine was busy: other programs")
     assert takeaways(made(busy)) == [
-        f"Where the time goes is inconclusive: baseline was disturbed; to settle it run: {measure_more(made(busy)[0])}"
+        f"Where the time goes is inconclusive: baseline was disturbed; to settle it run: {measure_command(made(busy)[0])}"
     ]
 
 

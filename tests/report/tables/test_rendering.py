@@ -15,11 +15,11 @@ from rich.console import Console
 from experiments import backends, quantization, tune
 from llmtrack import metrics as schema
 from llmtrack.cli.doctor import Finding, render_findings
-from llmtrack.decide.candidates import gather_points
+from llmtrack.decide.candidates import gather_candidates
 from llmtrack.decide.compare import compare_pairs
-from llmtrack.decide.gate import GateResult, PairCheck, check_samples, decide, parse_rules
+from llmtrack.decide.gate import GateResult, PairCheck, check_samples, decide_checks, parse_rules
 from llmtrack.decide.recommend import Limits, recommend
-from llmtrack.decide.selection import match
+from llmtrack.decide.selection import pair_runs
 from llmtrack.experiment import OwnTable
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.gate import gate_table
@@ -89,7 +89,7 @@ def _raced() -> Runs:
 
 def _pairs():
     runs = _many()
-    pairs, _ = match(runs[:1], runs[1:4])
+    pairs, _ = pair_runs(runs[:1], runs[1:4])
     return pairs
 
 
@@ -98,7 +98,7 @@ def _gate() -> Table:
     checks = [
         (pair, check_samples(rule, [9.0, 10.0, 11.0] * 3, [5.0, 6.0, 7.0] * 3)) for pair in _pairs() for rule in rules
     ]
-    decided = decide([check for _, check in checks])
+    decided = decide_checks([check for _, check in checks])
     found = tuple(PairCheck(pair, check) for (pair, _), check in zip(checks, decided, strict=True))
     return gate_table(GateResult(found, ("a note of some length that goes on and on " * 4,)))
 
@@ -109,7 +109,7 @@ def _differences() -> Table:
 
 
 def _pareto() -> Table:
-    return pareto_table(gather_points(_many()), ("tokens_per_sec", "perplexity", "peak_memory_mib"))
+    return pareto_table(gather_candidates(_many()), ("tokens_per_sec", "perplexity", "peak_memory_mib"))
 
 
 TABLES = {

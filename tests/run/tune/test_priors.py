@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from llmtrack.decide.promise import Base, Predictor, Way, Work
+from llmtrack.decide.predictor import Baseline, Predictor, Prior, Workload
 from llmtrack.run.tune.priors import earlier_ratios
 from llmtrack.run.tune.search_space import Candidate
 from llmtrack.spec.scenario import Variant
@@ -96,12 +96,12 @@ def test_a_store_that_cannot_be_read_tells_nothing(tmp_path):
 
 def test_what_was_seen_earlier_is_expected_and_what_is_seen_now_counts_more():
     def predictor(earlier):
-        ways = {
-            "base": Way("torch", "a"),
-            "fast": Way("onnx", "b", 8.0, earlier=earlier),
-            "kin": Way("onnx", "c", 8.0),
+        priors = {
+            "base": Prior("torch", "a"),
+            "fast": Prior("onnx", "b", 8.0, earlier=earlier),
+            "kin": Prior("onnx", "c", 8.0),
         }
-        return Predictor(ways, Base(ways["base"], 0.1, 0.2, good=math.log(10.0)), Work())
+        return Predictor(priors, Baseline(priors["base"], 0.1, 0.2, log_goodness=math.log(10.0)), Workload())
 
     usual, told = predictor(None), predictor(12.0)
     known = {"base": math.log(10.0)}

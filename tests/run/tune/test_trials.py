@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from llmtrack.decide.promise import Way
+from llmtrack.decide.predictor import Prior
 from llmtrack.run.study.journal import Journal
-from llmtrack.run.tune.trials import _read, _ways
+from llmtrack.run.tune.trials import _priors, _read
 from llmtrack.spec.serialization import to_json
 
-KNOWN = {"a": Way("torch", "torch/float32/none"), "b": Way("onnx", "onnx/float32/none")}
-OTHERS = to_json({"a": KNOWN["a"], "c": KNOWN["b"]}, dict[str, Way])
+KNOWN = {"a": Prior("torch", "torch/float32/none"), "b": Prior("onnx", "onnx/float32/none")}
+OTHERS = to_json({"a": KNOWN["a"], "c": KNOWN["b"]}, dict[str, Prior])
 NONE_OF_A_SEARCH = [5, None, [], "x", {}, {"a": 5, "b": None}, OTHERS]
 
 
@@ -21,10 +21,10 @@ NONE_OF_A_SEARCH = [5, None, [], "x", {}, {"a": 5, "b": None}, OTHERS]
 def test_knowledge_of_other_candidates_or_none_is_looked_up_again(tmp_path, gave):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"key": ["ways"], "gave": gave}) + "\n")
-    known = to_json(KNOWN, dict[str, Way])
+    known = to_json(KNOWN, dict[str, Prior])
     for taken_over in (0, 1):  # the second time it is in the journal
         journal = Journal(path, resume=True)
-        assert journal.act(["ways"], lambda: known, partial(_ways, KNOWN)) == KNOWN
+        assert journal.act(["ways"], lambda: known, partial(_priors, KNOWN)) == KNOWN
         assert journal.taken_over == taken_over
         journal._lock.release(force=True)
 
