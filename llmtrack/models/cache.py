@@ -1,4 +1,4 @@
-"""A cache of folders that are built once, by one process, atomically.
+"""Cache folders that are built once, by one process, atomically.
 
 An entry is built in a temporary folder and renamed to its final place. Its manifest lists every file with size and
 sha256, so that damaged or replaced entries are detected and rebuilt.
@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 def cache_root() -> Path:
     """Return the cache folder: `$LLMTRACK_CACHE`, or the user's cache."""
-    if chosen := os.environ.get("LLMTRACK_CACHE"):
-        return Path(os.path.expanduser(chosen)).absolute()
+    if setting := os.environ.get("LLMTRACK_CACHE"):
+        return Path(os.path.expanduser(setting)).absolute()
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("llmtrack"))
@@ -63,7 +63,7 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int =
         with FileLock(lock, timeout=LOCK_SECONDS):
             if problem := describe_damage(entry):
                 if entry.exists():
-                    logger.warning("the cached %s is not as it was made (%s): it is made again", name, problem)
+                    logger.warning("the cached %s is damaged (%s): rebuilding it", name, problem)
                 _build(entry, build, needed)
     except ModelLoadError:
         raise
@@ -82,7 +82,7 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int =
 
 
 def describe_damage(entry: Path) -> str | None:
-    """Describe the damage of a cache entry, or return None: all files must be unchanged, without extra ones.
+    """Describe how a cache entry differs from its manifest; None if it does not.
 
     Raises:
         OSError: a file is temporarily unreadable (too many open files, no permission).
@@ -90,27 +90,27 @@ def describe_damage(entry: Path) -> str | None:
     try:
         manifest = read_manifest(entry)
         files = manifest["files"]
-        if (made_as := manifest.get("entry", entry.name)) != entry.name:
-            return f"it was made as {made_as}"
+        if (built_as := manifest.get("entry", entry.name)) != entry.name:
+            return f"it was built as {built_as}"
         for name, expected in files.items():
             path = entry / name
             if path.stat().st_size != expected["size"]:
-                return f"{name} has another size than when it was made"
+                return f"{name} has another size than when it was built"
             if file_digest(path) != expected["sha256"]:
-                return f"{name} has another content than when it was made"
+                return f"{name} has another content than when it was built"
         if added := sorted(_files(entry) - {*files, MANIFEST}):
             return f"{added[0]} was added"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except NotADirectoryError as error:
-        return f"{Path(error.filename).name} is no folder"
+        return f"{Path(error.filename).name} is not a folder"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} cannot be read ({error})"
     return None
 
 
 def _files(entry: Path) -> set[str]:
-    """Return the files of an entry, except hidden ones (added by file browsers)."""
+    """Return an entry's files, except hidden ones (added by file browsers)."""
     names = (path.relative_to(entry).as_posix() for path in entry.rglob("*") if path.is_file())
     return {name for name in names if not name.rpartition("/")[2].startswith(".")}
 
@@ -133,20 +133,19 @@ def sha256_of(path: Path) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Return a file's sha256, cached while the file is unchanged.
+    """Return a file's sha256, cached while its size, inode and times are unchanged.
 
-    Hashing a large model takes as long as loading it, and each worker loads it again. A file counts as changed if its
-    size, inode or any of its times has changed.
+    Hashing a large model takes as long as loading it, and each worker loads it.
     """
     real = path.resolve()
     state = real.stat()
-    known_by = f"{real}\0{state.st_size}\0{state.st_ino}\0{state.st_mtime_ns}\0{state.st_ctime_ns}"
-    key = hashlib.sha256(known_by.encode()).hexdigest()
+    identity = f"{real}\0{state.st_size}\0{state.st_ino}\0{state.st_mtime_ns}\0{state.st_ctime_ns}"
+    key = hashlib.sha256(identity.encode()).hexdigest()
     note = cache_root() / "digests" / key
     with suppress(OSError, ValueError):
-        remembered = note.read_text(encoding="ascii")
-        if _SHA256.fullmatch(remembered):
-            return remembered
+        cached = note.read_text(encoding="ascii")
+        if _SHA256.fullmatch(cached):
+            return cached
     settled = abs(time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns)) > _TICK_NS
     digest = sha256_of(real)
     if settled:
@@ -155,7 +154,7 @@ def file_digest(path: Path) -> str:
 
 
 def write_note(path: Path, text: str) -> None:
-    """Atomically write a small file; failing only costs time later."""
+    """Write a small cache file atomically; a failure is ignored."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{os.getpid()}")
@@ -164,14 +163,14 @@ def write_note(path: Path, text: str) -> None:
 
 
 def safe_name(name: str) -> str:
-    """Return a safe prefix for the name of a cache entry."""
-    return "".join(each if each.isalnum() or each in "-_" else "-" for each in name)[:60]
+    """Return a name without special characters, to begin a cache entry's name with."""
+    return "".join(char if char.isalnum() or char in "-_" else "-" for char in name)[:60]
 
 
 def _build(entry: Path, build: Callable[[Path], dict[str, Any]], needed: int) -> None:
     scratch = entry.with_name(f".{entry.name}.new")
     discarded = entry.with_name(f".{entry.name}.old")
-    # Left by a killed process: nobody else works here while we hold the lock.
+    # Left by a killed process: this one holds the lock.
     for leftover in (scratch, discarded):
         shutil.rmtree(leftover, ignore_errors=True)
     try:

@@ -1,4 +1,4 @@
-"""Check the free space of disks before writing, and give every failure on a full disk the same message."""
+"""Check free disk space before writing, and give every failure on a full disk the same message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmtrack.host.formatting import MIB
 FLOAT_BITS = 32
 
 CACHE = "LLMTRACK_CACHE"
-"""The setting that moves the cache, for messages."""
+"""Environment variable that moves the cache, for messages."""
 
 _SPARE_BYTES = 64 * MIB
 _NEARLY_NONE = MIB  # torch and others fail there without naming the cause
@@ -39,19 +39,18 @@ _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output)\.weight$")
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings|tok_embeddings|embeddings)\.weight$")
 
 
-def is_disk_full(said: BaseException | str) -> bool:
+def is_disk_full(error: BaseException | str) -> bool:
     """Return whether an error or a program's output reports a full disk or an exhausted quota."""
-    if isinstance(said, str):
-        return any(words in said.lower() for words in _FULL)
-    known = isinstance(said, OSError) and said.errno in _NO_SPACE
-    return known or is_disk_full(str(said)) or (said.__cause__ is not None and is_disk_full(said.__cause__))
+    if isinstance(error, str):
+        return any(message in error.lower() for message in _FULL)
+    by_number = isinstance(error, OSError) and error.errno in _NO_SPACE
+    return by_number or is_disk_full(str(error)) or (error.__cause__ is not None and is_disk_full(error.__cause__))
 
 
 def full_disk_message(folder: Path, needed: int = 0, setting: str = CACHE, written: int = 0) -> str:
-    """Return the message for a full disk (of a folder or of temporary files): free and needed bytes, and the remedy.
+    """Name the full disk (of a folder or of temporary files), its free and the needed bytes, and the remedy.
 
     Args:
-        folder: the folder written to.
         needed: bytes needed; 0: unknown.
         setting: name of the setting that moves the folder.
         written: bytes of those needed that exist already.
@@ -71,7 +70,7 @@ def full_disk_message(folder: Path, needed: int = 0, setting: str = CACHE, writt
 
 @contextmanager
 def room_for(folder: Path, needed: int = 0, setting: str = CACHE) -> Iterator[None]:
-    """Refuse to start if the bytes do not fit on a folder's disk; explain later failures caused by a full disk.
+    """Check that the bytes fit on a folder's disk, and explain later failures caused by a full disk.
 
     Args:
         folder: the folder to fill; its present content is replaced or reused.
@@ -92,9 +91,9 @@ def room_for(folder: Path, needed: int = 0, setting: str = CACHE) -> Iterator[No
 
 def require_room(folder: Path, needed: int, setting: str = CACHE) -> None:
     """Check that the bytes fit on a folder's disk; see `room_for`."""
-    place, there = folder.parent, _size(folder)
-    if needed > _free(place)[place] + there:
-        raise ModelLoadError(full_disk_message(place, needed, setting, there))
+    written = _size(folder)
+    if needed > _free(folder.parent)[folder.parent] + written:
+        raise ModelLoadError(full_disk_message(folder.parent, needed, setting, written))
 
 
 def caused_by_full_disk(error: BaseException, folder: Path) -> bool:
@@ -104,26 +103,21 @@ def caused_by_full_disk(error: BaseException, folder: Path) -> bool:
     while isinstance(origin, LlmtrackError) and origin.__cause__ is not None:
         origin = origin.__cause__
     if isinstance(origin, (OSError, MemoryError, LlmtrackError)):
-        named = is_disk_full(origin)
+        reported = is_disk_full(origin)
     else:
-        named = is_disk_full(origin) or free < _NEARLY_NONE
+        reported = is_disk_full(origin) or free < _NEARLY_NONE
     # With free space here, keep an error of our own: the full disk is another one, such as the server's.
-    return named and (free < _SPARE_BYTES or not isinstance(error, LlmtrackError))
+    return reported and (free < _SPARE_BYTES or not isinstance(error, LlmtrackError))
 
 
 def disk_full_error() -> OSError:
-    """Return the system's error for a full disk, for failures reported by another program as text."""
+    """Return the system's error for a full disk, for failures that a program reports as text."""
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Number of weights of a model.
-
-    Attributes:
-        count: all weights.
-        embedding: those of an embedding that is not also the head.
-    """
+    """Number of weights of a model, and those of an embedding that is not also the head."""
 
     count: int
     embedding: int = 0
@@ -134,7 +128,7 @@ class Weights:
 
 
 def count_weights(files: Iterable[Path]) -> Weights:
-    """Count the weights in the files of a model."""
+    """Count the weights in a model's files."""
     counts: dict[str, int] = {}
     for path in files:
         counts |= _counts(path)
@@ -150,18 +144,17 @@ def _counts(path: Path) -> dict[str, int]:
         with suppress(ValueError, KeyError, TypeError, AttributeError), path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(length, _LONGEST_HEADER)))
-            return {name: math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__"}
+            return {name: math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
     return {path.name: path.stat().st_size // _HALF_BYTES}
 
 
 def _free(folder: Path) -> dict[Path, int]:
     """Return the free bytes of the disks of a folder and of temporary files."""
-    return {place: shutil.disk_usage(_there(place)).free for place in (folder, Path(tempfile.gettempdir()))}
+    return {path: shutil.disk_usage(_existing_parent(path)).free for path in (folder, Path(tempfile.gettempdir()))}
 
 
-def _there(path: Path) -> Path:
-    """Return the nearest folder above a path that is there."""
-    return next(each for each in (path, *path.parents) if each.exists())
+def _existing_parent(path: Path) -> Path:
+    return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 def _size(folder: Path) -> int:

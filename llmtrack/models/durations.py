@@ -24,53 +24,43 @@ def folder() -> Path:
     return cache_root() / "durations"
 
 
-def record_duration(what: str, seconds: float, of: str = "") -> None:
-    """Record a duration; failing to write is ignored.
+@contextmanager
+def timed_step(step: str, model: str) -> Iterator[None]:
+    """Announce a cached build step with its last duration, and record the new one."""
+    duration = last_duration_text(step, model)
+    # Log it for scripts, too: nothing else is printed until it is done.
+    logger.warning("%s (once, then kept in the cache%s) ...", step, f"; {duration}" if duration else "")
+    start = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - start
+    record_duration(step, seconds, model)
+    logger.info("%s took %s", step, clock_text(seconds))
 
-    Args:
-        what: description or digest of the step.
-        of: the model.
-    """
-    write_note(_file(what), json.dumps({"what": what, "of": of, "seconds": round(seconds, 3)}))
+
+def record_duration(step: str, seconds: float, model: str = "") -> None:
+    """Record the duration of a step, named by its description or digest; failing to write is ignored."""
+    write_note(_file(step), json.dumps({"what": step, "of": model, "seconds": round(seconds, 3)}))
 
 
-def last_seconds(what: str) -> float | None:
+def last_seconds(step: str) -> float | None:
     """Return the last duration of a step, or None."""
-    return None if (known := _known(what)) is None else known[0]
+    return None if (record := _read(step)) is None else record[0]
 
 
-def last_duration_text(what: str, of: str = "") -> str:
+def last_duration_text(step: str, model: str = "") -> str:
     """Return `0:34 the last time`, or `0:34 for OTHER the last time` for another model; empty if short or unknown."""
-    seconds, other = _known(what) or (0.0, "")
+    seconds, other = _read(step) or (0.0, "")
     if seconds < WORTH_SECONDS:
         return ""
-    return f"{clock_text(seconds)}{f' for {other}' if other != of else ''} the last time"
+    return f"{clock_text(seconds)}{f' for {other}' if other != model else ''} the last time"
 
 
-@contextmanager
-def timed_step(what: str, of: str) -> Iterator[None]:
-    """Announce a cached build step with its last duration, and record the new one.
-
-    Args:
-        what: description of the step.
-        of: the model.
-    """
-    known = last_duration_text(what, of)
-    # Log it for scripts, too: nothing else is printed until it is done.
-    logger.warning("%s (once, then kept in the cache%s) ...", what, f"; {known}" if known else "")
-    began = time.perf_counter()
-    yield
-    seconds = time.perf_counter() - began
-    record_duration(what, seconds, of)
-    logger.info("%s took %s", what, clock_text(seconds))
-
-
-def _known(what: str) -> tuple[float, str] | None:
+def _read(step: str) -> tuple[float, str] | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(_file(what).read_text(encoding="utf-8"))
-        return float(kept["seconds"]), str(kept["of"])
+        record = json.loads(_file(step).read_text(encoding="utf-8"))
+        return float(record["seconds"]), str(record["of"])
     return None
 
 
-def _file(what: str) -> Path:
-    return folder() / f"{digest(what)}.json"
+def _file(step: str) -> Path:
+    return folder() / f"{digest(step)}.json"

@@ -9,28 +9,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
+_LENGTH_SETTINGS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx")
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
-    """Return the maximum positions of a model, including rotary scaling; None if unbounded.
+    """Return the maximum positions by a (text) model's config, including rotary scaling; None if unbounded.
 
     Scaled rotary embeddings (linear, dynamic, yarn, longrope ...) reach `factor` times the original length. Models
     differ in whether the config's length is before or after scaling: the longer one is allowed.
 
     >>> context_length({"max_position_embeddings": 2048, "rope_scaling": {"rope_type": "linear", "factor": 4.0}})
     8192
-
-    Args:
-        config: content of the (text) model's config.
     """
-    given = next((value for name in _NAMES if isinstance(value := config.get(name), (int, float))), 0)
-    if given <= 0:  # -1 and 0 mean no limit
+    length = next((value for name in _LENGTH_SETTINGS if isinstance(value := config.get(name), (int, float))), 0)
+    if length <= 0:  # -1 and 0 mean no limit
         return None
-    lengths = [int(given)]
+    lengths = [int(length)]
     for rope in rotary_settings(config):
         original = (
-            rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or given
+            rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or length
         )
         lengths.append(int(original * (rope.get("factor") or 1)))
     return max(lengths)
@@ -56,7 +53,7 @@ def rotary_settings(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(settings := config.get(name), Mapping):
             yield settings
-            yield from (each for each in settings.values() if isinstance(each, Mapping))
+            yield from (value for value in settings.values() if isinstance(value, Mapping))
 
 
 def depends_on_length(kind: str) -> bool:
@@ -75,22 +72,17 @@ def forward_inputs(
         attention_mask: (rows, length), 1 for tokens; pads on either side.
         first_position: position of a row's first token (`first_position`).
     """
-    takes = inspect.signature(module.forward).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in takes.values())
+    parameters = inspect.signature(module.forward).parameters
+    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     inputs: dict[str, Any] = {"input_ids": input_ids}
     for name, value in (("attention_mask", attention_mask), ("use_cache", False)):
-        if takes_any or name in takes:
+        if accepts_any or name in parameters:
             inputs[name] = value
-    if "position_ids" in takes:
+    if "position_ids" in parameters:
         inputs["position_ids"] = positions_of(attention_mask, first_position)
     return inputs
 
 
 def positions_of(attention_mask: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """Return the position of each token, (rows, length), not counting pads before it.
-
-    Args:
-        attention_mask: (rows, length), 1 for tokens.
-        first: position of a row's first token.
-    """
+    """Return the position of each token, (rows, length), counting from `first` and not counting pads before it."""
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0) + first

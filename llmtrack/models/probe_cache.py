@@ -1,7 +1,6 @@
 """Cache the answers of model probes, which take a worker seconds at each start.
 
-The key of an answer covers all that it depends on: the weights, how they were loaded, the machine, and the code
-involved.
+The key covers everything that an answer depends on: weights, how they were loaded, machine, and code.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from llmtrack.spec.serialization import digest, from_json, to_json
 T = TypeVar("T")
 
 _PACKAGES = ("torch", "transformers", "torchao", "accelerate")
-"""Packages whose versions identify the computing code, beside llmtrack."""
+"""Packages whose versions, beside llmtrack's, identify the computing code."""
 
 _KERNELS = ("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "NVIDIA_TF32_")
 """Prefixes of environment variables that select kernels."""
@@ -40,17 +39,17 @@ class ProbeCache:
     def __init__(self, *origin: Any) -> None:
         self._origin = origin
 
-    def also(self, *more: Any) -> ProbeCache:
-        """Return the notes of the model after a further modification."""
-        return ProbeCache(*self._origin, *more) if self._origin else self
+    def extended(self, *modifications: Any) -> ProbeCache:
+        """Return the cache of the model after further modifications."""
+        return ProbeCache(*self._origin, *modifications) if self._origin else self
 
     def answer(
         self,
         probe: str,
         model: Any,
         kind: type[T],
-        ask: Callable[[], T],
-        worth: Callable[[T], bool] = lambda _: True,
+        run: Callable[[], T],
+        is_final: Callable[[T], bool] = lambda _: True,
     ) -> T:
         """Return a probe's cached answer, or run the probe. Exceptions are not cached.
 
@@ -58,19 +57,19 @@ class ProbeCache:
             probe: its name.
             model: the transformers model in its current state.
             kind: type of the answer: a plain dataclass or number.
-            ask: run the probe.
-            worth: whether an answer may be cached.
+            run: run the probe.
+            is_final: whether an answer may be cached.
         """
-        if not self._origin or not _is_told_by_its_shape(model):
-            return ask()
+        if not self._origin or not _is_known_code(model):
+            return run()
         note = folder() / f"{digest([probe, *self._origin, _shape(model), _machine(model.device), _code()])}.json"
         with suppress(OSError, ValueError):
-            kept = json.loads(note.read_text(encoding="utf-8"))
-            known = from_json(kept, kind)
-            if to_json(known) == kept:  # ignore incomplete answers
-                return known
-        answer = ask()
-        if worth(answer):
+            cached = json.loads(note.read_text(encoding="utf-8"))
+            answer = from_json(cached, kind)
+            if to_json(answer) == cached:  # ignore incomplete answers
+                return answer
+        answer = run()
+        if is_final(answer):
             write_note(note, json.dumps(to_json(answer)))
         return answer
 
@@ -80,16 +79,16 @@ def folder() -> Path:
     return cache_root() / "probes"
 
 
-def _is_told_by_its_shape(model: Any) -> bool:
-    """Return whether all modules, hooks and replaced `forward`s are code of known packages."""
+def _is_known_code(model: Any) -> bool:
+    """Return whether all modules, hooks and replaced `forward`s come from packages in the key."""
     return all(
         _package(code) in (*_PACKAGES, "llmtrack")
-        for each in model.modules()
+        for module in model.modules()
         for code in (
-            type(each),
-            *each._forward_hooks.values(),
-            *each._forward_pre_hooks.values(),
-            *([each.forward] if "forward" in vars(each) else ()),
+            type(module),
+            *module._forward_hooks.values(),
+            *module._forward_pre_hooks.values(),
+            *([module.forward] if "forward" in vars(module) else ()),
         )
     )
 
@@ -100,10 +99,10 @@ def _package(code: Any) -> str:
 
 def _shape(model: Any) -> str:
     """Return a digest of a model's modules, tensor shapes and config."""
-    modules = [(name, type(each).__module__, type(each).__qualname__) for name, each in model.named_modules()]
+    modules = [(name, type(module).__module__, type(module).__qualname__) for name, module in model.named_modules()]
     tensors = [
-        (name, type(each).__name__, str(each.dtype), str(each.device), list(each.shape))
-        for name, each in (*model.named_parameters(), *model.named_buffers())
+        (name, type(tensor).__name__, str(tensor.dtype), str(tensor.device), list(tensor.shape))
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
     ]
     config = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     attention = getattr(model.config, "_attn_implementation", None)
@@ -114,9 +113,8 @@ def _machine(device: Any) -> list[Any]:
     """Return everything else that rounding may depend on."""
     import torch
 
-    where = str(device)
     return [
-        name_of(where) if on_gpu(where) else cpu_model(),
+        name_of(str(device)) if on_gpu(device) else cpu_model(),
         torch.backends.cpu.get_cpu_capability(),
         torch.get_num_threads(),
         torch.get_float32_matmul_precision(),
@@ -128,7 +126,7 @@ def _machine(device: Any) -> list[Any]:
 @cache
 def _code() -> str:
     """Return a digest of llmtrack's code, so that answers are not kept across versions."""
-    root, found = Path(__file__).parents[1], hashlib.sha256()
+    root, sha256 = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return found.hexdigest()
+        sha256.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return sha256.hexdigest()

@@ -1,4 +1,4 @@
-"""The weight files of a model folder: which they are, and their tensors."""
+"""Find and read the weight files of a model folder."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ _MASK_DIMENSIONS = 4
 
 
 def weight_files(folder: Path) -> tuple[str, list[Path]]:
-    """Return the format and files of a model folder's weights as loading reads them.
+    """Return the format (`safetensors`, `pickle` or `none`) and files, by name, of the weights that loading reads.
 
     A single file precedes an index of several, and safetensors precede pickle. Other files (the same weights for
     another program, adapters, unindexed parts) do not belong to the model.
-
-    Returns:
-        `safetensors`, `pickle` or `none`, and the files sorted by name.
 
     Raises:
         ModelLoadError: the index is damaged, or names a missing file.
@@ -41,10 +38,10 @@ def weight_files(folder: Path) -> tuple[str, list[Path]]:
 
 
 def require_weights(folder: Path) -> tuple[str, list[Path]]:
-    """Like `weight_files`, for a folder that must be a complete model.
+    """Like `weight_files`, but reject a folder without weights or config.json.
 
     Raises:
-        ModelLoadError: it has no weights or no config.json, or as `weight_files`.
+        ModelLoadError: the model is incomplete.
     """
     kind, files = weight_files(folder)
     if not files:
@@ -58,22 +55,22 @@ def require_weights(folder: Path) -> tuple[str, list[Path]]:
 
 
 def read_tensors(
-    files: Sequence[Path], wanted: Iterable[str] | Callable[[str], bool]
+    files: Sequence[Path], select: Iterable[str] | Callable[[str], bool]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield tensors by name or predicate; they are memory-mapped and read on access.
+    """Yield the tensors selected by name or predicate; they are memory-mapped and read on access.
 
     Raises:
         ModelLoadError: a pickle file cannot be read, or has no weights.
     """
     from safetensors import safe_open
 
-    names = wanted if callable(wanted) else set(wanted).__contains__
+    selected = select if callable(select) else set(select).__contains__
     for path in files:
         if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as held:
-                yield from ((name, held.get_tensor(name)) for name in held.keys() if names(name))  # noqa: SIM118
+            with safe_open(path, framework="pt") as file:
+                yield from ((name, file.get_tensor(name)) for name in file.keys() if selected(name))  # noqa: SIM118
         else:
-            yield from ((name, each) for name, each in _unpickled(path).items() if names(name))
+            yield from ((name, tensor) for name, tensor in _unpickled(path).items() if selected(name))
 
 
 def refuse_unscaled(files: Sequence[Path], config: Any) -> None:
@@ -81,19 +78,15 @@ def refuse_unscaled(files: Sequence[Path], config: Any) -> None:
 
     transformers 4.57 fails on some of them, and 5 uses them as plain weights.
 
-    Args:
-        files: the weight files.
-        config: the model's config.
-
     Raises:
         ModelLoadError: there are such weights, or a pickle file cannot be read.
     """
-    quantized = any(getattr(each, "quantization_config", None) for each in (config, config.get_text_config()))
-    for name, held in read_tensors(files, lambda name: name.endswith((".weight", ".bias"))):
-        if not quantized and held.ndim < _MASK_DIMENSIONS and not _is_plain(held.dtype):
+    quantized = any(getattr(part, "quantization_config", None) for part in (config, config.get_text_config()))
+    for name, tensor in read_tensors(files, lambda name: name.endswith((".weight", ".bias"))):
+        if not quantized and tensor.ndim < _MASK_DIMENSIONS and not _is_plain(tensor.dtype):
             raise ModelLoadError(
-                f"its weights are stored as {str(held.dtype).removeprefix('torch.')} ({name} ...), which is nothing without "
-                "scales, and config.json names no quantization: choose the model with 16- or 32-bit weights"
+                f"its weights are stored as {str(tensor.dtype).removeprefix('torch.')} ({name} ...), which needs scales, "
+                "and config.json names no quantization: choose the model with 16- or 32-bit weights"
             )
 
 
@@ -118,13 +111,13 @@ def _unpickled(path: Path) -> dict[str, torch.Tensor]:
 
     try:
         # Files from before PyTorch 1.6 are not archives and cannot be mapped.
-        held: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
-        return {name: each for name, each in held.items() if isinstance(each, torch.Tensor)}
+        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+        return {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
     except Exception as error:
         if isinstance(error, OSError) or known_reason(error):
             raise
         raise ModelLoadError(
-            "its pickle file is damaged, or holds what is no weights, which llmtrack never runs: fetch it again, or choose "
+            "its pickle file is damaged, or contains more than weights, which llmtrack never runs: fetch it again, or choose "
             "the model as safetensors"
         ) from error
 

@@ -101,7 +101,7 @@ def test_what_was_replaced_at_equal_size_is_made_again_and_said(harm, looked_at_
     assert build.calls == 2
     assert (entry / "sub" / "file").read_text() == "content"
     assert [path.name for path in (entry / "sub").iterdir()] == ["file"]
-    assert "the cached x is not as it was made" in caplog.text
+    assert "the cached x is damaged" in caplog.text
     assert cache.describe_damage(entry) is None
 
 
@@ -110,7 +110,7 @@ def test_an_entry_in_the_place_of_another_is_made_again(own_cache):
     entry = cache.build_once("x", right)
     shutil.rmtree(entry)
     shutil.copytree(cache.build_once("y", other), entry)
-    assert cache.describe_damage(entry) == "it was made as y"
+    assert cache.describe_damage(entry) == "it was built as y"
     assert (cache.build_once("x", right) / "sub" / "file").read_text() == "content"
 
 

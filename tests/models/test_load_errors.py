@@ -195,7 +195,7 @@ def test_a_pickle_loads_in_the_form_of_either_age(folder, archive):
 )
 def test_a_pickle_that_is_damaged_or_holds_no_weights_says_so(folder, damage):
     damage(pickled(folder))
-    assert "its pickle file is damaged, or holds what is no weights" in refused(folder)
+    assert "its pickle file is damaged, or contains more than weights" in refused(folder)
 
 
 def test_a_gguf_file_that_is_a_pointer_says_so(own_cache, tmp_path):

@@ -83,7 +83,7 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
     warnings = loaded.warnings
     passes: Passes | None = None
     batching: Batching | None = None
-    notes = loaded.notes
+    notes = loaded.probes
     if recipe is not None:
         pad_id = tokens.pad_id(loaded.tokenizer, loaded.model.config.get_text_config().vocab_size)
         passes = agreeing_passes(loaded.model, pad_id, notes)
@@ -96,7 +96,7 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
         facts |= {**settled, **(recipe.applied(loaded.model, options=settled) or {})}
         warnings += recipe.warnings
         label = f"{recipe.dtype} weights ({label})"
-        notes = notes.also(recipe.name, recipe.version, settled) if _is_builtin(recipe) else ProbeCache()
+        notes = notes.extended(recipe.name, recipe.version, settled) if _is_builtin(recipe) else ProbeCache()
     return TorchEngine(
         loaded.model,
         loaded.tokenizer,
