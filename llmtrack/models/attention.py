@@ -1,7 +1,6 @@
-"""Make attention compute everything in the config, and alike with and without a cache: transformers may ignore parts.
+"""Make attention compute everything in the config, alike with and without a cache: transformers may ignore parts.
 
-Score caps, sinks and learned biases are part of a model. The eager implementation, defined beside the model, supports
-them all.
+Score caps, sinks and learned biases are part of a model; only the eager implementation always supports them.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
 
 EAGER = "eager"
 
-_OF_CACHES = ("layer_types", "sliding_window", "attention_chunk_size")
+_CACHE_SETTINGS = ("layer_types", "sliding_window", "attention_chunk_size")
 """Settings that determine transformers' cache for any model."""
 
 _CAP = re.compile(r"att\w*softcap|softcap\w*att")
 _PROBE_TOKENS = 8
 _SHARP = 100.0
-"""Standard deviation of the probe's scores: large enough to reveal a cap."""
+"""Standard deviation of the probe's scores, large enough to reveal a cap."""
 _TOLERANCE = 1e-2
 """Tolerance relative to the output's standard deviation: above rounding, below the effect of a cap."""
 
 
 def score_cap_name(config: Mapping[str, Any]) -> str:
-    """Return the name of a config's cap on attention scores; empty if there is none."""
+    """Return the name of a config's cap on attention scores, or an empty text."""
     return next((name for name, value in config.items() if value and _CAP.search(name)), "")
 
 
@@ -53,15 +52,12 @@ def slow_attention_warning(model: Any) -> tuple[str, ...]:
 
 
 def use_complete_attention(model: Any) -> None:
-    """Switch a model to eager attention if its own implementation ignores a feature.
-
-    Args:
-        model: a transformers model in `eval()`, with its weights.
+    """Switch a model in `eval()` to eager attention if its own implementation ignores a feature.
 
     Raises:
         ModelLoadError: it ignores a feature and cannot be switched.
     """
-    if not _ignores_something(model):
+    if not _ignores_a_feature(model):
         return
     try:
         model.set_attn_implementation(EAGER)
@@ -74,68 +70,65 @@ def use_complete_attention(model: Any) -> None:
 
 
 def remove_stray_windows(config: Any) -> None:
-    """Remove window settings unknown to a model's class: its attention has no window, but its cache would.
-
-    Conversions from another architecture can leave such settings in config.json.
-    """
+    """Remove window settings unknown to a model's class, left by a conversion: only its cache would have the window."""
     text = config.get_text_config()
     try:
-        known = type(text)()
+        defaults = type(text)()
     except Exception:  # the class has no default settings
         return
-    for name in _OF_CACHES:
-        if getattr(text, name, None) is not None and not hasattr(known, name):
+    for name in _CACHE_SETTINGS:
+        if getattr(text, name, None) is not None and not hasattr(defaults, name):
             setattr(text, name, None)
 
 
 def share_keys_without_cache(model: Any) -> None:
-    """Let layers that reuse earlier layers' keys and values do so without a cache, too.
+    """Make layers that reuse earlier layers' keys and values do so without a cache, too.
 
-    In transformers 4.57 they read them from the cache and compute different ones without it. A cache for a single pass
-    costs the memory of its keys and values.
+    transformers 4.57 shares them through the cache only, and computes different ones without it. A cache for a single
+    pass costs the memory of its keys and values.
     """
     from llmtrack.host.transformers_compat import SHARES_WITHOUT_CACHE
 
     shared = getattr(model.config.get_text_config(), "num_kv_shared_layers", None)
     body = model.base_model
-    if SHARES_WITHOUT_CACHE or not shared or any(map(_is_own, body._forward_pre_hooks.values())):
+    if SHARES_WITHOUT_CACHE or not shared or any(map(_adds_cache, body._forward_pre_hooks.values())):
         return
     body.register_forward_pre_hook(partial(_with_cache, model.config), with_kwargs=True)
     body.register_forward_hook(_without_cache, with_kwargs=True)
 
 
-def _ignores_something(model: Any) -> bool:
+def _ignores_a_feature(model: Any) -> bool:
     """Return whether any layer's attention differs from eager attention on the same, sharpened queries."""
     import torch
 
-    seen: list[bool] = []
+    differences: list[bool] = []
 
-    def compared(fast: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **given: Any) -> Any:
+    def compared(fast: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         eager = inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward")
         try:
-            made = fast(module, query, key, value, mask, **given)
+            output = fast(module, query, key, value, mask, **options)
         except ValueError:  # version 5 rejects unsupported arguments
             if eager is None:
                 raise
-            seen.append(True)
-            return eager(module, query, key, value, _additive(mask, query, key), **given)
-        if eager is not None and not any(seen):
-            seen.append(_differ(fast, eager, module, query, key, value, mask, given))
-        return made
+            differences.append(True)
+            return eager(module, query, key, value, _additive(mask, query, key), **options)
+        if eager is not None and not any(differences):
+            differences.append(_differ(fast, eager, module, query, key, value, mask, options))
+        return output
 
     vocabulary = int(model.config.get_text_config().vocab_size)
     ids = torch.arange(1, 1 + _PROBE_TOKENS, device=next(model.parameters()).device)[None] % vocabulary
     try:
         with _each_attention(model, compared), torch.inference_mode():
             model(input_ids=ids, attention_mask=torch.ones_like(ids))
-    except Exception:  # reported when the model is asked to compute
-        return any(seen)
-    return any(seen)
+    except Exception:  # reported when the model computes
+        pass
+    return any(differences)
 
 
 @contextmanager
 def _each_attention(model: Any, compared: Any) -> Iterator[None]:
-    """Route a model's attention calls through a function, if transformers looks it up by name."""
+    """Route a model's attention calls through a function, if transformers finds its implementation by name."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = getattr(model.config.get_text_config(), "_attn_implementation", None) or EAGER
@@ -143,7 +136,7 @@ def _each_attention(model: Any, compared: Any) -> Iterator[None]:
         yield
         return
     fast = ALL_ATTENTION_FUNCTIONS[name]
-    ALL_ATTENTION_FUNCTIONS[name] = lambda *args, **named: compared(fast, *args, **named)
+    ALL_ATTENTION_FUNCTIONS[name] = lambda *args, **kwargs: compared(fast, *args, **kwargs)
     try:
         yield
     finally:
@@ -151,20 +144,20 @@ def _each_attention(model: Any, compared: Any) -> Iterator[None]:
 
 
 def _differ(
-    fast: Any, eager: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, given: dict[str, Any]
+    fast: Any, eager: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, options: dict[str, Any]
 ) -> bool:
     # In float32, because rounding sharp scores to 16 bits would change their softmax.
     query, key, value = query.float(), key.float(), value.float()
-    scaling = given.get("scaling") or query.shape[-1] ** -0.5
+    scaling = options.get("scaling") or query.shape[-1] ** -0.5
     groups = query.shape[1] // key.shape[1]
     scores = query @ key.repeat_interleave(groups, dim=1).transpose(2, 3) * scaling
     sharp = query * (_SHARP / scores.std().clamp(min=1e-6))
     mask = _additive(mask, query, key)
     try:
-        one, other = (each(module, sharp, key, value, mask, **given)[0].float() for each in (fast, eager))
+        output, expected = (attend(module, sharp, key, value, mask, **options)[0].float() for attend in (fast, eager))
     except Exception:  # implementations with other inputs are not compared
         return False
-    return bool((one - other).abs().max() > _TOLERANCE * other.std().clamp(min=1e-6))
+    return bool((output - expected).abs().max() > _TOLERANCE * expected.std().clamp(min=1e-6))
 
 
 def _additive(mask: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -180,20 +173,20 @@ def _additive(mask: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor
 
 
 def _with_cache(
-    config: Any, module: Any, args: tuple[Any, ...], named: dict[str, Any]
+    config: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     from transformers import DynamicCache
 
-    if named.get("past_key_values") is not None:
-        return args, named
-    return args, {**named, "past_key_values": DynamicCache(config=config)}
+    if kwargs.get("past_key_values") is not None:
+        return args, kwargs
+    return args, {**kwargs, "past_key_values": DynamicCache(config=config)}
 
 
-def _without_cache(module: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-    """Drop a cache that was not asked for: `generate` would pass it on, and the next pass would extend it."""
-    if named.get("use_cache") is False and hasattr(output, "past_key_values"):
+def _without_cache(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """Drop an unrequested cache: `generate` would pass it on, and the next pass would extend it."""
+    if kwargs.get("use_cache") is False and hasattr(output, "past_key_values"):
         output.past_key_values = None
 
 
-def _is_own(hook: Any) -> bool:
+def _adds_cache(hook: Any) -> bool:
     return isinstance(hook, partial) and hook.func is _with_cache

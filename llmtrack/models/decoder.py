@@ -33,9 +33,9 @@ _HARMLESS = re.compile(
 )
 
 _PROBE_TOKENS, _PROBES = 16, 3
-_PEEK, _PEEK_16_BIT = 1e-4, 2e-2
-"""Change of earlier logits relative to their standard deviation that exceeds rounding: most causal models do not change
-at all, mixtures of experts by 1e-6, and random bidirectional models by 2e-3 or more."""
+_CHANGE, _CHANGE_16_BIT = 1e-4, 2e-2
+"""Change of earlier logits, relative to their standard deviation, beyond rounding: most causal models do not change at
+all, mixtures of experts by 1e-6, random bidirectional models by 2e-3 or more."""
 
 
 def refuse_adapter(folder: Path) -> None:
@@ -45,15 +45,15 @@ def refuse_adapter(folder: Path) -> None:
         ModelLoadError: there is one, with or without its base.
     """
     if (folder / ADAPTER).is_file() or next(folder.glob("adapter_model.*"), None) is not None:
-        beside = "beside its base " if weight_files(folder)[1] else ""
+        location = "beside its base " if weight_files(folder)[1] else ""
         raise ModelLoadError(
-            f"{folder} holds an adapter (LoRA) {beside}that is not merged: merge it (merge_and_unload of peft) and give "
+            f"{folder} holds an adapter (LoRA) {location}that is not merged: merge it (merge_and_unload of peft) and give "
             "that folder, or give the base model alone"
         )
 
 
 def refuse_other_architectures(config: Any) -> None:
-    """Reject models that are not causal decoders by their config.
+    """Reject models whose config is not a causal decoder's.
 
     Raises:
         ModelLoadError: it is an encoder-decoder, or was saved for another task.
@@ -70,14 +70,13 @@ def refuse_other_architectures(config: Any) -> None:
 
 
 def refuse_incomplete(model: Any, loading: dict[str, Any], files: Sequence[Path]) -> None:
-    """Reject a model that does not match its files: missing or extra weights, or a different head.
+    """Reject a model that does not match its weight files: missing or unused weights, another head, other rotary angles.
 
     Args:
         loading: loading report of `from_pretrained`.
-        files: the weight files.
 
     Raises:
-        ModelLoadError: weights are missing or left over.
+        ModelLoadError: it does not match.
     """
     name = type(model).__name__
     # transformers initializes missing weights randomly and only logs it.
@@ -89,10 +88,10 @@ def refuse_incomplete(model: Any, loading: dict[str, Any], files: Sequence[Path]
     unexpected = loading["unexpected_keys"]
     named = {key for key in unexpected if key.endswith(".bias")}
     biases = dict(read_tensors(files, named)) if named else {}
-    left = sorted(key for key in unexpected if not is_harmless(key, model, biases.get(key)))
-    if left:
+    unused = sorted(key for key in unexpected if not is_harmless(key, model, biases.get(key)))
+    if unused:
         raise ModelLoadError(
-            f"the checkpoint holds {len(left)} weights that {name} does not use ({left[0]} ...): config.json does not "
+            f"the checkpoint holds {len(unused)} weights that {name} does not use ({unused[0]} ...): config.json does not "
             "describe it (number of layers, biases), or it was made for another task"
         )
     if other := _other_head(model, files):
@@ -110,22 +109,16 @@ def refuse_incomplete(model: Any, loading: dict[str, Any], files: Sequence[Path]
 def headless_warning(config: Any) -> tuple[str, ...]:
     """Warn if the config says that only a model's body was saved."""
     bodies = [name for name in getattr(config, "architectures", None) or () if _BODY.search(name)]
-    if not bodies:
-        return ()
-    return (
-        f"config.json names {bodies[0]}, a body without a head: its embedding serves as one, as if it had been made to "
-        "predict the next token",
+    return tuple(
+        f"config.json names {name}, a body without a head: its embedding serves as one, as if it had been made to "
+        "predict the next token"
+        for name in bodies[:1]
     )
 
 
 def is_harmless(key: str, model: Any, tensor: torch.Tensor | None = None) -> bool:
-    """Return whether an unused checkpoint tensor is not a weight.
-
-    Args:
-        key: its name.
-        tensor: the tensor, if its name is not enough.
-    """
-    if _HARMLESS.search(key) or _guesses_ahead(key, model.config):
+    """Return whether an unused checkpoint tensor is not a weight, by its name and, if given, its shape."""
+    if _HARMLESS.search(key) or _predicts_ahead(key, model.config):
         return True
     # The causal mask of old checkpoints is called `bias`, on a module that is not a layer.
     path, _, last = key.rpartition(".")
@@ -137,7 +130,7 @@ def is_harmless(key: str, model: Any, tensor: torch.Tensor | None = None) -> boo
     )
 
 
-def _guesses_ahead(key: str, config: Any) -> bool:
+def _predicts_ahead(key: str, config: Any) -> bool:
     """Return whether a tensor belongs to the extra layers for multi-token prediction."""
     layer = re.search(r"(?:^|\.)layers\.(\d+)\.", key)
     ahead = getattr(config, "num_nextn_predict_layers", None) or 0
@@ -153,12 +146,13 @@ def _other_angles(model: Any, files: Sequence[Path]) -> str | None:
     import torch
 
     config = model.config.get_text_config()
-    own = [buffer for name, buffer in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
-    if len(own) != 1 or portable_rope(config.to_dict()).get("rope_scaling"):
+    buffers = [buffer for name, buffer in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
+    if len(buffers) != 1 or portable_rope(config.to_dict()).get("rope_scaling"):
         return None
-    for name, held in read_tensors(files, lambda name: name.endswith("rotary_emb.inv_freq")):
-        if held.shape == own[0].shape and not torch.allclose(
-            held.float(), own[0].float().cpu(), rtol=_ANGLES, atol=1e-6
+    frequencies = buffers[0].float().cpu()
+    for name, tensor in read_tensors(files, lambda name: name.endswith("rotary_emb.inv_freq")):
+        if tensor.shape == frequencies.shape and not torch.allclose(
+            tensor.float(), frequencies, rtol=_ANGLES, atol=1e-6
         ):
             return name
     return None
@@ -171,34 +165,26 @@ def _other_head(model: Any, files: Sequence[Path]) -> str | None:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or embedding is None or getattr(head, "weight", None) is not embedding.weight:
         return None
-    names = {name for name, each in model.named_parameters(remove_duplicate=False) if each is embedding.weight}
+    names = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight is embedding.weight}
     # A body may be saved without the model's prefix.
     names |= {name.removeprefix(f"{model.base_model_prefix}.") for name in names}
-    held = dict(read_tensors(files, names))
-    if len(held) < 2:
+    stored = dict(read_tensors(files, names))
+    if len(stored) < 2:
         return None
-    first, *others = sorted(held)
-    differing = [other for other in others if not torch.equal(held[first], held[other])]
+    first, *others = sorted(stored)
+    differing = [name for name in others if not torch.equal(stored[first], stored[name])]
     if not differing:
         return None
-    return next((name for name in sorted(held) if "head" in name), differing[0])
+    return next((name for name in sorted(stored) if "head" in name), differing[0])
 
 
-def refuse_lookahead(model: Any, tokenizer: Any, notes: ProbeCache) -> None:
-    """Reject a model in which a later token changes earlier logits, so that it has read what it predicts.
-
-    Args:
-        model: a transformers model in `eval()`.
-        notes: cached answers of its probes.
+def refuse_lookahead(model: Any, tokenizer: Any, probes: ProbeCache) -> None:
+    """Reject a model in `eval()` whose later tokens change earlier logits, so that it has read what it predicts.
 
     Raises:
         ModelLoadError: it looks ahead, or gives no logits per token.
     """
-
-    def ask() -> bool:
-        return looks_ahead(model, tokenizer.all_special_ids)
-
-    if notes.answer("looks ahead", model, bool, ask):
+    if probes.answer("looks ahead", model, bool, lambda: looks_ahead(model, tokenizer.all_special_ids)):
         raise ModelLoadError(
             f"a later token changes earlier logits of {type(model).__name__}: it reads in both directions and is no causal "
             "decoder (of BERT's kin, is_decoder must be true in config.json)"
@@ -212,7 +198,7 @@ def looks_ahead(model: Any, special_ids: Iterable[int] = ()) -> bool:
 
     Args:
         model: a transformers model in `eval()`.
-        special_ids: ids to avoid, in addition to those of the config.
+        special_ids: ids to avoid, beside those of the config.
     """
     import torch
 
@@ -220,21 +206,21 @@ def looks_ahead(model: Any, special_ids: Iterable[int] = ()) -> bool:
     vocabulary = int(config.vocab_size)
     context = (context_length(config.to_dict()) or _PROBE_TOKENS) - first_position(model)
     length = max(2, min(_PROBE_TOKENS, context))
-    avoided = {*special_ids, *_ids_of(model.config), *_ids_of(config)}
-    usable = [each for each in range(min(vocabulary, 4096)) if each not in avoided]
+    avoided = {*special_ids, *_special_ids(model.config), *_special_ids(config)}
+    usable = [token for token in range(min(vocabulary, 4096)) if token not in avoided]
     usable = usable if len(usable) > 1 else list(range(vocabulary))
     half = length // 2
     random = torch.Generator().manual_seed(0)
     for _ in range(_PROBES):
-        chosen = torch.randint(len(usable), (half * 2,), generator=random)
-        other = chosen.clone()
-        other[half:] = (other[half:] + 1 + len(usable) // 2) % len(usable)
-        rows = torch.tensor(usable)[torch.stack([chosen, other])].to(model.device)
+        row = torch.randint(len(usable), (half * 2,), generator=random)
+        altered = row.clone()
+        altered[half:] = (altered[half:] + 1 + len(usable) // 2) % len(usable)
+        rows = torch.tensor(usable)[torch.stack([row, altered])].to(model.device)
         logits, changed = (_logits(model, row[None])[:half] for row in rows)
         # NaN logits are reported when measuring.
         difference = (logits - changed).nan_to_num(0.0, 0.0, 0.0).abs().max()
-        share = _PEEK if logits.dtype in (torch.float32, torch.float64) else _PEEK_16_BIT
-        if not difference or not difference > share * logits[logits.isfinite()].float().std():
+        limit = _CHANGE if logits.dtype in (torch.float32, torch.float64) else _CHANGE_16_BIT
+        if not difference or not difference > limit * logits[logits.isfinite()].float().std():
             return False
     return True
 
@@ -250,10 +236,10 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return logits[0]
 
 
-def _ids_of(config: Any) -> set[int]:
+def _special_ids(config: Any) -> set[int]:
     """Return the special ids of a config: pads, ends, images."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for name, value in config.to_dict().items():
         if name.endswith(("_token_id", "_token_index")):
-            found.update(each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int))
-    return found
+            ids.update(token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int))
+    return ids

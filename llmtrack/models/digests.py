@@ -1,4 +1,4 @@
-"""Digests of everything that affects a model's output, to identify it in tracked runs."""
+"""Digest everything that affects a model's output, to identify it in tracked runs."""
 
 from __future__ import annotations
 
@@ -57,12 +57,11 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class ModelDigests:
-    """What a model's output depends on; models with equal digests have equal output.
+    """Digests of a model; models with equal ones have equal output.
 
     Attributes:
-        weights: digest of the weights with a format prefix: `safetensors:`, `gguf:`, `synthetic:` ...
+        weights: with a format prefix: `safetensors:`, `gguf:`, `synthetic:` ...
         config: of the relevant model and generation settings.
-        tokenizer: of the tokenizer's files.
     """
 
     weights: str
@@ -87,33 +86,33 @@ def model_digests(folder: Path) -> ModelDigests:
 def config_digest(folder: Path) -> str:
     """Return the digest of `config.json` and `generation_config.json`, or `NO_FILES`.
 
-    Key order, storage dtype, name and writer version do not count, and rotary settings count alike in the spellings of
-    transformers 4 and 5.
+    It ignores key order, storage dtype, name and writer version, and whether rotary settings are spelled as by
+    transformers 4 or 5.
     """
-    found = {name: _settings(folder / name) for name in (_CONFIG, _GENERATION) if (folder / name).is_file()}
-    return _sha256(found) if found else NO_FILES
+    contents = {name: _settings(folder / name) for name in (_CONFIG, _GENERATION) if (folder / name).is_file()}
+    return _sha256(contents) if contents else NO_FILES
 
 
 def tokenizer_digest(folder: Path) -> str:
     """Return the digest of the tokenizer's files, or `NO_FILES`."""
     names = {path.name for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()}
-    found = {name: file_digest(folder / name) for name in names - {_TOKENIZER}}
+    digests = {name: file_digest(folder / name) for name in names - {_TOKENIZER}}
     if _TOKENIZER in names:
         settings = _read(folder / _TOKENIZER)
         if isinstance(settings, dict):
             settings = _without(portable_tokenizer(settings), _IRRELEVANT_TO_TOKENS)
-        found[_TOKENIZER] = _sha256(settings)
-    return _sha256(found) if found else NO_FILES
+        digests[_TOKENIZER] = _sha256(settings)
+    return _sha256(digests) if digests else NO_FILES
 
 
 def _settings(path: Path) -> Any:
     content = _read(path)
-    return _without(_one_spelling(content), _IRRELEVANT) if isinstance(content, dict) else content
+    return _without(_normalized_rope(content), _IRRELEVANT) if isinstance(content, dict) else content
 
 
-def _one_spelling(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config's content with all rotary settings in version 4's spelling."""
-    config = {name: _one_spelling(value) if isinstance(value, dict) else value for name, value in config.items()}
+def _normalized_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with all rotary settings in version 4's spelling."""
+    config = {name: _normalized_rope(value) if isinstance(value, dict) else value for name, value in config.items()}
     portable = portable_rope(config)
     if portable is not config:
         portable = _without(portable, frozenset({"rope_parameters"}))
