@@ -23,7 +23,7 @@ def byte_symbols() -> list[str]:
 
 
 def tokenizer_of(model: Any) -> Tokenizer:
-    """Return a byte-level tokenizer around a model of `tokenizers`."""
+    """Create a byte-level tokenizer around a model of `tokenizers`."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 
     tokenizer = Tokenizer(model)
@@ -39,9 +39,9 @@ def tokenizer_settings(
     """Return the content of `tokenizer_config.json`.
 
     Args:
-        specials: tokens by role (`bos_token`, `eos_token`, `pad_token`, `unk_token`); None for none.
+        specials: tokens by role (`bos_token`, `eos_token`, `pad_token`, `unk_token`).
         context_length: maximum positions of the model.
-        chat_template: Jinja text, or None.
+        chat_template: Jinja text.
     """
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -63,10 +63,7 @@ def wrap(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> PreTrainedTokeniz
 
 
 def write(tokenizer: Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
-    """Write the tokenizer's files into a model folder.
-
-    transformers is not used, because versions 4 and 5 write different class names.
-    """
+    """Write the tokenizer's files into a model folder, without transformers: its versions write other class names."""
     tokenizer.save(str(folder / "tokenizer.json"))
     text = json.dumps(settings, indent=2, ensure_ascii=False)
     (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")

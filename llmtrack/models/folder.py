@@ -1,4 +1,4 @@
-"""Any model as a complete folder, for engines that read files without transformers."""
+"""Get any model as a complete folder, for engines that read files without transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmtrack.spec.scenario import Scalar
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's files: config, weights, tokenizer and generation settings, as saved by transformers.
+    """A model's files, as saved by transformers: config, weights, tokenizer and generation settings.
 
     Attributes:
         path: read-only view of the folder without unrelated files.
@@ -49,20 +49,20 @@ def model_folder(spec: str, revision: str | None = None) -> ModelFolder:
         UsageError: the spec is invalid.
         ModelLoadError: no candidate is available; the message has a line for each.
     """
-    found = identify_model(spec, revision)
-    source, path = found.source, found.folder
+    model = identify_model(spec, revision)
+    source, path = model.source, model.folder
     if path is None:
         name = source.location
-        key = found.digests.weights.removeprefix("synthetic:")[:16]
+        key = model.digests.weights.removeprefix("synthetic:")[:16]
         path = build_once(
             f"synthetic-{name}-{key}",
             lambda folder: _save_synthetic(name, folder),
             PRESETS[name].weights.stored(),
         )
     facts: dict[str, Scalar] = {"model_source": source.kind, "trust_remote_code": False}
-    if found.revision:
-        facts["revision"] = found.revision
-    return ModelFolder(safe_view(path), source.spec, facts, found.digests.tags, found.warnings)
+    if model.revision:
+        facts["revision"] = model.revision
+    return ModelFolder(safe_view(path), source.spec, facts, model.digests.tags, model.warnings)
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:

@@ -1,8 +1,8 @@
 """Convert a GGUF file to a model folder: float32 safetensors and a correct tokenizer.
 
-transformers reads the weights. Its tokenizer conversion is avoided if the metadata suffices, because it loses the
-pre-tokenizer (`tokenizer.ggml.pre`) and, before version 5, the special tokens: the model would receive other tokens
-than it was trained on.
+transformers reads the weights. Its tokenizer conversion is only a fallback: it loses the pre-tokenizer
+(`tokenizer.ggml.pre`) and, before version 5, the special tokens, so that the model would receive other tokens than it
+was trained on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-# Part of the name of every converted folder; increase it when the conversion changes.
+# Part of the name of every converted folder: increment it when the conversion changes.
 CONVERTER_VERSION = 1
 
 TOKEN_TYPE_UNKNOWN, TOKEN_TYPE_CONTROL, TOKEN_TYPE_USER_DEFINED = 2, 3, 4
@@ -53,7 +53,7 @@ def entry_name(name: str, gguf_sha256: str) -> str:
 
 
 def ensure(path: Path) -> Path:
-    """Return the model folder of a user's GGUF file, converting it if needed.
+    """Return the model folder of a user's GGUF file; convert it if necessary.
 
     Raises:
         ModelLoadError: the file cannot be converted, or the cache cannot be used.
@@ -66,9 +66,7 @@ def ensure(path: Path) -> Path:
 
 
 def describe(path: Path) -> Path:
-    """Return a folder with config and tokenizer of a GGUF file, without its weights.
-
-    Both are the same as from `ensure`, so that their digests agree.
+    """Return a folder with the config and tokenizer of a GGUF file, equal to those from `ensure`, without its weights.
 
     Raises:
         ModelLoadError: the file or its tokenizer cannot be read.
@@ -85,10 +83,7 @@ def describe(path: Path) -> Path:
 
 
 def convert_gguf(path: Path, folder: Path) -> dict[str, str]:
-    """Write the model and tokenizer of a GGUF file into an existing folder.
-
-    Returns:
-        Facts for the folder's manifest.
+    """Write the model and tokenizer of a GGUF file into an existing folder; return facts for its manifest.
 
     Raises:
         ModelLoadError: the file cannot be read or converted, or the disk is too small.
@@ -106,10 +101,8 @@ def convert_gguf(path: Path, folder: Path) -> dict[str, str]:
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Build a byte-level BPE tokenizer from a GGUF file's metadata alone.
-
-    Args:
-        metadata: with `tokenizer.ggml.model` gpt2 and `tokenizer.ggml.pre` in `PRE_TOKENIZERS`.
+    """Build a byte-level BPE tokenizer from metadata with `tokenizer.ggml.model` gpt2 and `tokenizer.ggml.pre` in
+    `PRE_TOKENIZERS`.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -156,7 +149,7 @@ def _post_processor(metadata: Mapping[str, Any], tokens: list[str]) -> Any:
 
     plain = processors.ByteLevel(trim_offsets=False)
     bos = special_ids(metadata)["bos"]
-    # As in llama.cpp, a missing key means yes in Llama 3 files.
+    # As in llama.cpp, a missing key means true in Llama 3 files.
     if bos is None or not metadata.get("tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.pre"] == "llama-bpe"):
         return plain
     template = processors.TemplateProcessing(

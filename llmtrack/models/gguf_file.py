@@ -1,4 +1,4 @@
-"""Facts of a GGUF file: sizes, and storage types of its weights."""
+"""Read a GGUF file: its metadata, and facts such as sizes and storage types, after checking its header."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ from llmtrack.models.load_errors import refuse_pointer
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_STRING, _ARRAY = 8, 9
+# Bytes of the other value types, by number.
+_WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_MAX_DIMENSIONS = 4
+_MAX_DEPTH = 4
+# Maximum weights per byte of any quantization.
+_MAX_PER_BYTE = 8
 
 
 @dataclass(frozen=True)
@@ -59,25 +69,34 @@ def open_gguf(path: Path) -> GGUFReader:
     return reader
 
 
+def check_header(path: Path) -> None:
+    """Check the sizes in a GGUF header against the file's length before anything is allocated.
+
+    The format's own reader trusts them: an array of 2**60 values would fill the memory.
+
+    Raises:
+        ValueError: more values, longer texts or larger tensors than fit into the file.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        if path.stat().st_size < 24:
+            raise ValueError("it is too short for a header")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            _HeaderWalk(data).check()
+
+
 def read_metadata(reader: GGUFReader) -> dict[str, Any]:
     """Return the key-value pairs of a GGUF file, including the tokenizer's lists."""
     return {name: field.contents() for name, field in reader.fields.items()}
 
 
 def read_facts(path: Path) -> GgufFacts:
-    """Read the facts of a GGUF file.
-
-    Raises:
-        ModelLoadError: the file cannot be read.
-    """
+    """Read the facts of a GGUF file; see `open_gguf` for errors."""
     reader = open_gguf(path)
     metadata = read_metadata(reader)
     architecture = str(metadata["general.architecture"])
-    own = {
-        name.removeprefix(f"{architecture}."): value
-        for name, value in metadata.items()
-        if name.startswith(f"{architecture}.")
-    }
+    prefix = f"{architecture}."
+    settings = {name.removeprefix(prefix): value for name, value in metadata.items() if name.startswith(prefix)}
     sizes = {str(tensor.name): int(tensor.n_bytes) for tensor in reader.tensors}
     types: Counter[str] = Counter()
     for tensor in reader.tensors:
@@ -85,27 +104,27 @@ def read_facts(path: Path) -> GgufFacts:
     return GgufFacts(
         architecture,
         file_type(metadata.get("general.file_type"), types),
-        step_bytes(sizes, own.get("expert_count") or 0, own.get("expert_used_count") or 0),
-        cached_values(own),
+        step_bytes(sizes, settings.get("expert_count") or 0, settings.get("expert_used_count") or 0),
+        cached_values(settings),
     )
 
 
-def file_type(stated: int | None, types: Mapping[str, int]) -> str:
+def file_type(declared: int | None, types: Mapping[str, int]) -> str:
     """Return the storage type of a file's weights.
 
     Args:
-        stated: `general.file_type`, which names mixtures such as Q4_K_M; None if missing.
+        declared: `general.file_type`, which names mixtures such as Q4_K_M; None if missing.
         types: bytes of the weights by type.
     """
     from gguf import LlamaFileType
 
-    commonest = max(types, key=lambda name: types[name])
+    main_type = max(types, key=types.__getitem__)
     names = {kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType}
-    name = names.get(-1 if stated is None else stated, "")
-    if name.startswith(commonest):
+    name = names.get(-1 if declared is None else declared, "")
+    if name.startswith(main_type):
         return name
     # Tensors not divisible into a type's blocks are stored as another type.
-    return f"{name} (mostly {commonest})" if name else commonest
+    return f"{name} (mostly {main_type})" if name else main_type
 
 
 def step_bytes(sizes: Mapping[str, int], experts: int, used: int) -> int:
@@ -127,14 +146,10 @@ def step_bytes(sizes: Mapping[str, int], experts: int, used: int) -> int:
 
 
 def cached_values(metadata: Mapping[str, Any]) -> int:
-    """Return the keys and values per token over all layers.
-
-    Args:
-        metadata: the architecture's keys, without its prefix.
-    """
+    """Return the keys and values per token over all layers, by the architecture's metadata without its prefix."""
     layers = int(metadata.get("block_count") or 0)
-    heads = _of_each(metadata.get("attention.head_count"), layers)
-    kv_heads = _of_each(metadata.get("attention.head_count_kv", metadata.get("attention.head_count")), layers)
+    heads = _per_layer(metadata.get("attention.head_count"), layers)
+    kv_heads = _per_layer(metadata.get("attention.head_count_kv", metadata.get("attention.head_count")), layers)
     width = int(metadata.get("embedding_length") or 0)
     total = 0
     for count, kv in zip(heads, kv_heads, strict=True):
@@ -144,45 +159,18 @@ def cached_values(metadata: Mapping[str, Any]) -> int:
     return total
 
 
-def _of_each(given: int | Sequence[int] | None, layers: int) -> list[int]:
-    if isinstance(given, Sequence):
-        return [int(each) for each in given]
-    return [int(given or 0)] * layers
+def _per_layer(value: int | Sequence[int] | None, layers: int) -> list[int]:
+    return list(map(int, value)) if isinstance(value, Sequence) else [int(value or 0)] * layers
 
 
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
-_STRING, _ARRAY = 8, 9
-# Bytes of the other value types, by number.
-_WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_MOST_DIMENSIONS = 4
-_DEEPEST = 4
-# Maximum weights per byte of any quantization.
-_MOST_PER_BYTE = 8
-
-
-def check_header(path: Path) -> None:
-    """Walk a GGUF file's header.
-
-    Raises:
-        ValueError: it states more values, longer texts or larger tensors than fit into the file.
-        OSError: the file cannot be read.
-    """
-    with path.open("rb") as file:
-        if path.stat().st_size < 24:
-            raise ValueError("it is too short for a header")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            _Walk(data).header()
-
-
-class _Walk:
+class _HeaderWalk:
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._size = len(data)
-        self._at = 0
+        self._offset = 0
         self._order = "<"
 
-    def header(self) -> None:
+    def check(self) -> None:
         if self._data[:4] != _MAGIC:
             raise ValueError("it does not begin with GGUF")
         version = struct.unpack_from("<I", self._data, 4)[0]
@@ -190,7 +178,7 @@ class _Walk:
             self._order, version = ">", struct.unpack_from(">I", self._data, 4)[0]
         if version not in _VERSIONS:
             raise ValueError(f"version {version} is not known")
-        self._at = 8
+        self._offset = 8
         tensors, fields = self._number("Q"), self._number("Q")
         for _ in range(fields):
             self._text()
@@ -201,10 +189,10 @@ class _Walk:
     def _tensor(self) -> None:
         self._text()
         dimensions = self._number("I")
-        if dimensions > _MOST_DIMENSIONS:
+        if dimensions > _MAX_DIMENSIONS:
             raise ValueError(f"a tensor of {dimensions} dimensions")
         elements = math.prod(self._number("Q") for _ in range(dimensions))
-        if elements > self._size * _MOST_PER_BYTE:
+        if elements > self._size * _MAX_PER_BYTE:
             raise ValueError(f"a tensor of {elements:,} values in a file of {self._size:,} bytes")
         self._number("I")
         self._number("Q")
@@ -220,7 +208,7 @@ class _Walk:
             raise ValueError(f"a value of unknown type {kind}")
 
     def _array(self, depth: int) -> None:
-        if depth == _DEEPEST:
+        if depth == _MAX_DEPTH:
             raise ValueError("arrays of arrays too deep")
         kind, count = self._number("I"), self._number("Q")
         if kind in _WIDTHS:
@@ -233,11 +221,11 @@ class _Walk:
         self._skip(self._number("Q"))
 
     def _number(self, kind: str) -> int:
-        start = self._at
+        start = self._offset
         self._skip(struct.calcsize(f"{self._order}{kind}"))
         return int(struct.unpack_from(f"{self._order}{kind}", self._data, start)[0])
 
     def _skip(self, count: int) -> None:
-        if count > self._size - self._at:
-            raise ValueError(f"{count:,} bytes are stated where {self._size - self._at:,} are left")
-        self._at += count
+        if count > self._size - self._offset:
+            raise ValueError(f"{count:,} bytes are stated where {self._size - self._offset:,} are left")
+        self._offset += count

@@ -1,4 +1,4 @@
-"""Find a hub model in the local cache, or download it, failing quickly without a network."""
+"""Find a hub model in the local cache or download it, failing quickly without a network."""
 
 from __future__ import annotations
 
@@ -33,14 +33,10 @@ _TEXTS = (".json", ".txt", ".model", ".jinja")
 
 
 def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
-    """Return the local folder of a hub model, and its commit.
+    """Return the local folder of a hub model and its commit.
 
-    The local cache is checked first, so that a cached model needs no network. Otherwise the revision is resolved to a
-    commit once, and all files are downloaded at that commit.
-
-    Args:
-        repo: hub id.
-        revision: branch, tag or commit; None for the default branch.
+    A cached model needs no network. Otherwise the revision (a branch, tag or commit; by default the default branch) is
+    resolved to a commit once, and all files are downloaded at that commit.
 
     Raises:
         ModelLoadError: it is not cached, and the hub is unreachable or the disk is full; or the cached files are
@@ -53,9 +49,9 @@ def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.file_download import repo_folder_name
 
-    about = {"revision": revision, "timeout": REQUEST_SECONDS, "files_metadata": True}
+    query = {"revision": revision, "timeout": REQUEST_SECONDS, "files_metadata": True}
     try:
-        info = call_with_timeout(RESOLVE_SECONDS, lambda: HfApi().model_info(repo, **about))
+        info = call_with_timeout(RESOLVE_SECONDS, lambda: HfApi().model_info(repo, **query))
     except Exception as error:
         if not unreachable(error):
             raise
@@ -65,19 +61,19 @@ def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
         ) from error
     files = files_to_download([sibling.rfilename for sibling in info.siblings or ()])
     sizes = {sibling.rfilename: getattr(sibling, "size", 0) or 0 for sibling in info.siblings or ()}
-    kept = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"))
-    with room_for(kept, sum(sizes[name] for name in files), "HF_HOME"):
+    cache = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"))
+    with room_for(cache, sum(sizes[name] for name in files), "HF_HOME"):
         folder = snapshot_download(repo, revision=info.sha, allow_patterns=files, etag_timeout=REQUEST_SECONDS)
     return Path(folder), str(info.sha)
 
 
 def _check(folder: Path) -> None:
-    """Reject a snapshot whose large files do not match their sha256, by which the cache names them."""
+    """Reject a snapshot whose large files do not match their sha256, which is their name in the cache."""
     for path in sorted(folder.iterdir()):
-        stored = path.resolve()
-        if _SHA256.fullmatch(stored.name) and file_digest(path) != stored.name:
+        blob = path.resolve()
+        if _SHA256.fullmatch(blob.name) and file_digest(path) != blob.name:
             raise ModelLoadError(
-                f"the hub's cached {path.name} is not what was fetched (its sha256 is another): delete {stored}, "
+                f"the hub's cached {path.name} is damaged (its sha256 differs from the downloaded file's): delete {blob}, "
                 "and it is fetched again"
             )
 
@@ -110,7 +106,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def files_to_download(names: list[str]) -> list[str]:
-    """Return the files of a repository to download: texts, and weights in one format; no code."""
+    """Select the files of a repository to download: texts, and weights in one format, but no code."""
     top = [name for name in names if "/" not in name]
     weights = [name for name in top if name.startswith("model") and name.endswith(".safetensors")]
     if not weights:
@@ -121,14 +117,14 @@ def files_to_download(names: list[str]) -> list[str]:
 def unreachable(error: BaseException) -> bool:
     """Return whether an error means that there was no answer, as opposed to a refusal."""
     bases = {base.__name__ for base in type(error).__mro__}
-    answered = {"HfHubHTTPError", "OfflineModeIsEnabled"}
+    refused = {"HfHubHTTPError", "OfflineModeIsEnabled"}
     # Errors of requests or httpx, depending on the huggingface_hub version.
-    silent = {"ConnectionError", "TimeoutError", "Timeout", "TransportError", "RequestException"}
-    return bool(bases & silent) and not bases & answered
+    unanswered = {"ConnectionError", "TimeoutError", "Timeout", "TransportError", "RequestException"}
+    return bool(bases & unanswered) and not bases & refused
 
 
 def call_with_timeout(seconds: float, call: Callable[[], _Result]) -> _Result:
-    """Return the result of a call, or raise TimeoutError and abandon it."""
+    """Return a call's result, or abandon it and raise TimeoutError."""
     outcome: dict[str, Any] = {}
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Load a model and its tokenizer from the first candidate that works."""
+"""Load a model and its tokenizer from the first candidate that works: offline, without custom code, decoding greedily."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LoadedModel:
         load_time_s: seconds to read weights and tokenizer, without downloading or converting.
         file_size_bytes: bytes of the weight files; None if there are none.
         facts: to be tracked.
-        notes: cached answers of its probes.
+        probes: cached answers of its probes.
     """
 
     model: PreTrainedModel
@@ -74,7 +74,7 @@ class LoadedModel:
     file_size_bytes: int | None = None
     facts: dict[str, str | int | float | bool] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    notes: ProbeCache = field(default_factory=ProbeCache)
+    probes: ProbeCache = field(default_factory=ProbeCache)
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class ModelIdentity:
 
     @property
     def weights(self) -> Weights:
-        """How many weights it has."""
+        """Its number of weights."""
         if self.folder is None:
             return PRESETS[self.source.location].weights
         return count_weights(weight_files(self.folder)[1])
 
 
-Found = TypeVar("Found", LoadedModel, ModelIdentity)
+Candidate = TypeVar("Candidate", LoadedModel, ModelIdentity)
 
 
 def identify_model(
@@ -128,19 +128,19 @@ def identify_model(
 def _identify(source: ModelSource, revision: str | None, device: str, as_gguf: bool) -> ModelIdentity:
     if problem := missing_path(source):
         raise ModelLoadError(problem)
-    ignored = _ignored(source, revision)
+    warnings = _ignored(source, revision)
     if as_gguf and source.kind in ("gguf", "packaged"):
         path = packaged.gguf_file(source.location) if source.kind == "packaged" else Path(source.location)
-        about = gguf_conversion.describe(path)
-        return ModelIdentity(source, about, None, _digests(source, about), ignored, path)
+        description = gguf_conversion.describe(path)
+        return ModelIdentity(source, description, None, _digests(source, description), warnings, path)
     folder, commit = _folder_of(source, revision)
     if folder is None:
         digests = synthetic.digests(source.location, SEED, device)
-        return ModelIdentity(source, None, None, digests, (*ignored, RANDOM_WEIGHTS))
+        return ModelIdentity(source, None, None, digests, (*warnings, RANDOM_WEIGHTS))
     refuse_damaged(folder)
     refuse_adapter(folder)
     require_weights(folder)
-    return ModelIdentity(source, folder, commit, _digests(source, folder), ignored)
+    return ModelIdentity(source, folder, commit, _digests(source, folder), warnings)
 
 
 def _ignored(source: ModelSource, revision: str | None) -> tuple[str, ...]:
@@ -150,10 +150,10 @@ def _ignored(source: ModelSource, revision: str | None) -> tuple[str, ...]:
 
 
 def _digests(source: ModelSource, folder: Path) -> ModelDigests:
-    found = model_digests(folder)
+    digests = model_digests(folder)
     if source.kind in ("gguf", "packaged"):
-        return replace(found, weights=f"gguf:{read_manifest(folder)['gguf_sha256']}")
-    return found
+        return replace(digests, weights=f"gguf:{read_manifest(folder)['gguf_sha256']}")
+    return digests
 
 
 def load_model(
@@ -166,8 +166,7 @@ def load_model(
     Args:
         spec: a hub id, a folder, a .gguf file, `packaged:NAME`, `synthetic:PRESET`, or a comma list of them.
         device: `cpu` or `cuda:N`.
-        dtype: dtype of the weights.
-        revision: branch, tag or commit of a hub model; other sources have none.
+        revision: branch, tag or commit of a hub model.
         placed: `sharded` loads this rank's shard of each layer, in an open group of processes, and `spread` whole
             layers onto all GPUs, both from a folder only; empty for a single device.
 
@@ -181,12 +180,7 @@ def load_model(
 def load_folder(
     folder: Path, *, device: str, dtype: torch.dtype, placed: str = ""
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model folder offline and without running its code.
-
-    Args:
-        device: `cpu` or `cuda:N`.
-        dtype: dtype of the weights.
-        placed: as in `load_model`.
+    """Load a model folder offline and without running its code; for `placed`, see `load_model`.
 
     Raises:
         ModelLoadError: weights or tokenizer are missing or incomplete, or its config is not a causal decoder's.
@@ -198,22 +192,22 @@ def load_folder(
     refuse_damaged(folder)
     refuse_adapter(folder)
     kind, files = require_weights(folder)
-    seen = str(safe_view(folder))
+    view = str(safe_view(folder))
     with explaining("config.json describes no model that transformers knows"), explaining_custom_code(folder):
-        config = AutoConfig.from_pretrained(seen, **LOCAL)
+        config = AutoConfig.from_pretrained(view, **LOCAL)
         refuse_other_architectures(config)
         restore_rope(config)
         remove_stray_windows(config)
-    shares: dict[str, Any] = {}
+    placement: dict[str, Any] = {}
     if placed == SHARDED:
         refuse_unsharded(config)
-        shares = tensor_parallel()
+        placement = tensor_parallel()
     elif placed == SPREAD:
-        shares = {"device_map": "auto"}
+        placement = {"device_map": "auto"}
     _use_plain_kernels(config, device)
-    _forget_impossible_pad(config)
+    _remove_invalid_pad(config)
     with explaining("its tokenizer cannot be read"), explaining_tokenizer(folder), explaining_custom_code(folder):
-        tokenizer = AutoTokenizer.from_pretrained(seen, **LOCAL)
+        tokenizer = AutoTokenizer.from_pretrained(view, **LOCAL)
     with explaining("its weights cannot be read"):
         refuse_unscaled(files, config)
     with (
@@ -222,14 +216,14 @@ def load_folder(
         custom_code_refused(),
     ):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            seen,
+            view,
             config=config,
             dtype=dtype,
             use_safetensors=kind == "safetensors",
             weights_only=True,
             output_loading_info=True,
             **attention_arguments(config),
-            **shares,
+            **placement,
             **LOCAL,
         )
     model, loading = loaded
@@ -243,15 +237,15 @@ def load_folder(
 
 
 def refuse_offloaded(places: Mapping[str, Any], device: str) -> None:
-    """Reject a model with parts offloaded from the cards: its speed would be meaningless.
+    """Reject a model with parts offloaded from the GPUs: its speed would be meaningless.
 
     Raises:
-        ModelLoadError: there are such parts.
+        ModelLoadError: parts are offloaded.
     """
-    beside = [name for name, place in places.items() if str(place) in ("cpu", "disk")]
-    if beside and device.startswith("cuda"):
+    offloaded = [name for name, place in places.items() if str(place) in ("cpu", "disk")]
+    if offloaded and device.startswith("cuda"):
         raise ModelLoadError(
-            f"{len(beside)} parts of it do not fit on the GPUs ({beside[0]} ...): use a smaller dtype, or more GPUs"
+            f"{len(offloaded)} parts of it do not fit on the GPUs ({offloaded[0]} ...): use a smaller dtype, or more GPUs"
         )
 
 
@@ -272,41 +266,40 @@ def refuse_unsharded(config: Any) -> None:
         if (count := getattr(text, name, None)) and count % ranks
     }
     if heads:
-        told = ", ".join(f"{name}={count}" for name, count in heads.items())
-        raise ModelLoadError(f"{told} cannot be divided among {ranks}: use a tensor_parallel that divides them")
+        counts = ", ".join(f"{name}={count}" for name, count in heads.items())
+        raise ModelLoadError(f"{counts} cannot be divided among {ranks}: use a tensor_parallel that divides them")
 
 
 def clean_generation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Replace a model's generation settings by greedy ones with only the special ids.
+    """Replace a model's generation settings by greedy ones, keeping only the special ids within the vocabulary.
 
-    A checkpoint's settings (sampling, repetition penalties, forced or suppressed tokens) would change the text or the
-    time of a greedy measurement. Several end-of-sequence ids are kept, except those beyond the vocabulary.
+    Sampling, repetition penalties, forced or suppressed tokens would change the text or the time of a measurement.
     """
     from transformers import GenerationConfig
 
     rows = int(model.config.get_text_config().vocab_size)
 
-    def known(name: str) -> int | list[int] | None:
-        held = (getattr(holder, name, None) for holder in (model.generation_config, model.config, tokenizer))
-        value: Any = next((each for each in held if each is not None), None)
+    def special_id(name: str) -> int | list[int] | None:
+        values = (getattr(holder, name, None) for holder in (model.generation_config, model.config, tokenizer))
+        value: Any = next((value for value in values if value is not None), None)
         if isinstance(value, int):
             return value if 0 <= value < rows else None
-        return [each for each in value or () if 0 <= each < rows] or None
+        return [token for token in value or () if 0 <= token < rows] or None
 
-    ids = {name: known(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = {name: special_id(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model.generation_config = GenerationConfig(do_sample=False, **ids)
 
 
-def _first(spec: str, attempt: Callable[[ModelSource], Found]) -> Found:
-    """Return the result of the first candidate that works, with a warning for each one skipped."""
+def _first(spec: str, attempt: Callable[[ModelSource], Candidate]) -> Candidate:
+    """Return the first candidate that works, with a warning for each one skipped."""
     failed: list[str] = []
     for source in parse_candidates(spec):
         try:
-            found: Found = attempt(source)
+            model: Candidate = attempt(source)
         except Exception as error:  # try the next candidate after any error
             failed.append(f"{source.spec}: {reason_of(error)}")
             continue
-        return replace(found, warnings=(*(f"passed over {line}" for line in failed), *found.warnings))
+        return replace(model, warnings=(*(f"passed over {line}" for line in failed), *model.warnings))
     lines = "".join(f"\n  {line}" for line in failed)
     raise ModelLoadError(f"no model could be loaded, tried {len(failed)}:{lines}")
 
@@ -330,7 +323,7 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
         seconds = time.perf_counter() - start
         digests = _digests(source, folder)
         with explaining("the model that config.json describes cannot compute"):
-            refuse_lookahead(model, tokenizer, _notes(digests, placed))
+            refuse_lookahead(model, tokenizer, _probe_cache(digests, placed))
         warnings += (*headless_warning(model.config), *slow_attention_warning(model))
         weights = weight_files(folder)[0]
         if weights == "pickle":
@@ -346,13 +339,12 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
         file_size_bytes=None if folder is None else sum(path.stat().st_size for path in weight_files(folder)[1]),
         facts=_facts(model, source, weights),
         warnings=tuple(warnings),
-        notes=_notes(digests, placed),
+        probes=_probe_cache(digests, placed),
     )
 
 
-def _notes(digests: ModelDigests, placed: str) -> ProbeCache:
-    """Return the cached probe answers of a model; none for a shard."""
-    return ProbeCache() if placed else ProbeCache(digests.tags)
+def _probe_cache(digests: ModelDigests, placed: str) -> ProbeCache:
+    return ProbeCache() if placed else ProbeCache(digests.tags)  # a shard has none
 
 
 def _folder_of(source: ModelSource, revision: str | None) -> tuple[Path | None, str | None]:
@@ -385,9 +377,9 @@ def _use_plain_kernels(config: Any, device: str) -> None:
         config.use_mamba_kernels = False
 
 
-def _forget_impossible_pad(config: Any) -> None:
+def _remove_invalid_pad(config: Any) -> None:
     """Remove a pad id beyond the vocabulary: pads are masked, and creating the model would fail."""
-    for each in (config, config.get_text_config()):
-        pad = getattr(each, "pad_token_id", None)
-        if pad is not None and not 0 <= pad < getattr(each, "vocab_size", pad + 1):
-            each.pad_token_id = None
+    for part in (config, config.get_text_config()):
+        pad = getattr(part, "pad_token_id", None)
+        if pad is not None and not 0 <= pad < getattr(part, "vocab_size", pad + 1):
+            part.pad_token_id = None

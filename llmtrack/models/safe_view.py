@@ -1,6 +1,6 @@
-"""Safe views of model folders for libraries: links to allow-listed files, and settings without references to code.
+"""Show libraries a safe view of a model folder: links to allow-listed files, and settings without references to code.
 
-transformers and other runtimes' converters run code in a model's folder, partly even with `trust_remote_code` off. They
+transformers and other runtimes' converters run code in a model's folder, some even with `trust_remote_code` off. They
 never receive the folder itself.
 """
 
@@ -40,31 +40,29 @@ _UNKNOWN_CLASS = re.compile("Unrecognized|does not recognize|does not exist")
 
 
 def visible_files(folder: Path) -> dict[str, Path]:
-    """Return the visible files of a model folder, by name.
+    """Return the allow-listed files of a model folder by name.
 
     Raises:
         ModelLoadError: the weight index is damaged, or names files outside of the folder.
     """
     kind, weights = weight_files(folder)
-    found = {path.relative_to(folder).as_posix(): path for path in weights}
+    files = {path.relative_to(folder).as_posix(): path for path in weights}
     if kind != "none":
         single = "model.safetensors" if kind == "safetensors" else "pytorch_model.bin"
         # An index beside a single weight file belongs to another model.
-        names = [f"{single}.index.json"] if single not in found else []
-        found |= {name: folder / name for name in names}
-    found |= {name: folder / name for name in _SETTINGS if (folder / name).is_file()}
+        if single not in files:
+            files[f"{single}.index.json"] = folder / f"{single}.index.json"
+    files |= {name: folder / name for name in _SETTINGS if (folder / name).is_file()}
     for path in (*folder.iterdir(), *folder.glob(f"{_TEMPLATES}/*.jinja")):
-        named = any(fnmatch(path.name, pattern) for pattern in TOKENIZER_FILES)
-        template = path.parent.name == _TEMPLATES
-        if path.suffix in _DATA and (named or template) and path.is_file():
-            found[path.relative_to(folder).as_posix()] = path
-    return found
+        is_tokenizer = any(fnmatch(path.name, pattern) for pattern in TOKENIZER_FILES)
+        is_template = path.parent.name == _TEMPLATES
+        if path.suffix in _DATA and (is_tokenizer or is_template) and path.is_file():
+            files[path.relative_to(folder).as_posix()] = path
+    return files
 
 
 def safe_view(folder: Path) -> Path:
-    """Return a folder with only the visible files of a model.
-
-    It is cached per state of the model's folder. Nothing is copied if links are possible.
+    """Return a folder with only the visible files of a model, cached until these change; links where possible.
 
     Raises:
         ModelLoadError: as `visible_files`, or its settings cannot be read, or it cannot be created.
@@ -75,9 +73,9 @@ def safe_view(folder: Path) -> Path:
     stem = digest([str(folder.resolve()), targets, written, _stamps(files)])
     try:
         try:
-            return _made(cache_root() / "views", stem, targets, written)
+            return _ensure(cache_root() / "views", stem, targets, written)
         except OSError:
-            return _made(_own(), stem, targets, written)
+            return _ensure(_process_folder(), stem, targets, written)
     except OSError as error:
         raise ModelLoadError(
             f"no view of {folder} can be made ({error.strerror or error}): free some space, or set LLMTRACK_CACHE to a folder "
@@ -109,17 +107,17 @@ def explaining_custom_code(folder: Path) -> Iterator[None]:
         raise
 
 
-def _made(place: Path, stem: str, targets: Mapping[str, str], written: Mapping[str, str]) -> Path:
+def _ensure(parent: Path, stem: str, targets: Mapping[str, str], written: Mapping[str, str]) -> Path:
     """Return a view, creating it if it is missing or incomplete.
 
     Raises:
         OSError: it cannot be created.
     """
-    ready = place / stem
-    if _is_whole(ready, targets, written):
+    ready = parent / stem
+    if _is_complete(ready, targets, written):
         return ready
-    place.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{stem}-", dir=place))
+    parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{stem}-", dir=parent))
     try:
         for name, target in targets.items():
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
@@ -128,9 +126,9 @@ def _made(place: Path, stem: str, targets: Mapping[str, str], written: Mapping[s
             (fresh / name).write_text(text, encoding="utf-8")
         with suppress(OSError):
             os.replace(fresh, ready)
-        if _is_whole(ready, targets, written):
+        if _is_complete(ready, targets, written):
             return ready
-        # The existing one was modified: others may be reading it, so leave it alone.
+        # The existing one was modified: replace it.
         shutil.rmtree(ready, ignore_errors=True)
         os.replace(fresh, ready)
         return ready
@@ -138,10 +136,10 @@ def _made(place: Path, stem: str, targets: Mapping[str, str], written: Mapping[s
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _is_whole(ready: Path, targets: Mapping[str, str], written: Mapping[str, str]) -> bool:
+def _is_complete(ready: Path, targets: Mapping[str, str], written: Mapping[str, str]) -> bool:
     """Return whether a view has exactly the expected content."""
-    held = {path.relative_to(ready).as_posix() for path in ready.rglob("*") if not path.is_dir()}
-    if held != targets.keys() | written.keys():
+    present = {path.relative_to(ready).as_posix() for path in ready.rglob("*") if not path.is_dir()}
+    if present != targets.keys() | written.keys():
         return False
     try:
         return all(_is_same(ready / name, Path(target)) for name, target in targets.items()) and all(
@@ -151,36 +149,36 @@ def _is_whole(ready: Path, targets: Mapping[str, str], written: Mapping[str, str
         return False
 
 
-def _is_same(place: Path, target: Path) -> bool:
-    copied = not place.is_symlink() and place.stat().st_size == target.stat().st_size
-    return os.path.samefile(place, target) or copied
+def _is_same(path: Path, target: Path) -> bool:
+    is_copy = not path.is_symlink() and path.stat().st_size == target.stat().st_size
+    return os.path.samefile(path, target) or is_copy
 
 
-_own_folder: dict[int, Path] = {}
+_process_folders: dict[int, Path] = {}
 
 
-def _own() -> Path:
+def _process_folder() -> Path:
     """Return this process's temporary folder of views, used if the cache is read-only."""
     pid = os.getpid()
-    if pid not in _own_folder:
-        _own_folder[pid] = Path(tempfile.mkdtemp(prefix="llmtrack-views-"))
-        atexit.register(_forget, pid)
-    return _own_folder[pid]
+    if pid not in _process_folders:
+        _process_folders[pid] = Path(tempfile.mkdtemp(prefix="llmtrack-views-"))
+        atexit.register(_remove_folder, pid)
+    return _process_folders[pid]
 
 
-def _forget(pid: int) -> None:
+def _remove_folder(pid: int) -> None:
     if os.getpid() == pid:  # not in a forked child
-        shutil.rmtree(_own_folder[pid], ignore_errors=True)
+        shutil.rmtree(_process_folders[pid], ignore_errors=True)
 
 
-def _link(target: str, place: Path) -> None:
+def _link(target: str, path: Path) -> None:
     try:
-        place.symlink_to(target)
+        path.symlink_to(target)
     except (OSError, NotImplementedError):  # Windows restricts symlinks
         try:
-            os.link(target, place)
+            os.link(target, path)
         except OSError:
-            shutil.copyfile(target, place)
+            shutil.copyfile(target, path)
 
 
 def _stamps(files: Mapping[str, Path]) -> list[Any]:
@@ -194,7 +192,7 @@ def _without_code(path: Path) -> str | None:
     Raises:
         ModelLoadError: they cannot be read.
     """
-    # What cannot be read now might be by a library a moment later, with its code.
+    # A file that is unreadable now might be readable by a library a moment later, with its code.
     try:
         settings = read_settings(path)
         clean = _stripped(settings)
@@ -205,12 +203,12 @@ def _without_code(path: Path) -> str | None:
 
 def _stripped(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _stripped(each) for name, each in value.items() if not _is_code(name, each)}
-    return [_stripped(each) for each in value] if isinstance(value, list) else value
+        return {name: _stripped(item) for name, item in value.items() if not _is_code(name, item)}
+    return [_stripped(item) for item in value] if isinstance(value, list) else value
 
 
 def _is_code(name: str, value: Any) -> bool:
-    """Return whether a setting refers to code: of a class, or of a kernel to download (`org/name`)."""
+    """Return whether a setting refers to code: a class, or a kernel to download (`org/name`)."""
     if name in _CODE:
         return True
     return name.removesuffix("_internal").endswith(_IMPLEMENTATION) and "/" in json.dumps(value)

@@ -1,4 +1,4 @@
-"""Model sources: named models as tables, and parsing of `--model` into candidates, without loading anything."""
+"""Parse `--model` into candidates without loading anything, with the tables of named models."""
 
 from __future__ import annotations
 
@@ -115,10 +115,9 @@ _LOOKS_LOCAL = re.compile(r"^(\.|~|/|[A-Za-z]:[\\/])|\\|/$|/.*/")
 
 @dataclass(frozen=True)
 class ModelSource:
-    """One candidate: the source of a model and its tokenizer.
+    """A candidate: the source of a model and its tokenizer.
 
     Attributes:
-        kind: `hub`, `folder`, `gguf`, `packaged`, `synthetic` or `run`.
         location: the hub id, the path with `~` expanded, the name of the packaged model or preset; for a run's
             checkpoint, the folder that `llmtrack.tracking.read.artifacts` downloads it into.
         spec: the candidate as written.
@@ -130,16 +129,9 @@ class ModelSource:
 
 
 def parse_candidates(text: str) -> list[ModelSource]:
-    """Parse a model or a comma list of candidates, in the order to try them.
+    """Parse a model or a comma list into distinct candidates, in the order to try them.
 
-    A missing path is an error if it is the only candidate. In a list it is left for loading to report, which then tries
-    the next one.
-
-    Args:
-        text: the argument as written by the user.
-
-    Returns:
-        The distinct candidates.
+    A missing path is an error if it is the only candidate; in a list, loading reports it and tries the next one.
 
     Raises:
         UsageError: the text is empty, a name is unknown, or the only candidate is a missing path.
@@ -211,22 +203,22 @@ def _parse_one(spec: str) -> ModelSource:
 
 
 def _run_parts(spec: str) -> tuple[str, str]:
-    found = _RUN.fullmatch(spec)
-    if found is None or ".." in found["path"].split("/"):
+    match = _RUN.fullmatch(spec)
+    if match is None or ".." in match["path"].split("/"):
         raise UsageError(f"{spec!r} is not the address of a checkpoint: write runs:/RUN_ID/checkpoint")
-    return found["run_id"].lower(), found["path"]
+    return match["run_id"].lower(), match["path"]
 
 
 def _named(kind: Literal["packaged", "synthetic"], name: str, spec: str) -> ModelSource:
-    known = _NAMED[kind]
-    if name not in known:
-        raise UsageError(f"unknown {kind} model {spec!r}{_suggest(name, known)}: known are {', '.join(known)}")
+    models = _NAMED[kind]
+    if name not in models:
+        raise UsageError(f"unknown {kind} model {spec!r}{_suggest(name, models)}: known are {', '.join(models)}")
     return ModelSource(kind, name, spec)
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, known, n=2, cutoff=0.5)
-    return f" (did you mean {' or '.join(near)}?)" if near else ""
+    matches = get_close_matches(name, known, n=2, cutoff=0.5)
+    return f" (did you mean {' or '.join(matches)}?)" if matches else ""
 
 
 def _exists(spec: str) -> bool:

@@ -1,7 +1,6 @@
-"""Models with random weights in the shape of a named architecture: real speed and memory, no quality.
+"""Create models with random weights in the shape of a named architecture: real speed and memory, no quality.
 
-They need no network and no files, and have a tokenizer with one token per byte, so that they work wherever a model
-does.
+They need no network and no files, and have a tokenizer with one token per byte.
 """
 
 from __future__ import annotations
@@ -19,24 +18,17 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-# Increase it when a preset and seed give different weights.
+# Increment it when a preset and seed give other weights.
 WEIGHTS_VERSION = 1
 
 
 def build(
     name: str, *, device: str, dtype: torch.dtype, seed: int = 0
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Create a model with random weights, directly on its device if that is a CPU or runs CUDA, and its tokenizer.
+    """Create the model (in eval mode) and tokenizer of a preset, directly on its device if that is a CPU or runs CUDA.
 
-    The weights only depend on the preset, the seed and the kind of device: those of a 16-bit dtype are the rounded
-    float32 ones. torch's global random state and default dtype are not changed.
-
-    Args:
-        name: a key of `PRESETS`.
-        dtype: dtype of the weights.
-
-    Returns:
-        The model in eval mode, and the tokenizer.
+    The weights depend only on the preset, the seed and the kind of device: those of a 16-bit dtype are the rounded
+    float32 ones. torch's global random state and default dtype do not change.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -61,7 +53,7 @@ def build(
 
 
 def drawing_device(device: str) -> str:
-    """Return the device to draw random weights on: other kinds may not be reproducible."""
+    """Return the device to draw random weights on: other kinds than CPU and CUDA may not be reproducible."""
     return device if kind_of(device) in ("cpu", "cuda") else "cpu"
 
 
@@ -83,10 +75,9 @@ def _digest(*parts: object) -> str:
 
 
 def build_tokenizer(preset: Preset) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per UTF-8 byte, padded to the preset's vocabulary.
+    """Build a tokenizer with one token per UTF-8 byte, padded to the preset's vocabulary.
 
-    Ids 0-255 are bytes, followed by special tokens and reserved tokens that no text encodes to, so that every id from a
-    random model can be decoded.
+    Special and reserved tokens that no text encodes to follow ids 0-255, so that every id can be decoded.
     """
     specials = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>"}
     if not preset.pad_token:  # like GPT-2: one token in both roles, and none for padding
@@ -107,7 +98,7 @@ def _byte_tokenizer(specials: list[str], vocab: int) -> Tokenizer:
 
 
 def config_of(preset: Preset, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
-    """Return the config of a preset's model, with its tokenizer's special tokens."""
+    """Create the config of a preset, with its tokenizer's special tokens."""
     from transformers import AutoConfig
 
     from llmtrack.host.transformers_compat import rope_settings
