@@ -50,7 +50,7 @@ def test_a_cached_file_that_is_not_what_was_fetched_is_refused(cached, no_networ
     (cached / name).symlink_to(blob)
     assert load("org/tiny").digests.weights.startswith("safetensors:")
     blob.write_bytes(content[:-1] + b"x")
-    with pytest.raises(ModelLoadError, match=f"cached {name} is not what was fetched .*: delete .*{blob.name}"):
+    with pytest.raises(ModelLoadError, match=f"cached {name} is damaged .*: delete .*{blob.name}"):
         load("org/tiny")
 
 
