@@ -9,7 +9,7 @@ import psutil
 
 from llmtrack.devices import on_gpu
 from llmtrack.measure.gauges import Interval
-from llmtrack.measure.gpus import ask, card_of, other_pids, torch_uuid
+from llmtrack.measure.gpus import card_of, other_pids, query_driver, torch_uuid
 
 SLOWED_SHARE = 0.05
 """Share of the time from which throttling is reported."""
@@ -125,7 +125,7 @@ def gpu_warning(device: str, others: frozenset[int] | None = None) -> tuple[str,
     if card is None:
         return ()
     if others is None:
-        rows = ask("--query-compute-apps=pid", "--format=csv,noheader", f"--id={card.uuid}")
+        rows = query_driver("--query-compute-apps=pid", "--format=csv,noheader", f"--id={card.uuid}")
         others = other_pids(int(pid) for pid, *_ in rows if pid.isdigit())
     if not others:
         return ()

@@ -18,21 +18,17 @@ PROBE_TOKENS = 64
 def check_finite(
     engine: Engine, requests: Sequence[GenerateRequest], new_ids: Sequence[Sequence[int]]
 ) -> tuple[str, ...]:
-    """Check the logits that the output tokens were chosen from; not timed.
+    """Check the logits that the output tokens were chosen from; return warnings if they could not be checked.
 
     Logits are checked through `score`, which never holds those of a whole batch: the log-likelihood of the most likely
     token is finite if and only if its distribution is. A single -inf, as for a masked vocabulary entry, is fine. Logits
     inside the prompt are checked for the first row only.
 
     Args:
-        requests: the calls.
         new_ids: the generated ids per row, over all calls.
 
-    Returns:
-        Warnings if the logits could not be checked.
-
     Raises:
-        ScenarioError: a distribution is not finite; of kind `non_finite`.
+        ScenarioError: of kind `non_finite`, a distribution is not finite.
     """
     try:
         first = 0
@@ -50,12 +46,12 @@ def check_finite(
     return ()
 
 
-def not_finite(what: str, engine: Engine) -> ScenarioError:
-    """Return the error for NaN or infinite logits."""
+def not_finite(subject: str, engine: Engine) -> ScenarioError:
+    """Return the error for NaN or infinite values, such as `the logits are`."""
     label = engine.info.dtype_label
     # Only float16 has a range so small that sound weights can overflow it.
     remedy = "use dtype=float32 or bfloat16, or " if "float16" in label.replace("bfloat16", "") else ""
-    return ScenarioError(f"{what} not finite in {label}: {remedy}look for damaged weights", kind=NON_FINITE)
+    return ScenarioError(f"{subject} not finite in {label}: {remedy}look for damaged weights", kind=NON_FINITE)
 
 
 def _check_prompt(engine: Engine, ids: Sequence[int]) -> None:
@@ -70,17 +66,16 @@ def _check_output(engine: Engine, request: GenerateRequest, output: Sequence[Seq
 
     from llmtrack.tensors.padding import pad_rows
 
-    new, new_mask = pad_rows(output, 0, "right")
     if request.padding_side == "left":  # pad as during generation
-        prompt, mask = pad_rows(request.prompt_ids, 0, "left", request.padded_length)
-        ids, mask = torch.cat([prompt, new], dim=1), torch.cat([mask, new_mask], dim=1)
-        scored = torch.cat([torch.zeros_like(prompt), new_mask], dim=1).bool()
+        new_ids, new_mask = pad_rows(output, 0, "right")
+        prompt_ids, prompt_mask = pad_rows(request.prompt_ids, 0, "left", request.padded_length)
+        ids, mask = torch.cat([prompt_ids, new_ids], dim=1), torch.cat([prompt_mask, new_mask], dim=1)
+        scored = torch.cat([torch.zeros_like(prompt_ids), new_mask], dim=1).bool()
     else:
         pairs = list(zip(request.prompt_ids, output, strict=True))
-        ids, mask = pad_rows([[*row, *more] for row, more in pairs], 0, "right")
-        scored = pad_rows([[0] * len(row) + [1] * len(more) for row, more in pairs], 0, "right")[0].bool()
+        ids, mask = pad_rows([[*prompt, *new] for prompt, new in pairs], 0, "right")
+        scored = pad_rows([[0] * len(prompt) + [1] * len(new) for prompt, new in pairs], 0, "right")[0].bool()
     sums, _ = engine.score(ids, mask, scored)
     bad = [str(row) for row, finite in enumerate(torch.isfinite(sums).tolist()) if not finite]
     if bad:
-        which = f"{len(bad)} of {len(sums)} rows (from 0: {', '.join(bad[:8])})"
-        raise not_finite(f"the logits of {which} are", engine)
+        raise not_finite(f"the logits of {len(bad)} of {len(sums)} rows (from 0: {', '.join(bad[:8])}) are", engine)

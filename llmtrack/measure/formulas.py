@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from llmtrack.engine import CacheGrowth
 
-FEWEST_GAPS = 8
+MIN_GAPS = 8
+"""Gaps from which the first and last quarter are told apart."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,6 @@ def derive(*calls: GenerationTrace) -> dict[str, float]:
 
     Inter-token latency and decode throughput need two decode steps. `avg_latency_per_token_ms` is per row: how long a
     reader of one row waits for a token, so for one row it is exactly 1000 / tokens_per_sec.
-
-    Returns:
-        Metrics by schema name, in schema units.
     """
     total = math.fsum(call.end - call.start for call in calls)
     rows = sum(len(call.new_tokens) for call in calls)
@@ -66,7 +64,7 @@ def derive(*calls: GenerationTrace) -> dict[str, float]:
 
 def _quarters(calls: tuple[GenerationTrace, ...]) -> dict[str, float]:
     """Inter-token latency of the first and last quarter of the gaps: it grows without a KV cache."""
-    if len(calls) != 1 or len(calls[0].stamps) < 1 + FEWEST_GAPS:
+    if len(calls) != 1 or len(calls[0].stamps) < 1 + MIN_GAPS:
         return {}
     gaps = token_gaps_ms(calls[0])[1:]
     quarter = len(gaps) // 4
@@ -105,15 +103,14 @@ def decode_step_bytes(
     lengths prompt + 1 to prompt + new_tokens - 1.
 
     Args:
-        step_weight_bytes: bytes of weights read per step.
         cache: bytes of a row's cache by its length, or bytes per token.
-        prompt_tokens: prompt tokens per row.
-        new_tokens: new tokens per row.
+        prompt_tokens: of each row.
+        new_tokens: of each row.
     """
     growth = CacheGrowth(cache) if isinstance(cache, int) else cache
     steps = range(1, max(new_tokens, 2))
-    read = sum(growth.bytes_at(prompt + step) for prompt in prompt_tokens for step in steps)
-    return step_weight_bytes + read / len(steps)
+    cache_bytes = sum(growth.bytes_at(prompt + step) for prompt in prompt_tokens for step in steps)
+    return step_weight_bytes + cache_bytes / len(steps)
 
 
 def memory_bandwidth_utilization(step_bytes: float, step_seconds: float, bandwidth: float) -> float:
@@ -124,7 +121,6 @@ def memory_bandwidth_utilization(step_bytes: float, step_seconds: float, bandwid
 
     Args:
         step_bytes: bytes that one decode step must read.
-        step_seconds: seconds per decode step.
         bandwidth: copy bandwidth in bytes per second, counting reads and writes.
     """
     return step_bytes / step_seconds / bandwidth

@@ -38,7 +38,7 @@ def tokenize_prompts(engine: Engine, task: GenerateTask) -> Prompts:
     Raises:
         ScenarioError: a prompt has no tokens or exceeds the context, and no rule applies.
     """
-    _check_asked(engine, task)
+    _check_requested_lengths(engine, task)
     rows = [_row(engine, task, text) for text in task.prompts]
     facts: dict[str, Scalar] = {}
     if rules := dict.fromkeys(row.rule for row in rows if row.rule):
@@ -51,7 +51,7 @@ def tokenize_prompts(engine: Engine, task: GenerateTask) -> Prompts:
     return Prompts(tuple(row.ids for row in rows), facts, warnings)
 
 
-def _check_asked(engine: Engine, task: GenerateTask) -> None:
+def _check_requested_lengths(engine: Engine, task: GenerateTask) -> None:
     """Reject impossible lengths before any text is repeated or encoded."""
     length = task.prompt_tokens or 1
     if task.prompt_share is not None and engine.info.context_length is None:
@@ -107,11 +107,11 @@ def _room(engine: Engine, task: GenerateTask) -> int | None:
 
 def _limit(task: GenerateTask, room: int | None) -> _Limit | None:
     """Return the tighter limit of context and task."""
-    asked = task.max_prompt_tokens
-    in_words = "" if room is None else f"the context has room for {room:,}"
-    if asked is not None and (room is None or asked < room):
-        return _Limit(asked, f"max_prompt_tokens={asked}" + (f", {in_words}" if in_words else ""))
-    return None if room is None else _Limit(room, in_words)
+    maximum = task.max_prompt_tokens
+    reason = "" if room is None else f"the context has room for {room:,}"
+    if maximum is not None and (room is None or maximum < room):
+        return _Limit(maximum, f"max_prompt_tokens={maximum}" + (f", {reason}" if reason else ""))
+    return None if room is None else _Limit(room, reason)
 
 
 def _fill(engine: Engine, task: GenerateTask, text: str, room: int | None, limit: _Limit | None) -> _Row:
@@ -154,9 +154,9 @@ def _truncate(engine: Engine, ids: tuple[int, ...], limit: _Limit) -> _Row:
     prefix = special.prefix or ((special.bos_id,) if special.bos_id is not None else ())
     front = prefix[: limit.tokens] if ids[: len(prefix)] == prefix else ()
     tail = limit.tokens - len(front)
-    kept = front + (ids[-tail:] if tail else ())
-    rule = f"truncated from {len(ids):,} tokens to the last {len(kept):,}: {limit.reason}"
-    return _Row(kept, rule, len(ids) - len(kept))
+    truncated = front + (ids[-tail:] if tail else ())
+    rule = f"truncated from {len(ids):,} tokens to the last {len(truncated):,}: {limit.reason}"
+    return _Row(truncated, rule, len(ids) - len(truncated))
 
 
 def _too_long(engine: Engine, task: GenerateTask, length: int, limit: _Limit) -> ScenarioError:

@@ -20,12 +20,7 @@ BY_MEMORY, BY_ARITHMETIC = "memory", "arithmetic"
 
 @dataclass(frozen=True)
 class Work:
-    """Work of a computation.
-
-    Attributes:
-        bytes: bytes moved.
-        operations: floating-point operations; None: unknown.
-    """
+    """Work of a computation: bytes moved, and floating-point operations, None if unknown."""
 
     bytes: float
     operations: float | None = None
@@ -70,17 +65,15 @@ def decode_step_work(info: EngineInfo, prompt_tokens: Sequence[int], new_tokens:
     prompt + 1 up to prompt + new_tokens - 1 tokens.
 
     Args:
-        info: the engine.
-        prompt_tokens: tokens of each row's prompt.
-        new_tokens: new tokens of each row.
+        prompt_tokens: of each row.
+        new_tokens: of each row.
     """
     moved = decode_step_bytes(info.step_weight_bytes, info.cache, tuple(prompt_tokens), new_tokens)
     if info.operations is None:
         return Work(moved)
     steps = range(1, max(new_tokens, 2))
     attended = sum(info.cache.attended(prompt + step) for prompt in prompt_tokens for step in steps) / len(steps)
-    done = len(prompt_tokens) * info.operations.per_token + info.operations.per_context * attended
-    return Work(moved, done)
+    return Work(moved, len(prompt_tokens) * info.operations.per_token + info.operations.per_context * attended)
 
 
 def prefill_work(info: EngineInfo, prompt_tokens: Sequence[int]) -> Work:
@@ -89,23 +82,18 @@ def prefill_work(info: EngineInfo, prompt_tokens: Sequence[int]) -> Work:
     Weights are read once, and the cache is written. The head is needed for the last token of each row only, and a token
     attends to the preceding ones and itself: n (n + 1) / 2 for n tokens, half of an unmasked product. For a mixture of
     experts, the weights are those used by one token, a lower bound.
-
-    Args:
-        info: the engine.
-        prompt_tokens: tokens of each row.
     """
     moved = info.step_weight_bytes + sum(map(info.cache.bytes_at, prompt_tokens))
     return Work(moved, _pass_operations(info, prompt_tokens, heads=len(prompt_tokens)))
 
 
-def scoring_work(info: EngineInfo, read: Iterable[Sequence[int]]) -> Work:
+def scoring_work(info: EngineInfo, batches: Iterable[Sequence[int]]) -> Work:
     """Return the work of scoring: a prefill of each batch without a cache, and with the head at each token.
 
     Args:
-        info: the engine.
-        read: tokens read of each row, by batch.
+        batches: tokens read of each row, by batch.
     """
-    batches = [tuple(batch) for batch in read]
+    batches = list(batches)
     rows = [row for batch in batches for row in batch]
     return Work(len(batches) * info.step_weight_bytes, _pass_operations(info, rows, heads=sum(rows)))
 
@@ -123,9 +111,9 @@ def _attended_in_all(cache: CacheGrowth, tokens: int) -> float:
     if not cache.per_token:
         return 0.0
     unbounded = cache.per_token - sum(size for _, size in cache.windows)
-    weighed = unbounded * _triangle(tokens, tokens)
-    weighed += sum(size * _triangle(tokens, window) for window, size in cache.windows)
-    return weighed / cache.per_token
+    weighted = unbounded * _triangle(tokens, tokens)
+    weighted += sum(size * _triangle(tokens, window) for window, size in cache.windows)
+    return weighted / cache.per_token
 
 
 def _triangle(tokens: int, window: int) -> float:
@@ -136,13 +124,7 @@ def _triangle(tokens: int, window: int) -> float:
 
 @dataclass(frozen=True)
 class Stage:
-    """Prefill or decoding of a repeat, averaged over its calls.
-
-    Attributes:
-        work: of one prefill, or of one step.
-        floor_s: its minimum seconds.
-        bound: which limit sets the floor.
-    """
+    """Prefill or decode step of a repeat, averaged over its calls: its work, minimum seconds, and the limiting bound."""
 
     work: Work
     floor_s: float
@@ -151,28 +133,30 @@ class Stage:
 
 def stage(works: Sequence[Work], roof: Roof) -> Stage:
     """Average the work of calls and their floors."""
-    known = [work.operations for work in works if work.operations is not None]
-    mean = Work(fmean(work.bytes for work in works), fmean(known) if known and len(known) == len(works) else None)
+    operations = [work.operations for work in works if work.operations is not None]
+    complete = operations and len(operations) == len(works)
+    mean = Work(fmean(work.bytes for work in works), fmean(operations) if complete else None)
     return Stage(mean, fmean(floor_seconds(work, roof) for work in works), bound(mean, roof))
 
 
 def prefill_stage(info: EngineInfo, requests: Sequence[GenerateRequest], roof: Roof) -> Stage:
     """Return the prefill of a repeat's calls."""
-    return stage([prefill_work(info, [len(row) for row in each.prompt_ids]) for each in requests], roof)
+    return stage([prefill_work(info, _lengths(request)) for request in requests], roof)
 
 
 def decode_stage(info: EngineInfo, requests: Sequence[GenerateRequest], roof: Roof) -> Stage:
     """Return the decode step of a repeat's calls."""
-    return stage(
-        [decode_step_work(info, [len(row) for row in each.prompt_ids], each.max_new_tokens) for each in requests],
-        roof,
-    )
+    return stage([decode_step_work(info, _lengths(request), request.max_new_tokens) for request in requests], roof)
+
+
+def _lengths(request: GenerateRequest) -> list[int]:
+    return [len(row) for row in request.prompt_ids]
 
 
 def share_of_rate(work: Work, seconds: float, roof: Roof) -> float | None:
-    """Return the share of a device's matrix-product rate that is reached (model FLOPs utilization), None if not known.
+    """Return the share of a device's matrix-product rate that is reached (model FLOPs utilization), None if unknown.
 
-    Source: A. Chowdhery et al., PaLM (2022), appendix B: operations that the model needs, whatever is computed besides, over
+    Source: A. Chowdhery et al., PaLM (2022), appendix B: operations that the model needs, whatever else is computed, over
     the time and the peak; with the measured rate in place of the data sheet's.
     """
     if work.operations is None or roof.rate is None:

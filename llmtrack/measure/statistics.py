@@ -11,8 +11,14 @@ from llmtrack.spec.outcome import Summary
 from llmtrack.spec.task import RepeatPolicy
 
 BOOTSTRAP_RESAMPLES = 2000
+
 NOISY_CV = 0.10
+"""Coefficient of variation above which repeats are noisy."""
+
 DRIFT = 0.10
+"""Relative change from the first to the last repeats above which they drift."""
+
+_NOT_WARM = "there was no warm-up, so it includes first-call overhead: raise warmup"
 
 
 def bootstrap_median_ci(samples: Sequence[float]) -> tuple[float, float]:
@@ -31,11 +37,7 @@ def bootstrap_median_ci(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Summarize the samples of a time, a size or a count.
-
-    Raises:
-        ValueError: there are no samples.
-    """
+    """Summarize the samples of a time, a size or a count; at least one."""
     if not samples:
         raise ValueError("no samples to summarize")
     values = np.asarray(samples, dtype=np.float64)
@@ -58,9 +60,6 @@ def summarize_rate(samples: Sequence[float]) -> Summary:
     A rate is work over time, and the work is the same in each repeat: only times may be averaged. This also keeps the
     headline numbers consistent: tokens/s is tokens over the median latency, also for an even number of repeats.
     Percentiles count from the fast side: 90 % of the repeats were at least as fast as p90.
-
-    Raises:
-        ValueError: there are no samples.
     """
     times = summarize([1 / rate for rate in samples])
     return Summary(
@@ -76,15 +75,15 @@ def summarize_rate(samples: Sequence[float]) -> Summary:
 
 
 def should_stop(durations: Sequence[float], policy: RepeatPolicy, warmup_s: float | None = None) -> bool:
-    """Decide after each counted repeat whether to stop.
+    """Decide after a counted repeat whether to stop.
 
     The time cap is kept by looking ahead: a repeat only starts if it would finish in time when as slow as the slowest
     known one. The first is always made.
 
     Args:
         durations: seconds of the counted repeats so far, at least one.
-        warmup_s: seconds of the last warm-up call, used until a second repeat is known, since a shape's first call may
-            be slow. None if there was none.
+        warmup_s: seconds of the last warm-up, used until a second repeat is known, since a shape's first call may be
+            slow; None if there was none.
     """
     elapsed = math.fsum(durations)
     known = durations if len(durations) > 1 or warmup_s is None else (*durations, warmup_s)
@@ -101,34 +100,34 @@ def should_stop(durations: Sequence[float], policy: RepeatPolicy, warmup_s: floa
 def findings(durations: Sequence[float], policy: RepeatPolicy) -> tuple[str, ...]:
     """Return warnings about the durations (in seconds) of the counted repeats."""
     values = np.asarray(durations, dtype=np.float64)
-    found = []
+    warnings = []
     if len(values) < policy.min_repeats:
-        found.append(
+        warnings.append(
             f"only {len(values)} of {policy.min_repeats} repeats fit into {policy.max_seconds:g} s: "
             "raise max_seconds or generate fewer tokens"
         )
     if len(values) == 1:
-        once = "a single repeat: its variation is unknown"
-        found.append(f"{once}: raise min_repeats" if policy.warmup else f"{once}, and {_NOT_WARM}")
-        return tuple(found)
+        unknown = "a single repeat: its variation is unknown"
+        warnings.append(f"{unknown}: raise min_repeats" if policy.warmup else f"{unknown}, and {_NOT_WARM}")
+        return tuple(warnings)
     variation = values.std(ddof=1) / values.mean()
     if variation > NOISY_CV:
-        found.append(
+        warnings.append(
             f"noisy: repeats vary by {variation:.0%} (coefficient of variation): close other programs or raise repeats"
         )
     rest = float(np.median(values[1:]))
     # Without a warm-up a slow first repeat is expected, so that two repeats suffice as evidence.
     if values[0] > 1.2 * rest and (not policy.warmup or (len(values) >= 4 and variation > DRIFT)):
         slow = f"the first repeat took {values[0] / rest:.1f}x as long as the others"
-        found.append(f"{slow}: raise warmup" if policy.warmup else f"{slow}: {_NOT_WARM}")
+        warnings.append(f"{slow}: raise warmup" if policy.warmup else f"{slow}: {_NOT_WARM}")
         values = values[1:]
     change = drift(values.tolist())
     if abs(change) > DRIFT:
-        found.append(
+        warnings.append(
             f"drift: the last repeats took {abs(change):.0%} {'more' if change > 0 else 'less'} time than the first: "
             "check the cooling and the clock speed, or raise warmup"
         )
-    return tuple(found)
+    return tuple(warnings)
 
 
 def disturbed(durations: Sequence[float]) -> bool:
@@ -137,9 +136,6 @@ def disturbed(durations: Sequence[float]) -> bool:
     if len(values) < 2:
         return False
     return bool(values.std(ddof=1) / values.mean() > NOISY_CV or abs(drift(durations)) > DRIFT)
-
-
-_NOT_WARM = "there was no warm-up, so it includes first-call overhead: raise warmup"
 
 
 def drift(durations: Sequence[float]) -> float:

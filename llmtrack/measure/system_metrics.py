@@ -1,4 +1,4 @@
-"""Readings of the machine around timed calls, and MLflow's system metrics from them."""
+"""MLflow's system metrics, from readings of the machine before and after timed calls."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from llmtrack.measure.gauges import Gauge
 from llmtrack.metrics import SYSTEM_PREFIX
 from llmtrack.spec.outcome import StepValues
 
-MOST_POINTS = 30
+MAX_POINTS = 30
 """Maximum points of a series."""
 
-LEAST_S = 1.0
+MIN_POINT_S = 1.0
 """Minimum seconds of calls behind a point, if there are as many: CPU counters tick in 10 ms."""
 
 _MEGABYTE = 1e6
@@ -41,7 +41,7 @@ class SystemReading:
     values: Mapping[str, float] = field(default_factory=dict)
 
 
-Around = tuple[SystemReading, SystemReading]
+SystemInterval = tuple[SystemReading, SystemReading]
 """Readings right before and after a timed call."""
 
 
@@ -59,39 +59,38 @@ def system_reader(gauge: Gauge | None) -> Callable[[], SystemReading]:
     return partial(_read, gauge if isinstance(gauge, Card) else None)
 
 
-def system_steps(around: Sequence[Around]) -> tuple[StepValues, ...]:
+def system_steps(intervals: Sequence[SystemInterval]) -> tuple[StepValues, ...]:
     """Return system metrics as a series over timed calls: the CPU's use during them, and means of the state after them.
 
-    Args:
-        around: readings before and after each call; calls in a row share a point if they are short or many.
+    Consecutive calls share a point if they are short or many.
     """
-    seconds = sum(after.at - before.at for before, after in around)
-    points = min(MOST_POINTS, len(around), max(1, int(seconds / LEAST_S)))
-    bounds = [number * len(around) // points for number in range(points + 1)] if around else []
+    seconds = sum(after.at - before.at for before, after in intervals)
+    points = min(MAX_POINTS, len(intervals), max(1, int(seconds / MIN_POINT_S)))
+    bounds = [number * len(intervals) // points for number in range(points + 1)] if intervals else []
     return tuple(
-        StepValues(step, around[last - 1][1].at, system_values(around[first:last]))
+        StepValues(step, intervals[last - 1][1].at, system_values(intervals[first:last]))
         for step, (first, last) in enumerate(pairwise(bounds))
     )
 
 
-def system_values(around: Sequence[Around]) -> dict[str, float]:
+def system_values(intervals: Sequence[SystemInterval]) -> dict[str, float]:
     """Return system metrics over calls as one point."""
     values: dict[str, float] = {}
-    available = sum(after.cpu.available - before.cpu.available for before, after in around)
+    available = sum(after.cpu.available - before.cpu.available for before, after in intervals)
     if available > 0:
-        busy = sum(after.cpu.everything - before.cpu.everything for before, after in around)
+        busy = sum(after.cpu.everything - before.cpu.everything for before, after in intervals)
         values["cpu_utilization_percentage"] = min(100.0, max(0.0, 100 * busy / available))
-    states = [after.values for _, after in around]
+    states = [after.values for _, after in intervals]
     for name in dict.fromkeys(name for state in states for name in state):
-        found = [state[name] for state in states if name in state]
-        values[name] = sum(found) / len(found)
+        samples = [state[name] for state in states if name in state]
+        values[name] = sum(samples) / len(samples)
     return {SYSTEM_PREFIX + name: round(value, 1) for name, value in values.items()}
 
 
 def _read(card: Card | None) -> SystemReading:
     memory = psutil.virtual_memory()
-    of_memory = {
+    usage = {
         "system_memory_usage_megabytes": memory.used / _MEGABYTE,
         "system_memory_usage_percentage": 100 * memory.used / memory.total,
     }
-    return SystemReading(time.time(), read_cpu(), {**of_memory, **(card.usage() if card else {})})
+    return SystemReading(time.time(), read_cpu(), {**usage, **(card.usage() if card else {})})

@@ -22,7 +22,7 @@ from llmtrack.measure.roofline import (
     share_of_rate,
     stage,
 )
-from llmtrack.measure.system_metrics import Around, SystemReading, system_reader
+from llmtrack.measure.system_metrics import SystemInterval, SystemReading, system_reader
 from llmtrack.spec.scenario import Scalar
 
 IDLE_S = 1.0
@@ -75,7 +75,7 @@ class Watch:
         return readings, (*busy, *beside.get("what held the device back", device_findings, ((), False))[0])
 
     @property
-    def around(self) -> tuple[Around, ...]:
+    def around(self) -> tuple[SystemInterval, ...]:
         """The state of the machine at both moments, if readable."""
         began, ended = self._around[0], self._around[-1]
         return ((began, ended),) if began is not None and ended is not None else ()

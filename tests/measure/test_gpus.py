@@ -144,7 +144,7 @@ def test_the_machine_is_described_by_the_cards_that_are_shown(monkeypatch):
     ([["8.9"], ["12.0"], ["9.0"]], (12, 0)),
 ])  # fmt: skip
 def test_the_highest_capability_of_the_cards(monkeypatch, answer, expected):
-    monkeypatch.setattr(gpus, "ask", lambda *options: answer)
+    monkeypatch.setattr(gpus, "query_driver", lambda *options: answer)
     assert gpus.capability() == expected
 
 

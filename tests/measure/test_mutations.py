@@ -1,4 +1,4 @@
-"""Each classic mistake of a benchmark, put into the timing on purpose, must turn the known answers red."""
+"""Each classic mistake of a benchmark, made in the timing code on purpose, must fail a check of known answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmtrack.measure import formulas as metrics
 from llmtrack.measure import timing
 from tests.measure.exact import CHECKS
 
-# name of the mistake: (module, what stands there, what the mistake makes of it)
+# Mistake: module, source text, and its replacement.
 MUTATIONS = {
     "prefill counted as decode": (
         metrics,
@@ -43,19 +43,19 @@ MUTATIONS = {
     "calls of a repeat forgotten": (timing, "for request in requests]", "for request in requests[:1]]"),
     "samples of one repeat leak into the next": (
         timing,
-        "    told: list[float] = []\n",
-        "    told = trace_generate.__dict__.setdefault('told', [])\n",
+        "    stamps: list[float] = []\n",
+        "    stamps = trace_generate.__dict__.setdefault('stamps', [])\n",
     ),
     "generate called twice": (
         timing,
-        "    generated = engine.generate(request, on_step=lambda: told.append(clock()))\n",
+        "    generated = engine.generate(request, on_step=lambda: stamps.append(clock()))\n",
         "    engine.generate(request, on_step=lambda: None)\n"
-        "    generated = engine.generate(request, on_step=lambda: told.append(clock()))\n",
+        "    generated = engine.generate(request, on_step=lambda: stamps.append(clock()))\n",
     ),
     "synchronization left out after the call": (
         timing,
-        "on_step=lambda: told.append(clock()))\n    engine.synchronize()\n",
-        "on_step=lambda: told.append(clock()))\n",
+        "on_step=lambda: stamps.append(clock()))\n    engine.synchronize()\n",
+        "on_step=lambda: stamps.append(clock()))\n",
     ),
     "synchronization left out before the call": (timing, "    engine.synchronize()\n    start", "    start"),
     "pads counted": (
@@ -65,8 +65,8 @@ MUTATIONS = {
     ),
     "warm-up counted": (
         timing,
-        "return _Repeats(rounds.durations[-1], rounds.warnings, rounds.compile_time_s)",
-        "return rounds",
+        "return _Repeats(warmup.durations[-1], warmup.warnings, warmup.compile_time_s)",
+        "return warmup",
     ),
     "no warm-up": (timing, "for _ in range(arm.policy.warmup):", "for _ in range(0):"),
     "mean of rates instead of time": (
@@ -75,38 +75,38 @@ MUTATIONS = {
         "(summarize)",
     ),
 }
-# Found by the property test of the headline numbers, which needs an even number of unequal repeats.
-FOUND_ELSEWHERE = {"mean of rates instead of time"}
+# Detected by a separate test, which needs an even number of unequal repeats.
+DETECTED_ELSEWHERE = {"mean of rates instead of time"}
 
 
 def load_mutant(module: ModuleType, before: str, after: str) -> ModuleType:
-    """Return the timing module as it is with a mistake in it or in the formulas."""
+    """Return the timing module with a mistake in it or in the formulas."""
     source = inspect.getsource(module)
-    assert source.count(before) == 1, f"the code has changed: {before!r} stands there {source.count(before)} times"
+    assert source.count(before) == 1, f"the code has changed: it contains {before!r} {source.count(before)} times"
     mutant = ModuleType(module.__name__)
     exec(compile(source.replace(before, after), f"<mutant of {module.__name__}>", "exec"), mutant.__dict__)
     if module is timing:
         return mutant
-    # The formulas are reached through the timing: a copy of it that uses the mutant's.
+    # A copy of the timing module that uses the mutated formulas.
     copy = ModuleType(timing.__name__)
     exec(compile(inspect.getsource(timing), f"<copy of {timing.__name__}>", "exec"), copy.__dict__)
     copy.__dict__.update({name: getattr(mutant, name) for name in ("derive", "token_gaps_ms", "GenerationTrace")})
     return copy
 
 
-@pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in FOUND_ELSEWHERE])
-def test_a_mistake_turns_a_check_red(name):
+@pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in DETECTED_ELSEWHERE])
+def test_a_mistake_fails_a_check(name):
     mutant = load_mutant(*MUTATIONS[name])
-    red = []
+    failed = []
     for check in CHECKS:
         try:
             check(mutant)
-        except Exception:  # whatever a check ends in, it is red
-            red.append(check.__name__)
-    assert red, f"no check notices: {name}"
+        except Exception:
+            failed.append(check.__name__)
+    assert failed, f"no check detects: {name}"
 
 
-def test_unequal_repeats_notice_a_mean_of_rates():
+def test_unequal_repeats_detect_a_mean_of_rates():
     mutant = load_mutant(*MUTATIONS["mean of rates instead of time"])
     from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
     from llmtrack.spec.task import RepeatPolicy
@@ -126,7 +126,7 @@ def test_unequal_repeats_notice_a_mean_of_rates():
     assert product(mutant) != pytest.approx(5)
 
 
-def test_without_a_mistake_every_check_is_green():
-    copy = load_mutant(timing, "told: list[float] = []", "told: list[float] = list()")
+def test_without_a_mistake_every_check_passes():
+    copy = load_mutant(timing, "stamps: list[float] = []", "stamps: list[float] = list()")
     for check in CHECKS:
         check(copy)

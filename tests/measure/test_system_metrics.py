@@ -14,7 +14,7 @@ from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.measure.disturbances import CpuReading
 from llmtrack.measure.gauges import NvmlGauge
-from llmtrack.measure.system_metrics import LEAST_S, MOST_POINTS, SystemReading, system_reader, system_steps
+from llmtrack.measure.system_metrics import MAX_POINTS, MIN_POINT_S, SystemReading, system_reader, system_steps
 from llmtrack.measure.timing import Arm, requests_for, time_arms
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
 from tests.measure.nvml import ScriptedNvml
@@ -80,11 +80,11 @@ def test_short_calls_share_a_point():
     assert point.values == {"system/cpu_utilization_percentage": 25.0, "system/used": 1.5}
 
 
-@pytest.mark.parametrize("calls", [0, 1, MOST_POINTS, MOST_POINTS + 1, 1000])
-@pytest.mark.parametrize("seconds", [0.0, 0.001, LEAST_S, 60.0])
+@pytest.mark.parametrize("calls", [0, 1, MAX_POINTS, MAX_POINTS + 1, 1000])
+@pytest.mark.parametrize("seconds", [0.0, 0.001, MIN_POINT_S, 60.0])
 def test_the_number_of_points_is_bounded_and_none_is_empty(calls, seconds):
     points = system_steps([call(10 * number, seconds, 1.0, used=1.0) for number in range(calls)])
-    assert len(points) <= min(MOST_POINTS, calls)
+    assert len(points) <= min(MAX_POINTS, calls)
     assert [point.step for point in points] == list(range(len(points)))
     assert bool(points) is bool(calls)
     assert all(point.values["system/used"] == 1.0 for point in points)

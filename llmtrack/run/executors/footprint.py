@@ -11,7 +11,7 @@ import psutil
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.host.formatting import GIB, MIB
-from llmtrack.measure.gpus import ask, card_of
+from llmtrack.measure.gpus import card_of, query_driver
 from llmtrack.measure.memory import available_bytes
 from llmtrack.models.cache import cache_root, safe_name, write_note
 from llmtrack.models.source import PRESETS, ModelSource, parse_candidates
@@ -94,7 +94,7 @@ def _on_card(variant: Variant) -> tuple[int, int] | None:
     card = card_of("cuda" if variant.device == "auto" else variant.device)
     if card is None:
         return None
-    answer = ask("-i", card.uuid, "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits")
+    answer = query_driver("-i", card.uuid, "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits")
     with suppress(ValueError, IndexError):
         total, free = (int(field) * MIB for field in answer[0])
         return total, free

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from statistics import median
 
 from llmtrack.measure.statistics import disturbed, findings, summarize, summarize_rate
-from llmtrack.measure.system_metrics import MOST_POINTS
+from llmtrack.measure.system_metrics import MAX_POINTS
 from llmtrack.metrics import METRIC_BY_NAME
 from llmtrack.spec.outcome import Measurement, StepValues
 from llmtrack.spec.task import RepeatPolicy
@@ -82,7 +82,7 @@ def merge_measurements(measurements: Sequence[Measurement], policy: RepeatPolicy
 
 def _thinned(rows: Sequence[StepValues]) -> tuple[StepValues, ...]:
     """Return evenly spaced rows, numbered anew."""
-    every = max(1, math.ceil(len(rows) / MOST_POINTS))
+    every = max(1, math.ceil(len(rows) / MAX_POINTS))
     return tuple(replace(row, step=number) for number, row in enumerate(rows[::every]))
 
 

@@ -105,9 +105,9 @@ def test_a_model_on_a_card_is_predicted_to_fit_there_or_not(memory, monkeypatch)
     record(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": 3000.0}))
     memory(8 * GIB, 8 * GIB, cards=[type("Card", (), {"uuid": "GPU-1"})])
     for free, found in ((3_999, False), (4_001, True)):
-        monkeypatch.setattr(footprint, "ask", lambda *options, free=free: [["10000", str(free)]])
+        monkeypatch.setattr(footprint, "query_driver", lambda *options, free=free: [["10000", str(free)]])
         assert fits(variant) is found
-    monkeypatch.setattr(footprint, "ask", lambda *options: [["[N/A]", "[N/A]"]])
+    monkeypatch.setattr(footprint, "query_driver", lambda *options: [["[N/A]", "[N/A]"]])
     assert fits(variant), "what the driver does not tell is judged by the machine's memory"
 
 
