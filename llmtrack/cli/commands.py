@@ -35,8 +35,8 @@ def main() -> None:
     cache_bytecode()
 
 
-for each in COMMANDS:
-    main.add_command(each)
+for command in COMMANDS:
+    main.add_command(command)
 
 
 @main.command()
@@ -78,11 +78,12 @@ def generate(
     chat: bool,
     pad_to_multiple: int,
     options: dict[str, str],
-    **asked: Any,
+    **variant: Any,
 ) -> None:
     """Continue each PROMPT with a model, run as `tune` or `recommend` suggested; several prompts make one batch."""
-    if twice := sorted(options.keys() & asked.keys()):
-        raise UsageError(f"--option {twice[0]}=... is an option of its own: use {flag_of(twice[0])}")
+    if duplicates := sorted(options.keys() & variant.keys()):
+        name = duplicates[0]
+        raise UsageError(f"--option {name}=... is an option of its own: use {flag_of(name)}")
     from llmtrack.engines.registry import load_engine
     from llmtrack.engines.text import generate_texts
     from llmtrack.worker.process import quieten
@@ -90,12 +91,12 @@ def generate(
     quieten()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # The engine's warnings are printed below.
-        engine = load_engine(**asked, **options)
+        engine = load_engine(**variant, **options)
     for warning in engine.info.warnings:
         print_text(f"warning: {warning}", err=True)
     try:
-        put = [[{"role": "user", "content": each}] if chat else each for each in prompts]
-        print_text("\n".join(generate_texts(engine, put, max_new_tokens, not no_cache, pad_to_multiple)))
+        inputs = [[{"role": "user", "content": prompt}] if chat else prompt for prompt in prompts]
+        print_text("\n".join(generate_texts(engine, inputs, max_new_tokens, not no_cache, pad_to_multiple)))
     finally:
         engine.close()
 
@@ -158,9 +159,9 @@ def promote(selector: str, target: str, tracking_uri: str | None) -> None:
     from llmtrack.decide.selection import single_run_id
     from llmtrack.run.promote import promote as register
 
-    made = register(single_run_id(selector, tracking_uri), target, tracking_uri)
-    before = f" (before: version {made.before})" if made.before else ""
-    print_text(f"{made.uri} is version {made.version}{before}")
+    registered = register(single_run_id(selector, tracking_uri), target, tracking_uri)
+    before = f" (before: version {registered.before})" if registered.before else ""
+    print_text(f"{registered.uri} is version {registered.version}{before}")
 
 
 @main.command(context_settings={"allow_extra_args": True}, add_help_option=False)
@@ -173,11 +174,13 @@ def promote(selector: str, target: str, tracking_uri: str | None) -> None:
     metavar="NAME=VALUE",
     help="A parameter, as for `mlflow run -P`; docs/commands.md lists them.",
 )
-@click.option("-h", "--help", "helped", is_flag=True, help="Show this message, or EXPERIMENT's parameters, and exit.")
+@click.option(
+    "-h", "--help", "show_help", is_flag=True, help="Show this message, or EXPERIMENT's parameters, and exit."
+)
 @click.pass_context
-def run(ctx: click.Context, experiment: str | None, parameters: dict[str, str], helped: bool) -> None:
+def run(ctx: click.Context, experiment: str | None, parameters: dict[str, str], show_help: bool) -> None:
     """Run EXPERIMENT (baseline, precision, suite ...), from a checkout or an installed package, in any folder."""
-    if experiment is None and helped:
+    if experiment is None and show_help:
         print_text(ctx.get_help())
         return
     if ctx.args:
@@ -190,10 +193,10 @@ def run(ctx: click.Context, experiment: str | None, parameters: dict[str, str], 
     command = getattr(named_experiment(experiment), "main", None)
     if command is None:
         raise UsageError(f"there is no experiment {experiment!r}{near_names(experiment)}")
-    if helped:
+    if show_help:
         print_text("Of these, --NAME is the parameter -P NAME=VALUE, with underscores for dashes.")
-    given = [f"{flag_of(name)}={value}" for name, value in parameters.items()]
-    command.main(["--help"] if helped else given, prog_name=experiment)
+    arguments = [f"{flag_of(name)}={value}" for name, value in parameters.items()]
+    command.main(["--help"] if show_help else arguments, prog_name=experiment)
 
 
 @main.command()

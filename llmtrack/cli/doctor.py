@@ -51,9 +51,7 @@ class Finding:
     """Result of one check.
 
     Attributes:
-        topic: what was checked.
-        state: `ok`, `missing` (optional) or `unusable` (experiments will not run).
-        text: the finding.
+        state: `ok`, `missing` (optional) or `broken` (experiments will not run).
         remedy: what to do about it, or empty.
     """
 
@@ -101,7 +99,8 @@ def render_findings(findings: list[Finding], style: str = "table", width: int | 
     return "\n".join(lines) + "\n"
 
 
-TRIED = "synthetic:tiny"
+TEST_MODEL = "synthetic:tiny"
+"""Model on which an engine of a plug-in is tried."""
 
 MANAGERS = {
     "local": "--env-manager local: needs this environment's bin folder first on PATH",
@@ -140,12 +139,12 @@ def _gpu() -> Finding:
     from llmtrack.devices import KINDS, devices, name_of, on_gpu, platform_facts, unused_devices
 
     remedy = f"not used: {unused}" if (unused := "; ".join(unused_devices())) else ""
-    found = [each for kind in KINDS for each in devices(kind) if on_gpu(each)]
-    if not found:
+    gpus = [device for kind in KINDS for device in devices(kind) if on_gpu(device)]
+    if not gpus:
         return Finding("gpu", "missing", "none that torch can use: everything runs on the CPU", remedy)
     rocm = platform_facts().get("rocm")
     untried = f" (ROCm {rocm}, never tried on hardware)" if rocm else ""
-    return Finding("gpu", "ok", ", ".join(map(name_of, found)) + untried, remedy)
+    return Finding("gpu", "ok", ", ".join(map(name_of, gpus)) + untried, remedy)
 
 
 def _bfloat16() -> Finding:
@@ -171,7 +170,7 @@ def _tracking() -> Finding:
     from llmtrack.tracking.store_errors import UnreachableError, one_line_errors
     from llmtrack.tracking.write import models, traces
 
-    lacks = ""
+    missing = ""
     try:
         uri = resolve_tracking_uri()
         path = sqlite_path(uri)
@@ -181,12 +180,12 @@ def _tracking() -> Finding:
         else:
             client = open_store(uri)
             with one_line_errors(client):
-                lacks = "; ".join(filter(None, (models.lacking(client), traces.lacking(client))))
+                missing = "; ".join(filter(None, (models.lacking(client), traces.lacking(client))))
     except UnreachableError as error:
         return Finding("tracking", "missing", str(error), "measurements are kept until `llmtrack sync` can send them")
     except LlmtrackError as error:
         return Finding("tracking", "broken", str(error))
-    return Finding("tracking", "ok", redact(uri), lacks)
+    return Finding("tracking", "ok", redact(uri), missing)
 
 
 def _spool() -> Finding:
@@ -199,8 +198,8 @@ def _spool() -> Finding:
     except LlmtrackError as error:
         return Finding("spool", "broken", str(error))
     if spool.corrupt():
-        said, _, remedy = describe_corrupt(spool).partition(": ")
-        return Finding("spool", "broken", said, remedy)
+        text, _, remedy = describe_corrupt(spool).partition(": ")
+        return Finding("spool", "broken", text, remedy)
     if waiting := len(spool.names()):
         return Finding("spool", "ok", f"{plural(waiting, 'record')} in {spool.folder}", "send them by `llmtrack sync`")
     return Finding("spool", "ok", f"nothing waits in {spool.folder}")
@@ -212,8 +211,8 @@ def _backends() -> Finding:
 
 def _onnx() -> Finding:
     if not (absent := missing_modules("onnx", "any")):
-        found = ("optimum", "optimum-onnx", "onnxruntime", "onnx", "onnx-ir")
-        return Finding("onnx", "ok", ", ".join(f"{name} {installed_version(name)}" for name in found))
+        packages = ("optimum", "optimum-onnx", "onnxruntime", "onnx", "onnx-ir")
+        return Finding("onnx", "ok", ", ".join(f"{name} {installed_version(name)}" for name in packages))
     return Finding(
         "onnx", "missing", f"{', '.join(absent)} not installed{why_onnx_is_excluded()}", install_command("onnx")
     )
@@ -227,20 +226,20 @@ def _runtime(backend: str) -> Callable[[], Finding]:
             return Finding(backend, "missing", f"{', '.join(absent)} not installed", install_command(backend))
         if backend == "llamacpp":  # its converter runs in this environment
             return Finding(backend, "ok", _llamacpp())
-        found = ", ".join(f"{name} {installed_version(name)}" for name in RUNTIMES[backend])
+        versions = ", ".join(f"{name} {installed_version(name)}" for name in RUNTIMES[backend])
         made = BuildEnvironment(backend, pinned_requirements(backend)).made
         if made or find_uv():
             later = "" if made else " when a model is first converted"
-            return Finding(backend, "ok", f"{found}; its converter's environment is made{later}")
-        return Finding(backend, "missing", f"{found}; its converter's environment is made by uv", "pip install uv")
+            return Finding(backend, "ok", f"{versions}; its converter's environment is made{later}")
+        return Finding(backend, "missing", f"{versions}; its converter's environment is made by uv", "pip install uv")
 
     return check
 
 
-def _optional(package: str, missed: str, used: str = "") -> Finding:
-    if number := installed_version(package):
-        return Finding(package, "ok", f"{number}{used}")
-    return Finding(package, "missing", missed, install_command(package))
+def _optional(package: str, if_missing: str, use: str = "") -> Finding:
+    if version := installed_version(package):
+        return Finding(package, "ok", f"{version}{use}")
+    return Finding(package, "missing", if_missing, install_command(package))
 
 
 def _llamacpp() -> str:
@@ -250,8 +249,8 @@ def _llamacpp() -> str:
 
 
 def _recipes() -> Finding:
-    if found := [each.label for each in recipes() if not each.lacking]:
-        return Finding("recipes", "ok", ", ".join(found))
+    if labels := [recipe.label for recipe in recipes() if not recipe.lacking]:
+        return Finding("recipes", "ok", ", ".join(labels))
     return Finding("recipes", "missing", "none can run without what is missing above")
 
 
@@ -288,7 +287,7 @@ def _extension(point: EntryPoint) -> Callable[[], Finding]:
         except ExtensionError as error:
             return Finding(topic, "broken", in_words(error), "everything else works without it")
         except Exception as error:
-            return Finding(topic, "missing", f"{TRIED} could not be loaded: {in_words(error)}")
+            return Finding(topic, "missing", f"{TEST_MODEL} could not be loaded: {in_words(error)}")
 
     return check
 
@@ -296,24 +295,24 @@ def _extension(point: EntryPoint) -> Callable[[], Finding]:
 def _try_engine(point: EntryPoint) -> str:
     if point.name in BUILTIN:
         raise unusable(point, "its name is that of a built-in backend, which is used in its place")
-    engine = load_variant(Variant(TRIED, backend=point.name))
+    engine = load_variant(Variant(TEST_MODEL, backend=point.name))
     engine.close()
-    return f"{point.value} loads {TRIED}"
+    return f"{point.value} loads {TEST_MODEL}"
 
 
-def _read(point: EntryPoint) -> str:
+def _recipe_labels(point: EntryPoint) -> str:
     return ", ".join(recipe.label for recipe in extension_recipes(point)) or "none"
 
 
-def _imported(point: EntryPoint) -> str:
+def _import(point: EntryPoint) -> str:
     load_extension(point)
     return point.value
 
 
 _EXTENSIONS: dict[str, Callable[[EntryPoint], str]] = {
     ENGINE_POINTS: _try_engine,
-    RECIPE_POINTS: _read,
-    EXECUTOR_POINTS: _imported,
+    RECIPE_POINTS: _recipe_labels,
+    EXECUTOR_POINTS: _import,
     EXPERIMENT_POINTS: lambda point: str(experiment_of(point).DECLARED.question),
 }
 
@@ -322,9 +321,9 @@ def _environment_manager(tool: str, use: str) -> Callable[[], Finding]:
     def check() -> Finding:
         if tool == "local":
             python = shutil.which("python")
-            fits = python is not None and os.path.realpath(python) == os.path.realpath(sys.executable)
-            remedy = "" if fits else "activate this environment before `mlflow run --env-manager local`"
-            return Finding("mlflow run: local", "ok" if fits else "missing", f"python on PATH is {python}", remedy)
+            matches = python is not None and os.path.realpath(python) == os.path.realpath(sys.executable)
+            remedy = "" if matches else "activate this environment before `mlflow run --env-manager local`"
+            return Finding("mlflow run: local", "ok" if matches else "missing", f"python on PATH is {python}", remedy)
         if shutil.which(tool):
             return Finding(f"mlflow run: {tool}", "ok", use)
         remedy = "pip install uv" if tool == "uv" else "add --env-manager local (or uv) to `mlflow run`"

@@ -1,4 +1,4 @@
-"""Serve tracked runs to agents by the Model Context Protocol: the functions of the commands as read-only tools, with typed answers."""
+"""Serve tracked runs to agents by the Model Context Protocol: the commands as read-only tools with typed answers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from llmtrack.host.packages import install_command, not_installed
 from llmtrack.tracked.run import Run
 from llmtrack.version import __version__
 
-MOST = 200
+MAX_ANSWERS = 200
 """Maximum number of answers per call."""
 
 # Standard output is shared by all threads.
-_one_at_a_time = threading.Lock()
+_stdout_lock = threading.Lock()
 
 INSTRUCTIONS = (
     "Tracked measurements of ways to run a causal language model: speed, memory and quality. All tools only read. SELECTOR names runs: "
@@ -75,9 +75,7 @@ class RuledOut:
 
 @dataclass(frozen=True)
 class Recommended:
-    """The recommended settings; `scenario` is null if none qualifies or the result is inconclusive (`measure` settles
-    it).
-    """
+    """The recommended settings; no `scenario` if none qualifies or the result is inconclusive (`measure` settles it)."""
 
     scenario: str | None
     run_id: str | None
@@ -146,8 +144,8 @@ class Tools:
         """List studies (executions of experiments), newest first: what each asks, how it stands and its best speed."""
         from llmtrack.tracking.read.query import tracked_runs
 
-        found = tracked_runs(experiment, kind="study", tracking_uri=self._uri)
-        return [_study(run) for run in found[: _limit(limit)]]
+        studies = tracked_runs(experiment, kind="study", tracking_uri=self._uri)
+        return [_study(run) for run in studies[: _check_limit(limit)]]
 
     def compare(
         self,
@@ -195,16 +193,16 @@ class Tools:
         )
         runs = with_samples(tracked_runs(experiment, study, tracking_uri=self._uri), self._uri)
         found = recommend(runs, limits, objective, baseline)
-        how, settings = how_to_run(runs, found.run_id)
+        commands, settings = how_to_run(runs, found.run_id)
         return Recommended(
             found.scenario,
             found.run_id,
             found.sentence,
-            [RuledOut(*each) for each in found.ruled_out],
+            [RuledOut(name, why) for name, why in found.ruled_out],
             list(found.notes),
             found.measure,
-            how[0] if how else "",
-            "\n".join(how[1:]),
+            commands[0] if commands else "",
+            "\n".join(commands[1:]),
             settings,
         )
 
@@ -247,8 +245,8 @@ class Tools:
 
         runs = tracked_runs(experiment, model=model, status="FINISHED", tracking_uri=self._uri)
         require_metric(metric, sorted({name for run in runs for name in run.metrics}))
-        found = runs.where(lambda run: run.number(metric) is not None and scenario in (None, run.scenario))
-        return [_point(run, metric) for run in found[: _limit(limit)]]
+        matches = runs.where(lambda run: run.number(metric) is not None and scenario in (None, run.scenario))
+        return [_point(run, metric) for run in matches[: _check_limit(limit)]]
 
 
 def serve(tracking_uri: str | None = None) -> None:
@@ -267,32 +265,32 @@ def serve(tracking_uri: str | None = None) -> None:
     tools = Tools(tracking_uri)
     read_only = ToolAnnotations(readOnlyHint=True, destructiveHint=False, idempotentHint=True, openWorldHint=False)
     for tool in (tools.list_studies, tools.compare, tools.recommend, tools.gate, tools.history):
-        server.add_tool(Tool.from_function(_answering(tool), annotations=read_only))
+        server.add_tool(Tool.from_function(_as_answer(tool), annotations=read_only))
     # The library closes the stdout that it writes to.
     protocol = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     with contextlib.redirect_stdout(protocol):
         server.run("stdio", show_banner=False)
 
 
-def _answering(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a tool whose errors are one line to the agent, and which leaves stdout to the protocol."""
+def _as_answer(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a tool: its errors are one line to the agent, and it leaves stdout to the protocol."""
     from fastmcp.exceptions import ToolError
 
     @functools.wraps(tool)
-    def answer(*args: Any, **given: Any) -> Any:
-        with _one_at_a_time, contextlib.redirect_stdout(sys.stderr):
+    def answer(*args: Any, **options: Any) -> Any:
+        with _stdout_lock, contextlib.redirect_stdout(sys.stderr):
             try:
-                return tool(*args, **given)
+                return tool(*args, **options)
             except LlmtrackError as error:
                 raise ToolError(in_words(error)) from error
 
     return answer
 
 
-def _limit(asked: int) -> int:
-    if not 1 <= asked <= MOST:
-        raise UsageError(f"limit {asked} is not possible: use 1 to {MOST}")
-    return asked
+def _check_limit(limit: int) -> int:
+    if not 1 <= limit <= MAX_ANSWERS:
+        raise UsageError(f"limit {limit} is not possible: use 1 to {MAX_ANSWERS}")
+    return limit
 
 
 def _study(run: Run) -> Study:
@@ -302,7 +300,7 @@ def _study(run: Run) -> Study:
         run.experiment,
         run.question,
         run.status,
-        _moment(run),
+        _start_time(run),
         run.run_id,
         None if measured is None else int(measured),
         None if failed is None else int(failed),
@@ -320,7 +318,7 @@ def _point(run: Run, metric: str) -> Point:
         run.study_id,
         run.experiment,
         run.scenario,
-        _moment(run),
+        _start_time(run),
         math.nan if value is None else value,
         schema.metric(metric).unit,
         spread.low if spread else None,
@@ -331,5 +329,5 @@ def _point(run: Run, metric: str) -> Point:
     )
 
 
-def _moment(run: Run) -> str:
+def _start_time(run: Run) -> str:
     return run.start_time.isoformat(timespec="seconds") if run.start_time else ""

@@ -17,6 +17,8 @@ _TEXTS = (
     "A recipe says what to do; it seldom says why, and the why is what one remembers.",
     "Trains that are on time are not talked about, which is why nobody believes in them.",
 )
+_HEAD = """# The experiments of llmtrack as entry points of MLflow. `none` stands for nothing, since MLflow passes no empty parameter.
+"""
 
 
 def write_project(folder: Path) -> list[Path]:
@@ -39,8 +41,8 @@ def write_project(folder: Path) -> list[Path]:
         CORPUS: "".join(f'{{"text": "{text}"}}\n' for text in _TEXTS),
     }
     try:
-        if there := [name for name in texts if (folder / name).exists()]:
-            raise UsageError(f"{folder} has {', '.join(there)} already: choose another folder")
+        if existing := [name for name in texts if (folder / name).exists()]:
+            raise UsageError(f"{folder} has {', '.join(existing)} already: choose another folder")
         make_folder(folder)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
@@ -49,14 +51,10 @@ def write_project(folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-_HEAD = """# The experiments of llmtrack as entry points of MLflow. `none` stands for nothing, since MLflow passes no empty parameter.
-"""
-
-
 def _without_comments(project: str) -> str:
     """Remove the leading comment of an MLproject, which is for developers of llmtrack."""
     lines = project.splitlines(keepends=True)
-    return "".join(lines[next(place for place, line in enumerate(lines) if not line.startswith("#")) :])
+    return "".join(lines[next(index for index, line in enumerate(lines) if not line.startswith("#")) :])
 
 
 def _with_llmtrack(conda: str) -> str:

@@ -25,21 +25,21 @@ SELECTORS = "a run id (or its first 8 characters), study:ID, latest, latest:EXPE
 class Commands(click.Group):
     """A group that prints user errors as one line, with exit code 2."""
 
-    def main(self, *given: Any, **settings: Any) -> Any:
+    def main(self, *args: Any, **options: Any) -> Any:
         """Parse the command line and run a command."""
         try:
-            return super().main(*given, **settings)
+            return super().main(*args, **options)
         except OSError as error:
             if error.errno is None:
                 raise
             print_text(f"error: {refused_by_system(error)}", err=True)
-            _forget_output()
+            _discard_output()
             sys.exit(2)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line."""
         try:
-            return super().parse_args(ctx, [readable(each) for each in args])
+            return super().parse_args(ctx, [readable(arg) for arg in args])
         except UsageError as error:
             print_text(f"error: {error}", err=True)
             ctx.exit(2)
@@ -66,7 +66,7 @@ class Commands(click.Group):
             ctx.exit(128 + ended.number)
         except BrokenPipeError:
             # The reader closed the pipe, as `head` does; nothing must be written at exit either.
-            _forget_output()
+            _discard_output()
             ctx.exit(0)
         except click.ClickException:
             raise
@@ -78,7 +78,7 @@ class Commands(click.Group):
             ctx.exit(2)
 
 
-def _forget_output() -> None:
+def _discard_output() -> None:
     """Discard buffered output that cannot be written."""
     try:
         if sys.stdout is not None:
@@ -94,24 +94,24 @@ def optional(ctx: click.Context, param: click.Parameter, value: str | None) -> s
 
 def comma_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     """Parse comma-separated names."""
-    given = optional(ctx, param, value)
-    return None if given is None else tuple(filter(None, (name.strip() for name in given.split(","))))
+    text = optional(ctx, param, value)
+    return None if text is None else tuple(filter(None, (name.strip() for name in text.split(","))))
 
 
 def key_values(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Read `KEY=VALUE` pairs."""
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for key, sign, value in (value.partition("=") for value in values):
         if not sign or not key:
             raise click.BadParameter("write KEY=VALUE", ctx, param)
-        if key in found:
+        if key in pairs:
             raise click.BadParameter(f"{key} is given twice", ctx, param)
-        found[key] = value
-    return found
+        pairs[key] = value
+    return pairs
 
 
 def layout(*styles: str, sort: bool = False) -> Callable[[F], F]:
-    """Return a decorator that adds the table layout options, passed to the command as `shown`."""
+    """Add the options of a table's layout to a command, which gets them as `shown`."""
     options = [
         click.option("--format", "style", type=click.Choice(styles or FORMATS), default="table", show_default=True),
         click.option("--columns", callback=comma_list, help="Only these columns, comma-separated."),
@@ -122,21 +122,21 @@ def layout(*styles: str, sort: bool = False) -> Callable[[F], F]:
 
     def add(command: F) -> F:
         @functools.wraps(command)
-        def laid_out(
+        def with_layout(
             *args: Any,
             style: str,
             columns: tuple[str, ...] | None,
             wide: bool,
             sort: str | None = None,
-            **given: Any,
+            **arguments: Any,
         ) -> Any:
             from llmtrack.report.show import Layout
 
-            return command(*args, shown=Layout(style, sort, columns, wide), **given)
+            return command(*args, shown=Layout(style, sort, columns, wide), **arguments)
 
         for option in reversed(options):
-            laid_out = option(laid_out)
-        return cast("F", laid_out)
+            with_layout = option(with_layout)
+        return cast("F", with_layout)
 
     return add
 

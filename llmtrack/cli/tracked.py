@@ -80,7 +80,7 @@ def compare(
             layout=shown,
             tracking_uri=chosen["tracking_uri"],
         )
-        _tell_latest(latest)
+        _print_latest(latest)
         return
     if candidate or metric or across_environments:
         raise UsageError("--candidate, --metric and --across-environments need a --baseline")
@@ -93,23 +93,19 @@ def compare(
         progress=sys.stderr.isatty(),
         **chosen,
     )
-    _tell_latest(latest)
+    _print_latest(latest)
 
 
 @click.command()
 @filters
 @click.option("--kind", type=click.Choice(["scenario", "study"]), default="scenario", show_default=True)
-@click.option(
-    "--status",
-    type=click.Choice(STATUSES),
-    help="Only runs in this state.",
-)
+@click.option("--status", type=click.Choice(STATUSES), help="Only runs in this state.")
 @layout("table", "csv", "json")
 def runs(kind: str, status: str | None, shown: Layout, **chosen: Any) -> None:
     """List tracked runs, newest first."""
     from llmtrack.report.show import show_runs
 
-    show_runs(_found(kind=kind, status=status, **chosen), shown)
+    show_runs(_select_runs(kind=kind, status=status, **chosen), shown)
 
 
 @click.command()
@@ -180,8 +176,8 @@ def gate(
         for note in result.notes:
             print_text(note, err=True)
     # An incomplete check is an error to fix, so it is printed to standard error.
-    told, mistaken = gate_summary(result), result.exit_code == NOT_CHECKED
-    print_text(f"error: {told}" if mistaken else told, err=mistaken or shown.style in ("csv", "json"))
+    summary, incomplete = gate_summary(result), result.exit_code == NOT_CHECKED
+    print_text(f"error: {summary}" if incomplete else summary, err=incomplete or shown.style in ("csv", "json"))
     sys.exit(result.exit_code)
 
 
@@ -201,9 +197,9 @@ def pareto(speed: str, quality: str, memory: bool, output: Path | None, shown: L
     from llmtrack.report.pareto import show_pareto
 
     chosen, latest = _latest_unless_chosen(chosen)
-    runs = with_samples(_found(**chosen), chosen["tracking_uri"])
+    runs = with_samples(_select_runs(**chosen), chosen["tracking_uri"])
     show_pareto(runs, speed, quality, memory=memory, layout=shown, output=output)
-    _tell_latest(latest)
+    _print_latest(latest)
 
 
 @click.command()
@@ -244,25 +240,23 @@ def recommend(
         None if max_memory is None else parse_size(max_memory),
     )
     chosen, latest = _latest_unless_chosen(chosen)
-    runs = with_samples(_found(**chosen), chosen["tracking_uri"])
-    found = choose(runs, limits, objective, baseline)
-    how, settings = how_to_run(runs, found.run_id)
+    runs = with_samples(_select_runs(**chosen), chosen["tracking_uri"])
+    recommendation = choose(runs, limits, objective, baseline)
+    commands, settings = how_to_run(runs, recommendation.run_id)
     if style == "table":
-        print_text(render_recommendation(found, width_of(make_console())), nl=False)
-        if how:
-            print_text("\n".join(["To run it that way:", *(f"  {line}".rstrip() for line in how)]))
+        print_text(render_recommendation(recommendation, width_of(make_console())), nl=False)
+        if commands:
+            print_text("\n".join(["To run it that way:", *(f"  {line}".rstrip() for line in commands)]))
         if settings:
             print_text(f"Measured with {', '.join(settings)}.")
     else:
-        print_text(
-            (recommendation_json if style == "json" else recommendation_markdown)(found, how, settings),
-            nl=False,
-        )
+        render = recommendation_json if style == "json" else recommendation_markdown
+        print_text(render(recommendation, commands, settings), nl=False)
     if picture is not None:
-        draw(found, runs, objective, picture)
+        draw(recommendation, runs, objective, picture)
         print_text(f"Written: {picture}", err=True)
-    _tell_latest(latest)
-    if found.scenario is None:
+    _print_latest(latest)
+    if recommendation.scenario is None:
         sys.exit(1)
 
 
@@ -279,19 +273,20 @@ def _latest(tracking_uri: str | None, experiment: str | None = None) -> str:
     return newest_study(experiment, tracking_uri)
 
 
-def _tell_latest(study: str | None) -> None:
+def _print_latest(study: str | None) -> None:
     """Print which study an answer refers to, after the answer, so that an error stays one line."""
     if study is not None:
         print_text(f"latest: {study} (--study chooses another)", err=True)
 
 
-def _found(**chosen: Any) -> Runs:
+def _select_runs(**chosen: Any) -> Runs:
+    """Return the runs that the filters select; explain an empty result where the reason is known."""
     from llmtrack.tracking.read.query import tracked_runs, why_empty
 
-    found = tracked_runs(progress=sys.stderr.isatty(), **chosen)
-    if not found and (running := why_empty(chosen.get("study"), chosen.get("tracking_uri"))):
-        raise UsageError(running)
-    return found
+    runs = tracked_runs(progress=sys.stderr.isatty(), **chosen)
+    if not runs and (reason := why_empty(chosen.get("study"), chosen.get("tracking_uri"))):
+        raise UsageError(reason)
+    return runs
 
 
 COMMANDS = (compare, runs, gate, pareto, recommend)

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmtrack.cli import main, mcp
-from llmtrack.cli.mcp import MOST, Tools
+from llmtrack.cli.mcp import MAX_ANSWERS, Tools
 from llmtrack.errors import UsageError
 from llmtrack.tracking.store import sqlite_path
 from tests.decide.conftest import (  # noqa: F401 - fixtures
@@ -112,11 +112,11 @@ def test_the_history_of_a_metric_has_its_intervals(studies, uri):  # noqa: F811
     assert Tools(uri).history("tokens_per_sec", model="nothing like it") == []
 
 
-@pytest.mark.parametrize("limit", [0, -1, MOST + 1])
+@pytest.mark.parametrize("limit", [0, -1, MAX_ANSWERS + 1])
 @pytest.mark.slow(3)
 def test_answers_stay_small(studies, uri, limit):  # noqa: F811
     for ask in (Tools(uri).list_studies, lambda limit: Tools(uri).history("tokens_per_sec", limit=limit)):
-        with pytest.raises(UsageError, match=rf"limit {limit} is not possible: use 1 to {MOST}"):
+        with pytest.raises(UsageError, match=rf"limit {limit} is not possible: use 1 to {MAX_ANSWERS}"):
             ask(limit=limit)
 
 
