@@ -29,11 +29,11 @@ def declarations() -> dict[str, Declaration[Any]]:
     names = [module.name for module in pkgutil.iter_modules(__path__)]
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names if name != "suite"]
     declared = [module.DECLARED for module in modules if hasattr(module, "DECLARED")]
-    declared.sort(key=lambda each: (each.position is None, each.position, each.name))
-    for what in ("position", "name"):
-        for one, other in combinations(declared, 2):
-            if (value := getattr(one, what)) is not None and value == getattr(other, what):
+    declared.sort(key=lambda experiment: (experiment.position is None, experiment.position, experiment.name))
+    for field in ("position", "name"):
+        for first, second in combinations(declared, 2):
+            if (value := getattr(first, field)) is not None and value == getattr(second, field):
                 raise ValueError(
-                    f"the experiments {one.name} and {other.name} both declare {what}={value!r}: give each its own"
+                    f"the experiments {first.name} and {second.name} both declare {field}={value!r}: give each its own"
                 )
-    return {each.name: each for each in declared}
+    return {experiment.name: experiment for experiment in declared}

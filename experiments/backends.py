@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT
-from experiments.quantization import ALL, BASELINE, advise, named, parsed
+from experiments.quantization import ALL, BASELINE, advise, parse_label, scenario_name
 from llmtrack.decide.candidates import gather_candidates
 from llmtrack.engines.options import MOST_THREADS
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
+from llmtrack.host.formatting import plural
 from llmtrack.host.packages import RUNTIMES, available, install_command, missing_modules
 from llmtrack.quantize.recipe import recipes
 from llmtrack.report.pareto import pareto_plot
@@ -80,17 +81,17 @@ class Config(QualityOptions, WhichModel, TimingOptions, RunOptions):
 
 def everything() -> tuple[str, ...]:
     """Return the default recipes: floats and the most promising recipes of each installed backend."""
-    found = [BASELINE, *OURS["torch"]]
+    labels = [BASELINE, *OURS["torch"]]
     if available("onnx", "any"):
-        found += OURS["onnx"]
+        labels += OURS["onnx"]
     for backend in RUNTIMES:
         if available(backend):
-            mine = (each.label for each in recipes() if each.backend == backend and not each.lacking)
-            found += [f"{backend}/float32", *mine]
-    return tuple(found)
+            runnable = (recipe.label for recipe in recipes() if recipe.backend == backend and not recipe.lacking)
+            labels += [f"{backend}/float32", *runnable]
+    return tuple(labels)
 
 
-def several() -> bool:
+def has_alternatives() -> bool:
     """Return whether there is more than one backend to compare."""
     return any(available(backend) for backend in ("onnx", *RUNTIMES))
 
@@ -108,35 +109,33 @@ def build(config: Config) -> Experiment:
     reference = _variant(config, BASELINE, config.threads[0])
     task = PerplexityTask(corpus=config.corpus, max_length=config.max_length, workers=config.workers)
     quality = QualityCheck(task, reference, config.reference_tokens)
-    first, *more = config.sizes
-    cells = [(length, first) for length in config.lengths] + [(config.lengths[0], size) for size in more]
+    first_size, *other_sizes = config.sizes
+    shapes = [(length, first_size) for length in config.lengths]
+    shapes += [(config.lengths[0], size) for size in other_sizes]
     scenarios = tuple(
         Scenario(
             _name(config, label, threads, length, size),
             _variant(config, label, threads),
             GenerateTask(
-                (BASE_TEXT,) * size,
-                prompt_tokens=length,
-                max_new_tokens=config.max_new_tokens,
-                batch_size=size,
+                (BASE_TEXT,) * size, prompt_tokens=length, max_new_tokens=config.max_new_tokens, batch_size=size
             ),
             config.repeat(),
             baseline=label == BASELINE and threads == config.threads[0],
-            quality=quality if (length, size) == (max(config.lengths), first) else None,
+            quality=quality if (length, size) == (max(config.lengths), first_size) else None,
         )
         for label in chosen
         for threads in config.threads
-        for length, size in cells
+        for length, size in shapes
     )
     return DECLARED.asking(config, scenarios, recipes=chosen)
 
 
 def _variant(config: Config, label: str, threads: int) -> Variant:
-    return config.variant(**parsed(label), options=(("threads", threads),) if threads else ())
+    return config.variant(**parse_label(label), options=(("threads", threads),) if threads else ())
 
 
 def _name(config: Config, label: str, threads: int, length: int, size: int) -> str:
-    parts = [named(label), f"prompt-{length}"]
+    parts = [scenario_name(label), f"prompt-{length}"]
     parts += [f"batch-{size}"] if size != config.sizes[0] else []
     parts += [f"threads-{threads}"] if len(config.threads) > 1 else []
     return "-".join(parts)
@@ -153,44 +152,42 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
 
 
 def reading(runs: Runs) -> list[str]:
-    """Recommend a recipe per number of threads; state the gain of more threads, and what was not scored or not
-    installed.
-    """
+    """Recommend a recipe per number of threads, and name what was not scored or is not installed."""
     lines: list[str] = []
     for threads, scored in _by_threads(runs):
-        counted = "1 thread" if threads == 1 else f"{threads} threads"
+        with_threads = plural(threads, "thread")
         base = next((run for run in scored if (run.text("backend"), run.text("dtype")) == ("torch", "float32")), None)
         if base is None:
-            lines.append(f"With {counted} PyTorch in float32 was not measured: there is nothing to compare with.")
+            lines.append(f"With {with_threads} PyTorch in float32 was not measured: there is nothing to compare with.")
             continue
         lines.append(
-            f"{base.text('model_id')} with {counted}, PyTorch in float32: prefill {base.metrics['prefill_tokens_per_sec']:.0f} and "
+            f"{base.text('model_id')} with {with_threads}, PyTorch in float32: prefill {base.metrics['prefill_tokens_per_sec']:.0f} and "
             f"decode {base.metrics['decode_tokens_per_sec']:.1f} tokens/s{say.doubt(base)}, perplexity {base.metrics['perplexity']:.3f} ({base.text('corpus')})."
         )
         lines += advise(scored, base)
     if not lines:
         lines.append("Nothing was both timed and scored, so there is nothing to compare.")
     lines += [f"{run.name} was timed and not scored." for run in _unscored(runs)]
-    absent = [backend for backend in ("onnx", *RUNTIMES) if missing_modules(backend)]
-    if absent:
-        lines.append(f"Not installed: {'; '.join(f'{backend} ({install_command(backend)})' for backend in absent)}.")
+    missing = [backend for backend in ("onnx", *RUNTIMES) if missing_modules(backend)]
+    if missing:
+        lines.append(f"Not installed: {'; '.join(f'{backend} ({install_command(backend)})' for backend in missing)}.")
     return lines + say.doubts(runs)
 
 
 def _by_threads(runs: Runs) -> list[tuple[int, Runs]]:
     """Group the runs that have both speeds and a perplexity by their number of threads."""
-    found: dict[int, list[Run]] = {}
+    groups: dict[int, list[Run]] = {}
     for run in runs.measured("perplexity", *SPEEDS.values(), "threads"):
-        found.setdefault(int(run.params["threads"]), []).append(run)
-    return [(number, Runs(found[number])) for number in sorted(found)]
+        groups.setdefault(int(run.params["threads"]), []).append(run)
+    return [(threads, Runs(groups[threads])) for threads in sorted(groups)]
 
 
 def _unscored(runs: Runs) -> Runs:
     """Return one run for each backend and recipe without any score."""
     names = ("backend", "quantization", "dtype")
-    known = set(keys(runs.measured("perplexity"), names))
+    scored = set(keys(runs.measured("perplexity"), names))
     timed = runs.measured(SPEEDS["decode"]).first_of_each(*names)
-    return Runs(run for run, key in zip(timed, keys(timed, names), strict=True) if key not in known)
+    return Runs(run for run, key in zip(timed, keys(timed, names), strict=True) if key not in scored)
 
 
 def quick(config: Config) -> Config:
@@ -210,7 +207,7 @@ DECLARED = Declaration(
     position=10,
     quick=quick,
     first_look=False,
-    applies=several,
+    applies=has_alternatives,
     more="([docs/backends.md](docs/backends.md))",
     typed=True,
 )

@@ -17,11 +17,11 @@ from llmtrack.spec.task import GenerateTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
-# Shares that round to 0 % are not mentioned.
-_SOME_PADS = 0.005
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+# Share of pads from which they are mentioned: smaller ones round to 0 %.
+_LEAST_PAD_SHARE = 0.005
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ def build(config: Config) -> Experiment:
 
 def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw throughput, time per sample, and waiting time against the batch size."""
-    kept: dict[str, Any] = {"x": "batch_size", "x_label": "batch size", "log_x": True}
+    axes: dict[str, Any] = {"x": "batch_size", "x_label": "batch size", "log_x": True}
     return {
-        "tokens_per_sec": line_plot(runs, y="tokens_per_sec", title="Throughput of the whole list", **kept),
-        "latency_per_sample": line_plot(runs, y="latency_per_sample_s", title="Time per sample worked off", **kept),
-        "batch_latency": line_plot(runs, y="batch_latency_s", title="Time a sample waits for its batch", **kept),
+        "tokens_per_sec": line_plot(runs, y="tokens_per_sec", title="Throughput of the whole list", **axes),
+        "latency_per_sample": line_plot(runs, y="latency_per_sample_s", title="Time per sample worked off", **axes),
+        "batch_latency": line_plot(runs, y="batch_latency_s", title="Time a sample waits for its batch", **axes),
     }
 
 
@@ -71,7 +71,7 @@ def reading(runs: Runs) -> list[str]:
     if not done:
         return ["Nothing was measured."]
     first, best = done[0], knee(done)
-    grown = say.difference_between(first, best, "tokens_per_sec")
+    growth = say.difference_between(first, best, "tokens_per_sec")
     if undecided := say.undecided("Which batch size makes the most", done):
         return [*undecided, *say.doubts(runs)]
     if best.run_id == first.run_id:
@@ -80,10 +80,10 @@ def reading(runs: Runs) -> list[str]:
             f"{first.metrics['tokens_per_sec']:.1f} tokens/s{say.doubt(first)}."
         ]
     else:
-        of_the_first = f"rate of batch size {first.params['batch_size']}"
+        amount = f"rate of batch size {first.params['batch_size']}"
         lines = [
             f"Throughput grows up to a batch size of {best.params['batch_size']}{say.doubt(best)}: {best.metrics['tokens_per_sec']:.1f} tokens/s, "
-            f"{say.times(grown, of_the_first)}."
+            f"{say.times(growth, amount)}."
         ]
     lines += say.cannot_tell(best, done, "tokens_per_sec")
     if best.params["batch_size"] == done[-1].params["batch_size"] and len(done) > 1:
@@ -94,7 +94,7 @@ def reading(runs: Runs) -> list[str]:
             f"{first.metrics['batch_latency_s']:.2f} s, and its text grows by {best.metrics['tokens_per_sec_per_sample']:.1f} tokens/s "
             f"instead of {first.metrics['tokens_per_sec_per_sample']:.1f}."
         )
-    if best.has("pad_share") and best.metrics["pad_share"] >= _SOME_PADS:
+    if best.has("pad_share") and best.metrics["pad_share"] >= _LEAST_PAD_SHARE:
         lines.append(
             f"Padding takes {best.metrics['pad_share']:.0%} of the prompt positions at batch size {best.params['batch_size']}: sort requests by "
             "length to reduce it."
@@ -103,7 +103,7 @@ def reading(runs: Runs) -> list[str]:
 
 
 def knee(done: Runs) -> Run:
-    """Return the run of the batch size after which throughput stops growing beyond noise.
+    """Find the run of the batch size after which throughput stops growing beyond noise.
 
     Args:
         done: measured runs, sorted by batch size.

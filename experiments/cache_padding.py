@@ -21,8 +21,6 @@ from llmtrack.tracked.runs import Runs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CACHES = (True, False)
-
 
 @dataclass(frozen=True)
 class Config(EngineOptions, ManyTimingOptions, RunOptions):
@@ -43,7 +41,7 @@ def build(config: Config) -> Experiment:
             baseline=use_cache,
         )
         for length in config.lengths
-        for use_cache in CACHES
+        for use_cache in (True, False)
     ]
     batch = GenerateTask(UNEQUAL_PROMPTS, max_new_tokens=config.max_new_tokens, compare_unpadded=True)
     padding = {
@@ -67,10 +65,10 @@ def build(config: Config) -> Experiment:
 def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw latency by output length with and without the cache, and throughput by padding."""
     cache, padding = _parts(runs)
-    drawn = {}
+    figures = {}
     if cache.measured("total_latency_s"):
-        drawn["cache_latency"] = line_plot(
-            Runs(map(_with_cache_named, cache)),
+        figures["cache_latency"] = line_plot(
+            Runs(map(_with_cache_label, cache)),
             x="max_new_tokens",
             y="total_latency_s",
             group="cache",
@@ -78,13 +76,10 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
             x_label="new tokens",
         )
     if padding.measured("tokens_per_sec"):
-        drawn["padding_tokens_per_sec"] = bar_plot(
-            padding,
-            "scenario",
-            "tokens_per_sec",
-            title="New tokens per second by padding",
+        figures["padding_tokens_per_sec"] = bar_plot(
+            padding, "scenario", "tokens_per_sec", title="New tokens per second by padding"
         )
-    return drawn
+    return figures
 
 
 def reading(runs: Runs) -> list[str]:
@@ -94,7 +89,8 @@ def reading(runs: Runs) -> list[str]:
     lines = []
     longest = max((run.params["max_new_tokens"] for run in done), default=0)
     of_longest = [run for run in done if run.params["max_new_tokens"] == longest]
-    on, off = (next((run for run in of_longest if run.params["use_cache"] is used), None) for used in CACHES)
+    on = next((run for run in of_longest if run.params["use_cache"]), None)
+    off = next((run for run in of_longest if not run.params["use_cache"]), None)
     if on is not None and off is not None:
         lines.append(
             f"Without the KV cache {off.params['max_new_tokens']} new tokens behind {off.params['prompt_tokens']} prompt tokens take "
@@ -112,18 +108,18 @@ def _parts(runs: Runs) -> tuple[Runs, Runs]:
     return runs.where(lambda run: not padded(run)), runs.where(padded)
 
 
-def _with_cache_named(run: Run) -> Run:
+def _with_cache_label(run: Run) -> Run:
     name = "with KV cache" if run.params.get("use_cache") else "without"
     return replace(run, params={**run.params, "cache": name})
 
 
-def _growth(how: str, run: Run) -> str:
+def _growth(with_or_without: str, run: Run) -> str:
     first, last = "inter_token_latency_first_quarter_ms", "inter_token_latency_last_quarter_ms"
     if not run.has(first) or not run.has(last):
         return ""
     return (
         f"From the first to the last quarter of the answer a token takes {run.metrics[first]:.1f} ms to {run.metrics[last]:.1f} ms "
-        f"{how} the cache ({ratio_text(run.metrics[last] / run.metrics[first])})."
+        f"{with_or_without} the cache ({ratio_text(run.metrics[last] / run.metrics[first])})."
     )
 
 

@@ -166,12 +166,12 @@ def reading(runs: Runs) -> list[str]:
     done = runs.measured("avg_latency_per_token_ms")
     if not done:
         return ["Nothing was measured.", *say.doubts(runs)]
-    return [_range(done), *outlier_lines(done), *_rules(done), *_special(done), *say.doubts(runs)]
+    return [_spread(done), *outlier_lines(done), *_rules(done), *_special(done), *say.doubts(runs)]
 
 
-def _range(done: Runs) -> str:
+def _spread(done: Runs) -> str:
     base, key = done[0], "avg_latency_per_token_ms"
-    low, high = (pick(done, key=lambda run: run.metrics[key]) for pick in (min, max))
+    low, high = (extreme(done, key=lambda run: run.metrics[key]) for extreme in (min, max))
     return (
         f"{base.scenario}: {base.metrics[key]:.1f} ms/token{say.doubt(base)} with {plural(base.params['prompt_tokens_total'], 'prompt token')} and "
         f"{plural(base.params['max_new_tokens'], 'new one')}. All {len(done)} prompts lie between {low.metrics[key]:.1f} ({low.scenario}{say.doubt(low)}) and "

@@ -74,11 +74,11 @@ def reading(runs: Runs) -> list[str]:
         f"{base.metrics['tokens_truncated']:,.0f} tokens were cut, at {base.metrics['score_tokens_per_sec']:,.0f} tokens/s.",
     ]
     for run in done[1:]:
-        found = say.difference_between(base, run, "perplexity")
+        difference = say.difference_between(base, run, "perplexity")
         change = f"perplexity {change_text(run.metrics['perplexity'] / base.metrics['perplexity'])} against {base.text('dtype')}"
-        if found.verdict == "same":
-            change += f", {found.words}"
-        lines.append(f"{run.text('dtype')}: {found.words if found.verdict == 'not comparable' else change}.")
+        if difference.verdict == "same":
+            change += f", {difference.words}"
+        lines.append(f"{run.text('dtype')}: {difference.words if difference.verdict == 'not comparable' else change}.")
     return lines + say.doubts(runs)
 
 

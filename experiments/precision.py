@@ -66,11 +66,11 @@ def reading(runs: Runs) -> list[str]:
         f"Fastest: {fastest.text('dtype')}{say.doubt(fastest)} with {fastest.metrics['tokens_per_sec']:.2f} tokens/s{behind}."
     ]
     for run in done[1:]:
-        same = "the same" if run.agrees(base, "output_digest") else "other"
+        tokens = "the same" if run.agrees(base, "output_digest") else "other"
         lines.append(
             f"{run.text('dtype')} against {base.text('dtype')}: the call takes {say.change(base, run, 'total_latency_s')}, "
             f"the weights take {run.metrics['model_size_mib'] / base.metrics['model_size_mib']:.0%} of the memory, "
-            f"and greedy decoding gives {same} tokens."
+            f"and greedy decoding gives {tokens} tokens."
         )
     lines.append(
         "Speed is half of the choice: the perplexity experiment with the same dtype shows its cost in quality."

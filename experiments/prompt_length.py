@@ -44,15 +44,10 @@ def build(config: Config) -> Experiment:
 
 def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw latency and throughput against the prompt length."""
-    kept: dict[str, Any] = {"x": "prompt_tokens_total", "x_label": "prompt tokens", "log_x": True}
+    axes: dict[str, Any] = {"x": "prompt_tokens_total", "x_label": "prompt tokens", "log_x": True}
     return {
-        "latency": line_plot(runs, y="total_latency_s", title="Latency of the whole call", **kept),
-        "tokens_per_sec": line_plot(
-            runs,
-            y="tokens_per_sec",
-            title="New tokens per second, prefill included",
-            **kept,
-        ),
+        "latency": line_plot(runs, y="total_latency_s", title="Latency of the whole call", **axes),
+        "tokens_per_sec": line_plot(runs, y="tokens_per_sec", title="New tokens per second, prefill included", **axes),
     }
 
 
@@ -66,11 +61,11 @@ def reading(runs: Runs) -> list[str]:
         f"From {short.params['prompt_tokens_total']} to {long.params['prompt_tokens_total']} prompt tokens the call takes "
         f"{say.change(short, long, 'total_latency_s', across_work=True)} ({short.metrics['total_latency_s']:.2f} s to {long.metrics['total_latency_s']:.2f} s)."
     ]
-    more = long.params["prompt_tokens_total"] - short.params["prompt_tokens_total"]
-    extra = long.metrics["time_to_first_token_ms"] - short.metrics["time_to_first_token_ms"]
+    extra_tokens = long.params["prompt_tokens_total"] - short.params["prompt_tokens_total"]
+    extra_ms = long.metrics["time_to_first_token_ms"] - short.metrics["time_to_first_token_ms"]
     lines.append(
-        f"Each further prompt token costs {extra / more:.2f} ms of the time to the first token{say.doubt(long)}."
-        if extra > 0
+        f"Each further prompt token costs {extra_ms / extra_tokens:.2f} ms of the time to the first token{say.doubt(long)}."
+        if extra_ms > 0
         else "What a further prompt token costs is lost in the noise: the first token came no later behind the longer prompt."
     )
     if short.has("inter_token_latency_ms") and long.has("inter_token_latency_ms"):

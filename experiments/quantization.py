@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT
 from llmtrack.decide.comparability import relative_perplexity
-from llmtrack.decide.differences import Difference, change_text, difference_text, ratio_text
+from llmtrack.decide.differences import change_text, difference_text, ratio_text
 from llmtrack.decide.verdicts import differences_from, measure_command
 from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import OnnxOptions
@@ -61,6 +61,7 @@ TABLE = OwnTable(
     ),
     compared=("prefill_tokens_per_sec", "decode_tokens_per_sec", "perplexity"),
 )
+_NO_VERDICT = ("not comparable", "missing", "failed")
 # Perplexity increases that a recommendation may cost, as shares of the baseline's.
 SMALL_COST, LARGER_COST = 0.01, 0.05
 
@@ -95,17 +96,18 @@ class Options(OnnxOptions):
         """Return the sorted options of a variant; options left at the recipe's default are omitted."""
         chosen: dict[str, Scalar] = {}
         if backend == "onnx":
-            for each in parameters(OnnxOptions):
-                if getattr(self, each.name) != each.default:
-                    chosen[each.name] = getattr(self, each.name)
-        if recipe != "none":
-            found = find_recipe(backend, recipe)
-            mine = {
-                each.name: getattr(self, each.name) for each in parameters(found.options) if hasattr(self, each.name)
+            chosen |= {
+                option.name: getattr(self, option.name)
+                for option in parameters(OnnxOptions)
+                if getattr(self, option.name) != option.default
             }
+        if recipe != "none":
+            known = find_recipe(backend, recipe)
+            names = [option.name for option in parameters(known.options) if hasattr(self, option.name)]
+            values = {name: getattr(self, name) for name in names}
             # False is not 0 here: it requests blocks with zero points.
-            chosen |= {name: value for name, value in mine.items() if value is False or value not in (0, "auto")}
-            if found.calibrated:
+            chosen |= {name: value for name, value in values.items() if value is False or value not in (0, "auto")}
+            if known.calibrated:
                 chosen["calibration"] = self.calibration
         return tuple(sorted(chosen.items()))
 
@@ -141,7 +143,7 @@ def build(config: Config) -> Experiment:
     reference = _variant(config, BASELINE)
     scenarios = tuple(
         Scenario(
-            named(label),
+            scenario_name(label),
             _variant(config, label),
             GenerateTask((BASE_TEXT,), prompt_tokens=config.prompt_tokens, max_new_tokens=config.max_new_tokens),
             config.repeat(),
@@ -151,7 +153,7 @@ def build(config: Config) -> Experiment:
         )
         for label in chosen
     )
-    _refuse_what_nothing_takes(config, scenarios)
+    _refuse_unused_options(config, scenarios)
     return DECLARED.asking(config, scenarios, recipes=chosen)
 
 
@@ -163,13 +165,13 @@ def on_best(experiment: Experiment, variants: Mapping[str, Variant], runs: Runs)
         variants: the variants of this experiment's scenarios, by the scenario's name.
         runs: tracked runs, including this experiment's.
     """
-    found = best_quantized(runs.where(lambda run: run.experiment == "quantization"))
-    if not found:
+    names = best_quantized(runs.where(lambda run: run.experiment == "quantization"))
+    if not names:
         return experiment
-    best, *alike = found
-    moved = tuple(replace(each, variant=variants[best]) for each in experiment.scenarios)
-    untold = f", which is not told from {', '.join(alike)} in speed" if alike else ""
-    return replace(experiment, scenarios=moved, question=f"{experiment.question} (on {best}{untold})")
+    best, *alike = names
+    scenarios = tuple(replace(scenario, variant=variants[best]) for scenario in experiment.scenarios)
+    note = f", which is not told from {', '.join(alike)} in speed" if alike else ""
+    return replace(experiment, scenarios=scenarios, question=f"{experiment.question} (on {best}{note})")
 
 
 def best_quantized(runs: Runs) -> list[str]:
@@ -192,8 +194,8 @@ def best_quantized(runs: Runs) -> list[str]:
         allowed = quantized.where(_costs_at_most(cost, base)).by(key, highest_first=True)
         if allowed:
             fastest, *others = allowed
-            found = differences_from(fastest, others, key)
-            alike = [fastest, *(run for run, each in zip(others, found, strict=True) if not each.conclusive)]
+            differences = differences_from(fastest, others, key)
+            alike = [fastest, *(run for run, each in zip(others, differences, strict=True) if not each.conclusive)]
             return Runs(alike).by("perplexity").scenarios
     return [quantized.by("perplexity")[0].scenario]
 
@@ -215,20 +217,20 @@ def everything(device: str = "auto") -> tuple[str, ...]:
         device: `auto`, `cpu`, `cuda` or `cuda:N`; with a GPU, its recipes are included.
     """
     card = None if device == "cpu" else capability()
-    found = [BASELINE, "torch/bfloat16", *(["onnx/float32"] if available("onnx") else [])]
+    labels = [BASELINE, "torch/bfloat16", *(["onnx/float32"] if available("onnx") else [])]
     if card is not None:
-        found.append("torch/float16")
-    for each in recipes():
-        fits = each.capability is None or (card or (0, 0)) >= each.capability
-        if fits and each.backend not in RUNTIMES and not each.lacking:
-            found.append(each.label)
+        labels.append("torch/float16")
+    for recipe in recipes():
+        supported = recipe.capability is None or (card or (0, 0)) >= recipe.capability
+        if supported and recipe.backend not in RUNTIMES and not recipe.lacking:
+            labels.append(recipe.label)
             # Unquantized models are only fast on a GPU in 16 bits.
-            if card is not None and each.backend == "torch" and each.computes == "float32":
-                found.append(f"{each.label}@bfloat16")
-    return tuple(found)
+            if card is not None and recipe.backend == "torch" and recipe.computes == "float32":
+                labels.append(f"{recipe.label}@bfloat16")
+    return tuple(labels)
 
 
-def parsed(label: str) -> dict[str, str]:
+def parse_label(label: str) -> dict[str, str]:
     """Parse a label into the variant's backend, precision and optional recipe.
 
     Options stay with the backend, as in experiments with one backend.
@@ -236,42 +238,41 @@ def parsed(label: str) -> dict[str, str]:
     Raises:
         UsageError: it is not a label, or the backend has no such recipe.
     """
-    way, *told = label.split() or [""]
-    backend, slash, rest = way.partition("/")
+    recipe, *options = label.split() or [""]
+    backend, slash, rest = recipe.partition("/")
     name, at, dtype = rest.partition("@")
     if not slash or not name or (at and not dtype) or (at and name in PRECISIONS):
-        examples = labels_of(way) or ["onnx/int8-weight-only", "torch/int8-weight-only@bfloat16", "torch/bfloat16"]
+        examples = labels_of(recipe) or ["onnx/int8-weight-only", "torch/int8-weight-only@bfloat16", "torch/bfloat16"]
         raise UsageError(
             f"{label!r} is not a recipe: write BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION, such as "
             f"{' or '.join(examples)}"
         )
-    found = {"backend": " ".join([backend, *told])}
+    parts = {"backend": " ".join([backend, *options])}
     if name in PRECISIONS:
-        return found | {"dtype": name}
+        return parts | {"dtype": name}
     computes = canonical_dtype(dtype) if dtype else find_recipe(backend, name).computes
-    return found | {"dtype": computes, "quantization": name}
+    return parts | {"dtype": computes, "quantization": name}
 
 
-def named(label: str) -> str:
-    """Return the scenario name of a label."""
+def scenario_name(label: str) -> str:
+    """Convert a label to a scenario's name."""
     return re.sub(r"[/@\s]+", "-", label.strip()).replace("=", "_")
 
 
 def _variant(config: Config, label: str) -> Variant:
-    asked = parsed(label)
-    options = config.of(asked["backend"].split()[0], asked.get("quantization", "none"))
-    return config.variant(**asked, options=options)
+    parts = parse_label(label)
+    options = config.of(parts["backend"].split()[0], parts.get("quantization", "none"))
+    return config.variant(**parts, options=options)
 
 
-def _refuse_what_nothing_takes(config: Config, scenarios: Sequence[Scenario]) -> None:
-    told = {name for each in scenarios for name, _ in each.variant.options}
-    nothing = [name for name in non_defaults(config_from(Options, config)) if name not in told]
-    if config.log_model and not any(each.keep_model for each in scenarios):
-        nothing.append("log_model")
-    if nothing:
-        raise UsageError(
-            f"{' and '.join(nothing)} would change nothing: none of {', '.join(each.name for each in scenarios)} takes it"
-        )
+def _refuse_unused_options(config: Config, scenarios: Sequence[Scenario]) -> None:
+    used = {name for scenario in scenarios for name, _ in scenario.variant.options}
+    unused = [name for name in non_defaults(config_from(Options, config)) if name not in used]
+    if config.log_model and not any(scenario.keep_model for scenario in scenarios):
+        unused.append("log_model")
+    if unused:
+        names = ", ".join(scenario.name for scenario in scenarios)
+        raise UsageError(f"{' and '.join(unused)} would change nothing: none of {names} takes it")
 
 
 def _check_texts(calibration: str, evaluation: str) -> None:
@@ -327,14 +328,14 @@ def reading(runs: Runs) -> list[str]:
     for run in runs.measured("left_out_layers"):
         if run.params["left_out_layers"]:
             lines.append(
-                f"{run.scenario} left {run.params['left_out_layers']} of {run.params['linear_layers']} layers out of {_coarse(run)} "
+                f"{run.scenario} left {run.params['left_out_layers']} of {run.params['linear_layers']} layers out of {_excluded_from(run)} "
                 f"({run.params['left_out_parameter_share']:.0%} of their weights): see quantization/layers.csv of its run."
             )
     missing = missing_recipes()
     return lines + ([missing] if missing else []) + say.doubts(runs)
 
 
-def _coarse(run: Run) -> str:
+def _excluded_from(run: Run) -> str:
     """Return the format that the sensitive layers are excluded from."""
     return f"{run.params['weight_bits']:.0f}-bit weights" if run.has("weight_bits") else "8-bit activations"
 
@@ -373,13 +374,9 @@ def _fastest(done: Runs, base: Run, key: str, cost: float) -> Run:
 
 def _comparable(done: Runs, base: Run) -> tuple[Runs, list[str]]:
     """Return the runs whose perplexity is comparable with the baseline's, and the reasons for the others."""
-    found = list(zip(done, differences_from(base, done, "perplexity"), strict=True))
-    refused = [f"{run.scenario}: {each.words}." for run, each in found if not _given(each)]
-    return Runs(run for run, each in found if _given(each)), refused
-
-
-def _given(found: Difference) -> bool:
-    return found.verdict not in ("not comparable", "missing", "failed")
+    compared = list(zip(done, differences_from(base, done, "perplexity"), strict=True))
+    refused = [f"{run.scenario}: {each.words}." for run, each in compared if each.verdict in _NO_VERDICT]
+    return Runs(run for run, each in compared if each.verdict not in _NO_VERDICT), refused
 
 
 def _advice(best: Run, base: Run, done: Runs, key: str, use: str, cost: float) -> str:
@@ -387,32 +384,33 @@ def _advice(best: Run, base: Run, done: Runs, key: str, use: str, cost: float) -
     start = f"For {use} at up to {cost:.0%} more perplexity"
     if best.scenario == base.scenario:
         return f"{start} nothing beats the baseline."
-    found = say.difference_between(base, best, key)
-    if found.verdict == "same":
-        return f"{start} nothing beats the baseline: {found.words}{say.in_doubt(found)}."
-    if not found.conclusive or found.ratio is None:
+    difference = say.difference_between(base, best, key)
+    if difference.verdict == "same":
+        return f"{start} nothing beats the baseline: {difference.words}{say.in_doubt(difference)}."
+    if not difference.conclusive or difference.ratio is None:
         return (
-            f"{start}: {best.scenario} against the baseline is inconclusive ({found.why}); "
-            f"to settle it run: {measure_command(base, found.repeats_needed)}"
+            f"{start}: {best.scenario} against the baseline is inconclusive ({difference.why}); "
+            f"to settle it run: {measure_command(base, difference.repeats_needed)}"
         )
-    within = done.where(_costs_at_most(cost, base))
-    rivals = [run for run in within if run.run_id not in (best.run_id, base.run_id)]
+    allowed = done.where(_costs_at_most(cost, base))
+    rivals = [run for run in allowed if run.run_id not in (best.run_id, base.run_id)]
     return (
-        f"{start}: {best.scenario}{say.doubt(best)}, {difference_text(found)} the baseline's {phase} speed "
-        f"at {change_text(_perplexity_ratio(base, best))} perplexity{say.in_doubt(found)}"
+        f"{start}: {best.scenario}{say.doubt(best)}, {difference_text(difference)} the baseline's {phase} speed "
+        f"at {change_text(_perplexity_ratio(base, best))} perplexity{say.in_doubt(difference)}"
         f"{say.all_behind(best, rivals, key)}."
     )
 
 
 def quick(config: Config) -> Config:
     """Return a smaller config for a first look: the fewest recipes that show the gain and cost of each kind."""
-    here = everything(config.device)
-    weights = next((each for each in ("onnx/int8-weight-only", "torch/int8-weight-only") if each in here), "")
-    wanted = (BASELINE, "torch/bfloat16", "onnx/float32", weights, "onnx/int8-mixed")
-    few = tuple(label for label in wanted if label in here)
-    less = replace(config, recipes=few, max_length=64, prompt_tokens=128, reference_tokens=256)
+    available_here = everything(config.device)
+    int8_labels = ("onnx/int8-weight-only", "torch/int8-weight-only")
+    int8 = next((label for label in int8_labels if label in available_here), "")
+    small_set = (BASELINE, "torch/bfloat16", "onnx/float32", int8, "onnx/int8-mixed")
+    labels = tuple(label for label in small_set if label in available_here)
+    smaller = replace(config, recipes=labels, max_length=64, prompt_tokens=128, reference_tokens=256)
     # Recipes without calibration would reject the option.
-    return replace(less, calibration_tokens=512) if "onnx/int8-mixed" in few else less
+    return replace(smaller, calibration_tokens=512) if "onnx/int8-mixed" in labels else smaller
 
 
 # The first export and quantization take longer than the rest of a first look.

@@ -39,7 +39,7 @@ MORE = (
     "first look, `-P focus=quantization` for that question."
 )
 DECLARED_BY_NAME = declarations()
-NAMES = tuple(name for name, each in DECLARED_BY_NAME.items() if each.position is not None)
+NAMES = tuple(name for name, declared in DECLARED_BY_NAME.items() if declared.position is not None)
 ALL = "all"
 # Experiments of each focus, in this order.
 FOCUSES: dict[str, tuple[str, ...]] = {
@@ -79,14 +79,14 @@ def chosen_names(config: Config) -> tuple[str, ...]:
         UsageError: both are given, or a setting changes none of them.
     """
     names = _names(config)
-    asked = [_config(name, config) for name in names]
-    for each in parameters(Settings):
-        value = getattr(config, each.name)
+    configs = [_config(name, config) for name in names]
+    for parameter in parameters(Settings):
+        value = getattr(config, parameter.name)
         # An experiment that compares several values compares only this one.
-        heeded = any(getattr(one, each.name, None) in (value, (value,)) for one in asked)
-        if value != each.default and not heeded:
+        used = any(getattr(own, parameter.name, None) in (value, (value,)) for own in configs)
+        if value != parameter.default and not used:
             raise UsageError(
-                f"{each.name} {format_value(value)} would change nothing in {', '.join(names)}: leave it out, or run others"
+                f"{parameter.name} {format_value(value)} would change nothing in {', '.join(names)}: leave it out, or run others"
             )
     return names
 
@@ -99,8 +99,8 @@ def _names(config: Config) -> tuple[str, ...]:
         return FOCUSES[config.focus]
     if named:
         return config.experiments
-    declared = ((name, DECLARED_BY_NAME[name]) for name in NAMES)
-    return tuple(name for name, each in declared if each.applies() and (each.first_look or not config.quick))
+    declared = [DECLARED_BY_NAME[name] for name in NAMES]
+    return tuple(each.name for each in declared if each.applies() and (each.first_look or not config.quick))
 
 
 def quicker(config: Config) -> Config:
@@ -119,10 +119,12 @@ def experiments_of(names: Sequence[str], config: Config) -> list[Experiment]:
 
     With a focus on quantization, the edge prompts run on the best quantized variant, once it is known.
     """
-    built = [_few_repeats(_built(name, config)) if config.quick else _built(name, config) for name in names]
+    built = [_build(name, config) for name in names]
     if config.focus != "quantization":
         return built
-    variants = {each.name: each.variant for e in built if e.name == "quantization" for each in e.scenarios}
+    variants = {
+        scenario.name: scenario.variant for each in built if each.name == "quantization" for scenario in each.scenarios
+    }
     return [
         replace(each, follow=partial(quantization.on_best, each, variants)) if each.name == "edge_prompts" else each
         for each in built
@@ -135,11 +137,11 @@ def quick_remark(names: Sequence[str]) -> str:
     for name in names:
         declared = DECLARED_BY_NAME[name]
         full = _config(name, Config())
-        less = declared.quick(full)
+        quick = declared.quick(full)
         changes = [
-            f"{each.name} {format_value(getattr(less, each.name))}"
-            for each in parameters(declared.config)
-            if getattr(less, each.name) != getattr(full, each.name)
+            f"{parameter.name} {format_value(getattr(quick, parameter.name))}"
+            for parameter in parameters(declared.config)
+            if getattr(quick, parameter.name) != getattr(full, parameter.name)
         ]
         smaller += [f"{name} with {', '.join(changes)}"] if changes else []
     return (
@@ -151,32 +153,23 @@ def quick_remark(names: Sequence[str]) -> str:
 def _config(name: str, config: Config) -> Any:
     """Return the config of an experiment: the suite's settings where set, otherwise the experiment's defaults."""
     declared = DECLARED_BY_NAME[name]
-    asked = {
-        each.name: getattr(config, each.name)
-        for each in parameters(Settings)
-        if getattr(config, each.name) != getattr(Config, each.name) and hasattr(declared.config, each.name)
-    }
-    return declared.in_suite(declared.config(**asked))
+    names = [parameter.name for parameter in parameters(Settings) if hasattr(declared.config, parameter.name)]
+    settings = {name: getattr(config, name) for name in names if getattr(config, name) != getattr(Config, name)}
+    return declared.in_suite(declared.config(**settings))
 
 
-def _built(name: str, config: Config) -> Experiment:
+def _build(name: str, config: Config) -> Experiment:
     declared = DECLARED_BY_NAME[name]
     if not config.quick:
         return declared.experiment(_config(name, config))
-    return declared.experiment(declared.quick(_config(name, quicker(config))))
+    experiment = declared.experiment(declared.quick(_config(name, quicker(config))))
+    return replace(experiment, scenarios=tuple(map(_with_fewest_repeats, experiment.scenarios)))
 
 
-def _few_repeats(experiment: Experiment) -> Experiment:
-    """Limit an experiment to the minimum number of repeats for significance (`min_repeats`).
-
-    Fewer repeats could not show any difference.
-    """
-
-    def few(scenario: Scenario) -> Scenario:
-        repeat = replace(scenario.repeat, max_repeats=scenario.repeat.min_repeats)
-        return replace(scenario, repeat=repeat) if isinstance(scenario.task, GenerateTask) else scenario
-
-    return replace(experiment, scenarios=tuple(map(few, experiment.scenarios)))
+def _with_fewest_repeats(scenario: Scenario) -> Scenario:
+    """Limit a scenario to the minimum number of repeats: with fewer, no difference could be significant."""
+    repeat = replace(scenario.repeat, max_repeats=scenario.repeat.min_repeats)
+    return replace(scenario, repeat=repeat) if isinstance(scenario.task, GenerateTask) else scenario
 
 
 def _measure(config: Config, tracker: Tracker, executor: Executor, console: Console) -> SuiteResult:
@@ -212,10 +205,7 @@ def run(config: Config) -> None:
             result = _measure(config, tracker, executor, console)
             say_where(console, tracker, result.study)
             if not tracker.offline:
-                say(
-                    console,
-                    f"Next: llmtrack recommend --study {result.study.study_id} --max-perplexity-increase 1%",
-                )
+                say(console, f"Next: llmtrack recommend --study {result.study.study_id} --max-perplexity-increase 1%")
             codes.append(result.exit_code)
     sys.exit(max(codes))
 

@@ -54,10 +54,8 @@ def build(config: Config) -> Experiment:
 
 def task_of(config: Config) -> TrainTask:
     """Return the training task; the default learning rate depends on the initial weights."""
-    scratch = config.start == "scratch" or (
-        config.start == "auto" and parse_candidates(config.model)[0].kind == "synthetic"
-    )
-    rate = config.learning_rate or (SCRATCH_RATE if scratch else WEIGHTS_RATE)
+    untrained = config.start == "auto" and parse_candidates(config.model)[0].kind == "synthetic"
+    rate = config.learning_rate or (SCRATCH_RATE if config.start == "scratch" or untrained else WEIGHTS_RATE)
     return config_from(TrainTask, config, learning_rate=rate)
 
 
@@ -84,12 +82,12 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw the loss of each step and evaluation, and the learning rate."""
     figures = {}
     for run in runs.measured("loss_before"):
-        train, held_out = series(run.run_id, "train_loss"), series(run.run_id, "val_loss")
+        train_losses, val_losses = series(run.run_id, "train_loss"), series(run.run_id, "val_loss")
         steps, every = int(run.metrics["steps_done"]), int(run.params["eval_every"])
         figures[f"loss_{run.scenario}"] = curves_plot(
             {
-                "training windows": (list(range(1, len(train) + 1)), train),
-                "held-out text": ([min(every * i, steps) for i in range(len(held_out))], held_out),
+                "training windows": (list(range(1, len(train_losses) + 1)), train_losses),
+                "held-out text": ([min(every * i, steps) for i in range(len(val_losses))], val_losses),
             },
             title=f"Loss of {run.text('model_id')} on {run.text('corpus')} (best after step {run.metrics['best_step']:.0f})",
             x_label="step",
@@ -108,10 +106,10 @@ def reading(runs: Runs) -> list[str]:
     """Summarize the effect of training on the held-out text, its duration, and the scoring convention."""
     lines = []
     for run in runs.measured("loss_before"):
-        (found,) = judge([difference("perplexity", run.metrics["perplexity_before"], run.metrics["perplexity"])])
+        (change,) = judge([difference("perplexity", run.metrics["perplexity_before"], run.metrics["perplexity"])])
         lines += [
             f"{run.text('model_id')} on {run.text('corpus')}: perplexity of the held-out text {run.metrics['perplexity_before']:.3f} before, "
-            f"{run.metrics['perplexity']:.3f} after ({found.words}), by the checkpoint after step {run.metrics['best_step']:.0f} of "
+            f"{run.metrics['perplexity']:.3f} after ({change.words}), by the checkpoint after step {run.metrics['best_step']:.0f} of "
             f"{run.metrics['steps_done']:.0f}{_early(run)}.",
             f"Trained on {run.metrics['tokens_trained']:,.0f} tokens in {run.metrics['train_seconds']:.0f} s of steps, "
             f"{run.metrics['train_tokens_per_sec']:,.0f} tokens/s (median){_mfu(run)}; last training loss {run.metrics['train_loss']:.4f}.",
@@ -119,9 +117,9 @@ def reading(runs: Runs) -> list[str]:
             f"{run.params['max_length']}; the best checkpoint was chosen on the same text, so expect slightly worse results on other text.",
             f"Use it: --model runs:/{run.run_id}/checkpoint" if run.text("log_checkpoint") not in ("", "none") else "",
         ]
-        if found.verdict != "better":
+        if change.verdict != "better":
             lines.append(
-                f"Training did not help ({found.words}): try a smaller learning_rate, fewer steps, or more text."
+                f"Training did not help ({change.words}): try a smaller learning_rate, fewer steps, or more text."
             )
     return [*filter(None, lines), *say.doubts(runs)] or ["Nothing was trained."]
 

@@ -116,10 +116,10 @@ class Config(JudgedText, ModelOptions, HereOptions):
     @property
     def seconds(self) -> float:
         """The budget in seconds."""
-        found = re.fullmatch(r"\s*([\d.]+)\s*(s|m|min|h|)\s*", self.budget)
-        if found is None:
+        match = re.fullmatch(r"\s*([\d.]+)\s*(s|m|min|h|)\s*", self.budget)
+        if match is None:
             raise UsageError(f"budget {self.budget!r} is not a duration: use for example 90s, 10m or 1h")
-        return read_number("budget", found[1], Option("", above=0)) * _UNITS[found[2]]
+        return read_number("budget", match[1], Option("", above=0)) * _UNITS[match[2]]
 
     @property
     def most_perplexity(self) -> float | None:
@@ -134,12 +134,12 @@ class Config(JudgedText, ModelOptions, HereOptions):
     @property
     def limits(self) -> dict[str, float]:
         """Upper bounds of the answer, by metric."""
-        found = {}
+        bounds = {}
         if self.max_memory is not None:
-            found["peak_memory_mib"] = parse_size(self.max_memory)
+            bounds["peak_memory_mib"] = parse_size(self.max_memory)
         if self.max_ttft is not None:
-            found["time_to_first_token_ms"] = self.max_ttft
-        return found
+            bounds["time_to_first_token_ms"] = self.max_ttft
+        return bounds
 
 
 TABLE = OwnTable(
@@ -180,7 +180,7 @@ def build(config: Config) -> Experiment:
 def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw the Pareto front of the objective and quality."""
     objective = _objective(runs)
-    done = _with_both(runs, objective)
+    done = _timed_and_scored(runs, objective)
     if len(done) < 2:
         return {}
     best = _at(done, "winner", "unproven")
@@ -204,15 +204,15 @@ def reading(runs: Runs) -> list[str]:
     if equal:
         names = ", ".join(equal)
         lines.append(f"No significant difference to it: {names}; {best.name} is the simpler one.")
-    out = _all_at(runs, "dropped")
-    if out:
-        were = "was" if len(out) == 1 else "were"
-        lines.append(f"Of {len(runs)} ways {len(out)} {were} dropped; `race_reason` of each run says why.")
+    dropped = len(_all_at(runs, "dropped"))
+    if dropped:
+        were = "was" if dropped == 1 else "were"
+        lines.append(f"Of {len(runs)} ways {dropped} {were} dropped; `race_reason` of each run says why.")
     lines += _never_started(best)
-    lines += _front(_with_both(runs, objective), objective, best)
-    how = reproduce_command(best)
-    if how:
-        lines += [f"Run it: {how[0]}", f"In Python: {'; '.join(line for line in how[1:] if line)}"]
+    lines += _front(_timed_and_scored(runs, objective), objective, best)
+    commands = reproduce_command(best)
+    if commands:
+        lines += [f"Run it: {commands[0]}", f"In Python: {'; '.join(line for line in commands[1:] if line)}"]
     return lines
 
 
@@ -244,9 +244,8 @@ def _best_so_far(best: Run, base: Run | None, objective: str) -> str:
 
 
 def _no_answer(runs: Runs) -> str:
-    why = dict.fromkeys(run.text("race_reason") for run in runs)
-    first = next(iter(why), "nothing was measured")
-    return f"There is no answer: {first}."
+    reason = next((run.text("race_reason") for run in runs), "nothing was measured")
+    return f"There is no answer: {reason}."
 
 
 def _answer(best: Run, base: Run | None, objective: str) -> str:
@@ -265,17 +264,17 @@ def _against(best: Run, base: Run | None, objective: str) -> str:
     amount = _amount(best, objective)
     if base is None or base.run_id == best.run_id or not base.has(objective):
         return f"{where}: {amount}"
-    (found,) = differences_from(base, [best], objective)
-    if found.ratio is None or not found.conclusive:
-        return f"{where}: {amount} (against {base.name}: {found.words})"
+    (difference,) = differences_from(base, [best], objective)
+    if difference.ratio is None or not difference.conclusive:
+        return f"{where}: {amount} (against {base.name}: {difference.words})"
     fresh = (
-        f", measured afresh {found.n_candidate} times against {found.n_baseline}"
-        if found.repeated and best.text("race_place") != "unproven"
+        f", measured afresh {difference.n_candidate} times against {difference.n_baseline}"
+        if difference.repeated and best.text("race_place") != "unproven"
         else ""
     )
     return (
-        f"{where}: {ratio_text(found.ratio, found.repeated)} the {objective} of {base.name}"
-        f"{_quality(best, base)}: {amount}{fresh}{say.in_doubt(found)}"
+        f"{where}: {ratio_text(difference.ratio, difference.repeated)} the {objective} of {base.name}"
+        f"{_quality(best, base)}: {amount}{fresh}{say.in_doubt(difference)}"
     )
 
 
@@ -294,20 +293,19 @@ def _front(done: Runs, objective: str, best: Run) -> list[str]:
     """Name the Pareto front, and what keeps the answer off it."""
     if len(done) < 2:
         return []
-    standings = {run.run_id: each for run, each in zip(done, pareto_front(done, (objective, PRICE)), strict=True)}
-    names = [run.name for run in done if standings[run.run_id].position == "on"]
+    standings = list(zip(done, pareto_front(done, (objective, PRICE)), strict=True))
+    names = [run.name for run, standing in standings if standing.position == "on"]
     if not names:
         return []
-    own = standings.get(best.run_id)
     off = ""
-    if own is not None and own.dominated_by:
-        off = (
-            f"; {best.name} is not, as {own.dominated_by[0]} is better in one and not significantly worse in the other"
-        )
+    for run, standing in standings:
+        if run.run_id == best.run_id and standing.dominated_by:
+            better = standing.dominated_by[0]
+            off = f"; {best.name} is not, as {better} is better in one and not significantly worse in the other"
     return [f"On the front of {objective} and perplexity: {', '.join(names)}{off}."]
 
 
-def _with_both(runs: Runs, objective: str) -> Runs:
+def _timed_and_scored(runs: Runs, objective: str) -> Runs:
     return runs.measured(objective, PRICE) if objective else Runs()
 
 
@@ -315,7 +313,7 @@ def _objective(runs: Runs) -> str:
     return next((run.text("tuned_for") for run in runs if run.has("tuned_for")), "")
 
 
-def asked_of(config: Config, cpus: int = 1, start: float = 5.0) -> Asked:
+def requirements(config: Config, cpus: int = 1, start: float = 5.0) -> Asked:
     """Return the requirements on candidates, including the evaluation text.
 
     Args:
@@ -346,15 +344,15 @@ def prepared(config: Config, make: Callable[[], Executor]) -> Iterator[tuple[Poo
         config: the settings.
         make: creates an executor.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     with closing(Pool(make, reuse=True)) as pool:
         machine = pool.machine()
-        start = time.monotonic() - began
+        start = time.monotonic() - started
         space = space_of(config, machine)
         cpus = int(machine.get("threads") or 1)
         if device_of(space.candidates[0].variant.device, machine) != "cpu":
             pool.most, pool.spare, cpus = MOST_ON_GPU, True, 0
-        yield pool, space, asked_of(config, cpus, start)
+        yield pool, space, requirements(config, cpus, start)
 
 
 def perform(config: Config, console: Console) -> Performed:
@@ -365,7 +363,7 @@ def perform(config: Config, console: Console) -> Performed:
         experiment = build(config)
         experiment = replace(
             experiment,
-            scenarios=tuple(Scenario(each.name, each.variant, each.task) for each in space.candidates),
+            scenarios=tuple(Scenario(way.name, way.variant, way.task) for way in space.candidates),
             settings={**experiment.settings, "candidates": len(space.candidates)},
         )
         result = run_tune(
@@ -390,18 +388,18 @@ def run(config: Config) -> None:
         for winner in _all_at(tracked, "winner"):
             tell_user(console, "\n".join(["Run it that way:", "", *reproduce_command(winner), ""]))
             if config.register is not None and done.result.exit_code == 0:
-                tell_user(console, _registered(winner, f"{config.register}@{CHAMPION}", done.tracker.tracking_uri))
+                tell_user(console, _register(winner, f"{config.register}@{CHAMPION}", done.tracker.tracking_uri))
     say_where(console, done.tracker, done.result.study)
     sys.exit(done.result.exit_code)
 
 
-def _registered(winner: Run, target: str, tracking_uri: str) -> str:
-    """Register the answer; say what became of it: what was measured is kept in any case."""
+def _register(winner: Run, target: str, tracking_uri: str) -> str:
+    """Register the answer, and describe the result; a failure only costs the registration."""
     try:
-        made = promote(winner.run_id, target, tracking_uri)
+        promoted = promote(winner.run_id, target, tracking_uri)
     except LlmtrackError as error:
         return f"not registered ({error}); try again: llmtrack promote {winner.run_id} --as {shlex.quote(target)}"
-    return f"Registered: {made.uri} is version {made.version}; serve it: mlflow models serve -m {shlex.quote(made.uri)}"
+    return f"Registered: {promoted.uri} is version {promoted.version}; serve it: mlflow models serve -m {shlex.quote(promoted.uri)}"
 
 
 DECLARED = Declaration(

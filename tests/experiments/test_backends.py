@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments import backends, suite
-from experiments.backends import Config, build, everything, plots, reading, several
+from experiments.backends import Config, build, everything, has_alternatives, plots, reading
 from llmtrack.errors import UsageError
 from llmtrack.host.packages import RUNTIMES
 from tests.experiments.installing import pretend
@@ -27,9 +27,9 @@ def installed(monkeypatch):
 def test_all_is_what_is_installed(installed):
     installed()
     assert set(everything()) == {"torch/float32", "torch/bfloat16"}
-    assert not several()
+    assert not has_alternatives()
     installed("genai", "openvino")
-    assert several()
+    assert has_alternatives()
     there = set(everything())
     assert {f"{name}/{recipe}" for name in ("genai", "openvino") for recipe in ("float32", "int8", "int4")} <= there
     assert not [label for label in there if label.startswith("onnx/")]
