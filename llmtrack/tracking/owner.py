@@ -13,7 +13,7 @@ from llmtrack.host.machine import in_pid_namespace, pid_namespace, read_text, sy
 from llmtrack.spec.serialization import digest
 
 TAG = "llmtrack.process"
-ABANDONED = "its process ended without a word: it was killed (SIGKILL), or the machine stopped"
+ABANDONED = "its process exited without reporting: it was killed (SIGKILL), or the machine stopped"
 """Reason of a run whose process has exited."""
 
 PROC = Path("/proc")

@@ -92,7 +92,7 @@ def resolve_tracking_uri(uri: str | None = None) -> str:
         return _sqlite_uri(path.absolute())
     if scheme in _SERVERS and not _is_address(uri):
         raise UsageError(
-            f"tracking URI {redact(uri)!r} is no address of a server: write {scheme}://HOST:PORT, and special characters of a "
+            f"tracking URI {redact(uri)!r} is not a server address: write {scheme}://HOST:PORT, and special characters of a "
             "password as %XX (/ is %2F)"
         )
     return uri
@@ -249,7 +249,7 @@ def _wait(psycopg2: Any, connection: Any) -> None:
         reads, writes = state == psycopg2.POLL_READ, state == psycopg2.POLL_WRITE
         file = [connection.fileno()]
         if not any(select.select(file if reads else [], file if writes else [], [], seconds)):
-            raise import_module("psycopg2").OperationalError(f"the database gave no answer within {seconds:.0f} s")
+            raise import_module("psycopg2").OperationalError(f"the database did not answer within {seconds:.0f} s")
 
 
 def _has_tables(uri: str) -> bool:
@@ -424,7 +424,7 @@ def _absolute_sqlite(uri: str) -> str:
     path = sqlite_path(uri)
     if path is None:
         raise UsageError(
-            f"tracking URI {uri!r} names no file, so that nothing would be kept: write sqlite:///mlflow.db, with four slashes "
+            f"tracking URI {uri!r} names no file, so that nothing would be stored: write sqlite:///mlflow.db, with four slashes "
             "before an absolute path"
         )
     options = uri.partition("?")[1:]
@@ -439,7 +439,7 @@ def _sqlite_uri(path: Path) -> str:
     uri = URL.create("sqlite", database=str(path)).render_as_string()
     if make_url(uri).database != str(path):
         raise TrackingError(
-            f"SQLAlchemy {installed_version('sqlalchemy')} has no address for {path}: rename what has a ? in its name"
+            f"SQLAlchemy {installed_version('sqlalchemy')} cannot address {path}: rename the file or folder with a ? in its name"
         )
     return uri
 

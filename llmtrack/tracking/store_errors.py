@@ -54,10 +54,10 @@ _LOCAL_ERRORS = frozenset(
 )
 # Database messages and their meaning.
 _DATABASE = {
-    "database is locked": "another program keeps the database locked: end it, or wait until it is done",
+    "database is locked": "another program has locked the database: end it, or wait until it has finished",
     "database or disk is full": "the disk of the database is full: free some space",
-    "database disk image is malformed": "the database is damaged: put back a copy of it, or use another store",
-    "file is not a database": "that file is no SQLite database: use another path",
+    "database disk image is malformed": "the database is damaged: restore a backup, or use another store",
+    "file is not a database": "the file is not a SQLite database: use another path",
 }
 # Permanent refusals of a reachable database.
 _REFUSED = re.compile(
@@ -104,11 +104,11 @@ def refusal(uri: str, error: BaseException) -> str:
     code = getattr(error, "error_code", None)
     if code == "UNAUTHENTICATED" or re.search(r"\b401\b", text):
         return (
-            f"{redact(uri)} wants a user and a password, or refuses those given: set MLFLOW_TRACKING_USERNAME and "
+            f"{redact(uri)} requires a user and a password, or rejects the given ones: set MLFLOW_TRACKING_USERNAME and "
             "MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN)"
         )
     if is_denied(error):
-        return f"{redact(uri)} does not permit it ({text}): {missing_permission(uri)}"
+        return f"{redact(uri)} denies permission ({text}): {missing_permission(uri)}"
     return f"{redact(uri)} does not answer as an MLflow server: {text}"
 
 
@@ -170,7 +170,7 @@ def _other_release(revision: str) -> str:
     known = any(next(Path(folder).glob(f"{revision}_*.py"), None) for folder in folders or ())
     if known:
         return (
-            "it was made by an older MLflow: copy the file, then migrate it by `mlflow db upgrade` with its address, or use "
+            "it was created by an older MLflow: copy the file, then migrate it by `mlflow db upgrade` with its address, or use "
             "another store"
         )
-    return "it was made by a newer MLflow than is installed: upgrade mlflow, or use another store"
+    return "it was created by a newer MLflow than the installed one: upgrade mlflow, or use another store"

@@ -103,7 +103,7 @@ def test_version():
         (["runs", "--study", "nope"], "there is no study 'nope'"),
         (["runs", "--experiment", "nope"], "there is no experiment 'nope'"),
         (["runs", "--tracking-uri", "mlruns"], "old file store"),
-        (["runs", "--search", "params.x = "], "does not understand the filter"),
+        (["runs", "--search", "params.x = "], "rejects the filter"),
         (["compare", "--study", "latest"], "there is no study"),
     ],
 )
@@ -221,10 +221,10 @@ def test_doctor_and_sync_fail_while_a_record_was_set_aside(tmp_path, monkeypatch
     (tmp_path / "corrupt" / "1-a").mkdir(parents=True)
     result = run("sync", code=1)
     assert result.stdout == "0 sent, 0 still kept\n"
-    assert f"1 record in {tmp_path / 'corrupt'} cannot be read: look at entry.json" in result.stderr
+    assert f"1 record in {tmp_path / 'corrupt'} cannot be read: look at the entry.json" in result.stderr
     finding = doctor._spool()
     assert (finding.state, finding.text) == ("broken", f"1 record in {tmp_path / 'corrupt'} cannot be read")
-    assert finding.remedy.startswith("look at entry.json of each")
+    assert finding.remedy.startswith("look at the entry.json of each")
     (tmp_path / "corrupt" / "1-a").rmdir()
     (tmp_path / "corrupt").rmdir()
     (tmp_path / "corrupt").touch()

@@ -112,7 +112,7 @@ NOTHING = [
     ("branch:", "invalid selector"),
     ("branch:nope", "no tracked scenario run.*only finished ones"),
     ("tag:a=b", "no tracked scenario run"),
-    ("alias:nope", "give it by `llmtrack alias nope RUN_ID`"),
+    ("alias:nope", "set it by `llmtrack alias nope RUN_ID`"),
     ("alias:no pe", "invalid alias"),
     ("study:nope", "there is no study 'nope'"),
     ("0" * 32, "no tracked scenario run"),
@@ -171,7 +171,7 @@ def test_an_alias_of_the_registry_is_the_run_of_its_version(studies, uri):
     for selector, message in (
         (
             "alias:my model@nope",
-            "no registered model 'my model' has the alias 'nope': give it by `llmtrack promote RUN",
+            "no registered model 'my model' has the alias 'nope': set it by `llmtrack promote RUN",
         ),
         ("alias:nope@champion", "no registered model 'nope'"),
         ("alias:@", "no registered model ''"),

@@ -82,7 +82,7 @@ def test_what_another_process_is_at_is_not_resumed_until_that_is_gone(start, exp
     said = second.stdout.read()
     assert second.wait(HANG_S) == 2, said
     (error,) = (line for line in said.splitlines() if line.startswith("error:"))
-    assert f"error: process {first.pid} measures this very study already (" in error
+    assert f"error: process {first.pid} is already measuring this study (" in error
     assert len(runs(kind=None, tracking_uri=uri)) == before, "nothing was opened"
     os.kill(first.pid, signal.SIGKILL)
     first.wait(HANG_S)
@@ -115,7 +115,7 @@ def opening(tracker, uri):
 
 def test_work_is_claimed_by_what_lives_on_this_machine(opening, uri):
     opening()
-    with pytest.raises(UsageError, match=rf"process {os.getpid()} measures this very study already"):
+    with pytest.raises(UsageError, match=rf"process {os.getpid()} is already measuring this study"):
         opening()
     opening(work="other")
     opening(resume=False)
@@ -127,7 +127,7 @@ def test_a_machine_that_may_be_lost_keeps_no_work_and_a_line_tells_of_it(opening
     study = opening(process="elsewhere boot 12 34")
     opening()
     (line,) = opening.said
-    assert line.startswith(f"  another machine measures this very study, or was lost while it did ('{study.name}")
+    assert line.startswith(f"  another machine is measuring this study, or was lost while it did ('{study.name}")
 
 
 def test_what_has_ended_or_whose_process_is_gone_claims_nothing(opening, tracker):

@@ -51,7 +51,7 @@ RECIPES = ("onnx/int8-weight-only",) if available("onnx", "any") else ("torch/fl
 
 @pytest.mark.parametrize("text", ["smollm2", "@champion", "a/b@c", "smollm2@", "smollm2@v3", "smollm2@latest", "a@b c"])
 def test_what_names_no_version_is_refused(text):
-    with pytest.raises(UsageError, match=r"names no version: write NAME@alias"):
+    with pytest.raises(UsageError, match=r"is not a version: write NAME@alias"):
         name_and_alias(text)
 
 
@@ -124,7 +124,7 @@ def test_an_answer_that_cannot_be_registered_is_kept_and_told(tracker, uri, monk
 
 
 def test_tune_refuses_a_name_that_mlflow_would_before_anything_is_measured():
-    with pytest.raises(UsageError, match="'a/b@champion' names no version"):
+    with pytest.raises(UsageError, match="'a/b@champion' is not a version"):
         tune.Config(register="a/b")
 
 

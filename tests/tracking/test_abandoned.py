@@ -117,7 +117,7 @@ def test_what_is_read_says_so_before_anything_is_closed(left, uri):
                 run = found[run_id]
                 assert run.status == ("KILLED" if name == "killed" else "RUNNING"), name
                 if name == "killed":
-                    assert "was killed: its process ended without a word" in run.state
+                    assert "was killed: its process exited without reporting" in run.state
                 else:
                     assert run.state == "is still running"
 

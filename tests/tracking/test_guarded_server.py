@@ -95,7 +95,7 @@ def test_wrong_credentials_are_a_line_with_the_remedy(guarded, monkeypatch, user
     if user is not None:
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
-    with pytest.raises(TrackingError, match="wants a user and a password, or refuses those given") as refused:
+    with pytest.raises(TrackingError, match="requires a user and a password, or rejects the given ones") as refused:
         store.open_store(guarded.uri)
     assert "\n" not in str(refused.value)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", guarded.uri)
@@ -118,8 +118,8 @@ def test_what_a_user_may_not_do_is_a_line(guarded, monkeypatch, tmp_path, said):
     tracker = Tracker.open(guarded.uri, name, tmp_path / "spool", said.append)
     tracker.log(tracker.start_study(name, "q", {}, ENVIRONMENT), measurement())
     assert not tracker.offline
-    assert any("MLflow refused a record" in line and "Permission denied" in line for line in said), said
-    told = next(line for line in said if "MLflow refused a record" in line)
+    assert any("MLflow rejected a record" in line and "Permission denied" in line for line in said), said
+    told = next(line for line in said if "MLflow rejected a record" in line)
     assert f"the user {user!r} needs the permission EDIT on the experiment {name!r}" in told
     assert f"ask whoever administers {guarded.uri} for it" in told
     assert not any("cannot be reached" in line or "\n" in line for line in said)

@@ -100,7 +100,7 @@ def test_artifacts_lie_beside_the_database_whatever_its_folder_is_called(templat
     shutil.copyfile(template_database, folder / "mlflow.db")
     if "?" in name and installed_version("sqlalchemy").startswith("2.0."):
         # The last for Python 3.10 takes what follows for options.
-        with pytest.raises(TrackingError, match=r"has no address for .*: rename what has a \? in its name"):
+        with pytest.raises(TrackingError, match=r"cannot address .*: rename the file or folder with a \? in its name"):
             resolve_tracking_uri(str(folder / "mlflow.db"))
         return
     uri = resolve_tracking_uri(str(folder / "mlflow.db"))
@@ -135,7 +135,9 @@ def test_a_missing_folder_is_a_clear_error(tmp_path):
 
 def test_a_file_that_is_no_database_is_a_clear_error(tmp_path):
     (tmp_path / "a.db").write_text("this is no database at all" * 100)
-    with pytest.raises(TrackingError, match=r"cannot open .*a\.db: that file is no SQLite database: use another path$"):
+    with pytest.raises(
+        TrackingError, match=r"cannot open .*a\.db: the file is not a SQLite database: use another path$"
+    ):
         store.open_store(f"sqlite:///{tmp_path}/a.db")
 
 
@@ -144,7 +146,7 @@ def test_a_damaged_database_is_one_line_with_a_remedy(uri, kept):
     store.open_store(uri)
     path = store.sqlite_path(uri)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(TrackingError, match=r"the database is damaged: put back a copy of it, or use another store$"):
+    with pytest.raises(TrackingError, match=r"the database is damaged: restore a backup, or use another store$"):
         store.open_store(uri)
 
 
@@ -152,7 +154,7 @@ def test_a_damaged_database_is_one_line_with_a_remedy(uri, kept):
     ("revision", "told"),
     [
         ("451aebb31d03", "older MLflow: copy the file, then migrate it by `mlflow db upgrade`"),
-        ("ffffffffffff", "newer MLflow than is installed: upgrade mlflow"),
+        ("ffffffffffff", "newer MLflow than the installed one: upgrade mlflow"),
     ],
 )
 def test_a_database_of_another_release_says_which_and_what_to_do(uri, monkeypatch, revision, told):
@@ -167,7 +169,7 @@ def test_a_database_of_another_release_says_which_and_what_to_do(uri, monkeypatc
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("database is locked", "another program keeps the database locked: end it, or wait until it is done"),
+        ("database is locked", "another program has locked the database: end it, or wait until it has finished"),
         ("database or disk is full", "the disk of the database is full: free some space"),
         ("no such table: runs", "(sqlite3.OperationalError) no such table: runs"),
     ],

@@ -49,7 +49,7 @@ def refusing() -> Iterator[str]:
             (403, b"Invalid Host header - possible DNS rebinding attack detected"),
             ("--allowed-hosts 127.0.0.1",),
         ),
-        ((403, b"Permission denied"), ("does not permit",)),
+        ((403, b"Permission denied"), ("denies permission",)),
         ((200, b"<html>a web page</html>"), ("does not answer as an MLflow server",)),
         ((404, b"nothing here"), ("does not answer as an MLflow server",)),
     ],

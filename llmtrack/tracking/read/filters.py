@@ -173,7 +173,7 @@ def quoted(value: str) -> str:
         return f"'{value}'"
     if '"' not in value:
         return f'"{value}"'
-    raise UsageError(f"{value!r} holds both kinds of quotes: MLflow cannot search for it")
+    raise UsageError(f"{value!r} contains both kinds of quotes: MLflow cannot search for it")
 
 
 def key_quoted(key: str) -> str:

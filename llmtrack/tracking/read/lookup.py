@@ -54,7 +54,7 @@ def run_of_id(source: Source, text: str) -> RunHead | None:
     matches = source.newest(RunFilter(run_id=text), _MOST_NAMED)
     if len(matches) > 1:
         raise UsageError(
-            f"several runs begin with {text!r} ({', '.join(run.run_id for run in matches)}): give more of the id"
+            f"several runs begin with {text!r} ({', '.join(run.run_id for run in matches)}): give more characters of the id"
         )
     return matches[0] if matches else None
 
@@ -102,7 +102,7 @@ def run_of_alias(source: Source, name: str, experiment: str | None = None) -> st
     ]
     if not holders:
         scope = f" in experiment {experiment!r}" if experiment else ""
-        raise UsageError(f"no run has the alias {name!r}{scope}: give it by `llmtrack alias {name} RUN_ID`")
+        raise UsageError(f"no run has the alias {name!r}{scope}: set it by `llmtrack alias {name} RUN_ID`")
     experiments = sorted({source.names[run.experiment_id] for run in holders})
     if len(experiments) > 1:
         raise UsageError(f"runs of several experiments have the alias {name!r} ({', '.join(experiments)}): name one")
@@ -142,7 +142,7 @@ def _run_of_version(source: Source, text: str) -> str:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise
             raise UsageError(
-                f"no registered model {name!r} has the alias {alias!r}: give it by `llmtrack promote RUN --as {text}`"
+                f"no registered model {name!r} has the alias {alias!r}: set it by `llmtrack promote RUN --as {text}`"
             ) from error
     if not version.run_id:
         raise UsageError(f"version {version.version} of {name!r} was registered without a run: promote one")

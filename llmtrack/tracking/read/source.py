@@ -193,4 +193,4 @@ def _page(
     except MlflowException as error:
         if error.error_code != "INVALID_PARAMETER_VALUE":
             raise store_errors.read_error(client, error) from error
-        raise UsageError(f"MLflow does not understand the filter {text!r}: {store_errors.one_line(error)}") from error
+        raise UsageError(f"MLflow rejects the filter {text!r}: {store_errors.one_line(error)}") from error

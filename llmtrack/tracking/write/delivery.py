@@ -104,7 +104,7 @@ class Delivery:
             return self._run_ids[record.record_id]  # The same outcome was logged twice.
         existing = {k: v for k, v in (files or {}).items() if not isinstance(v, Path) or v.is_file()}
         if missing := sorted(set(files or {}) - set(existing)):
-            self._notify(f"{record.run_name}: {', '.join(missing)} cannot be kept, no such file any more")
+            self._notify(f"{record.run_name}: {', '.join(missing)} cannot be tracked: no such file any more")
         entry = Entry(redacted(record, self.secrets), self._target(), run_id=run_id, attempted=known)
         try:
             entry = self.spool.put(entry, existing)
@@ -176,7 +176,7 @@ class Delivery:
         location = client.get_experiment(self.experiment_id or "").artifact_location
         if urlsplit(self.tracking_uri).scheme in ("http", "https") and urlsplit(location).scheme in ("", "file"):
             self._notify_once(
-                f"{self.display_uri} takes no files itself (--no-serve-artifacts): plots and tables go to {location} on the "
+                f"{self.display_uri} serves no artifacts itself (--no-serve-artifacts): plots and tables go to {location} on the "
                 "disk of this machine, where the server finds them only if it runs here",
                 topic="disk",
             )
@@ -188,7 +188,7 @@ class Delivery:
             TrackingError: the store is unreachable, too.
         """
         self._notify_once(
-            f"{spool_error}; written to {self.display_uri} directly, what it does not take at once is lost",
+            f"{spool_error}; writing to {self.display_uri} directly; what it rejects is lost",
             topic="spool",
         )
         try:
@@ -221,7 +221,7 @@ class Delivery:
         """Notify why a record stays in the spool; go offline if the store is unreachable."""
         if store_errors.is_local(error):
             self._notify(
-                f"a record is not complete ({store_errors.one_line(error)}); it is kept in {self.spool.folder}, "
+                f"a record is incomplete ({store_errors.one_line(error)}); it is kept in {self.spool.folder}, "
                 "`llmtrack sync` tries again"
             )
             return
@@ -232,7 +232,7 @@ class Delivery:
         if store_errors.is_denied(error):
             why = f": {store_errors.missing_permission(self.tracking_uri, self.experiment or '')}"
         self._notify(
-            f"MLflow refused a record ({store_errors.one_line(error)}){why}; it is kept in {self.spool.folder}, "
+            f"MLflow rejected a record ({store_errors.one_line(error)}){why}; it is kept in {self.spool.folder}, "
             "`llmtrack sync` tries again"
         )
 
@@ -258,8 +258,6 @@ class Delivery:
             self.offline = False
             problems = self.sync().problems
             rest = (
-                f"; some of what is kept in {self.spool.folder} is not taken yet ({'; '.join(problems)})"
-                if problems
-                else ""
+                f"; some records in {self.spool.folder} are still rejected ({'; '.join(problems)})" if problems else ""
             )
             self._notify(f"tracking store {self.display_uri} answers again{rest}")

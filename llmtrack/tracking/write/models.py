@@ -154,7 +154,7 @@ def lacking(client: MlflowClient) -> str:
     except Exception as error:
         if not is_unsupported(error):
             raise
-        return "it keeps no logged models: the Models tab and the column model_uri stay empty; a server of MLflow 3 has them"
+        return "it has no logged models: the Models tab and the column model_uri stay empty; MLflow 3 and newer servers have them"
     return ""
 
 
@@ -291,8 +291,8 @@ def name_and_alias(text: str) -> tuple[str, str]:
     name, sign, alias = text.rpartition("@")
     if not sign or not name.strip() or NOT_IN_MODEL_NAMES.search(name) or not _ALIAS.fullmatch(alias):
         raise UsageError(
-            f"{text!r} names no version: write NAME@alias, such as smollm2@champion; a name has none of / : . % and quotes, "
-            "an alias letters, digits, _ and -"
+            f"{text!r} is not a version: write NAME@alias, such as smollm2@champion; NAME without / : . % and quotes, "
+            "alias of letters, digits, _ and -"
         )
     return name, alias
 
@@ -308,7 +308,7 @@ def register(run: Run, pointer: Pointer, name: str, alias: str, tracking_uri: st
     """
     if not run.model_uri:
         raise UsageError(
-            f"run {run.run_id} has no logged model in MLflow (it is of an older version, failed, or trained): measure it again"
+            f"run {run.run_id} has no logged model in MLflow (it was tracked by an older version, failed, or is a training): measure it again"
         )
     model_id = run.model_uri.removeprefix("models:/")
     client = store.open_existing(tracking_uri)

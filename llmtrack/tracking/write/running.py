@@ -53,7 +53,7 @@ def open_claimed(
             return start()
     except Timeout:
         raise UsageError(
-            f"another process has been opening this very study for {_WAIT_S:.0f} s: try again when it has ended"
+            f"another process has been opening this study for {_WAIT_S:.0f} s: try again when it has ended"
         ) from None
 
 
@@ -72,10 +72,10 @@ def _refuse_claimed(others: list[Run], say: Callable[[str], None]) -> None:
         study = f"{on_one_line(run.info.run_name)!r}, since {start:%Y-%m-%d %H:%M:%S} UTC"
         if host == host_id():
             raise UsageError(
-                f"process {pid} measures this very study already ({study}): "
-                "wait until it has ended, or end it, and give the command again"
+                f"process {pid} is already measuring this study ({study}): "
+                "wait until it has ended, or end it, and repeat the command"
             )
-        say(f"  another machine measures this very study, or was lost while it did ({study})")
+        say(f"  another machine is measuring this study, or was lost while it did ({study})")
 
 
 def close_abandoned(tracking_uri: str | None = None) -> list[str]:

@@ -118,8 +118,8 @@ class Spool:
             self._place(fresh, entry)
         except (OSError, TimeoutError) as error:
             raise TrackingError(
-                f"cannot keep a record in {self.folder} ({error}): "
-                "free some space or set LLMTRACK_SPOOL to a folder that can be written"
+                f"cannot store a record in {self.folder} ({error}): "
+                "free some space or set LLMTRACK_SPOOL to a writable folder"
             ) from error
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -231,7 +231,7 @@ class Spool:
             pass
         except OSError as error:
             raise TrackingError(
-                f"cannot look for kept records in {self.folder} ({error.strerror}): permit it, or set LLMTRACK_SPOOL to another folder"
+                f"cannot list the records in {self.folder} ({error.strerror}): make it readable, or set LLMTRACK_SPOOL to another folder"
             ) from error
 
     def _list(self) -> list[str]:
@@ -284,10 +284,10 @@ class Spool:
             aside.parent.mkdir(exist_ok=True)
             os.replace(self.folder / name, aside)
         except OSError as move_error:
-            self._notify(f"cannot read nor move the record {self.folder / name}: {move_error}")
+            self._notify(f"cannot read or move the record {self.folder / name}: {move_error}")
             return
         self._notify(
-            f"a record in the spool cannot be read ({type(error).__name__}: {error}); "
+            f"a record in the spool is unreadable ({type(error).__name__}: {error}); "
             f"moved to {aside}, the others are not affected"
         )
 
@@ -347,7 +347,7 @@ def _entry(data: Any) -> Entry:
 
 
 def _newer(sign: str) -> str:
-    return f"a record was kept by a newer llmtrack ({sign}): send it by that version"
+    return f"a record was written by a newer llmtrack ({sign}): send it with that version"
 
 
 def _moved(fresh: Path, target: Path) -> bool:

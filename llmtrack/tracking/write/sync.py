@@ -60,8 +60,8 @@ def sync(spool: Path | None = None, tracking_uri: str | None = None, notify: Not
 def describe_corrupt(spool: Spool) -> str:
     """Describe the corrupt records of a spool."""
     return (
-        f"{plural(len(spool.corrupt()), 'record')} in {spool.set_aside} cannot be read: look at entry.json of each, and delete "
-        "the folder when nothing of it is needed"
+        f"{plural(len(spool.corrupt()), 'record')} in {spool.set_aside} cannot be read: look at the entry.json of each, and delete "
+        "the folder if none is needed"
     )
 
 

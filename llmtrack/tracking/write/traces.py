@@ -93,7 +93,7 @@ def lacking(client: MlflowClient) -> str:
     Raises:
         mlflow.MlflowException: the store failed.
     """
-    return "" if _keeps_traces(client) else "it keeps no traces of what was generated; MLflow 3.3 and newer do"
+    return "" if _keeps_traces(client) else "it stores no traces of generations; MLflow 3.3 and newer do"
 
 
 def spans_of(run_id: str, record: RunRecord) -> list[Span]:

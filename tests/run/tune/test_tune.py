@@ -306,7 +306,7 @@ def test_what_another_one_is_at_is_not_resumed(go, uri):
             return super().load(variant)
 
     assert go(Twice(WAYS)).reading[0].startswith("Run small")
-    assert f"process {os.getpid()} measures this very study already" in refused[1]
+    assert f"process {os.getpid()} is already measuring this study" in refused[1]
     assert len(runs(kind="study", tracking_uri=uri)) == 1
 
 

@@ -173,8 +173,8 @@ def test_chosen_columns(filled, uri):
         ({"study": "precision-0"}, "there is no study"),
         ({"study": "0" * 32}, "there is no study"),
         ({"study": "latest", "experiment": "nothing"}, "there is no study of experiment 'nothing'"),
-        ({"search": "params.x = 1"}, "does not understand"),
-        ({"search": "metrics.loss <"}, "does not understand"),
+        ({"search": "params.x = 1"}, "rejects the filter"),
+        ({"search": "metrics.loss <"}, "rejects the filter"),
         ({"status": "done"}, "RUNNING"),
     ],
 )

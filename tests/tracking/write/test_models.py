@@ -42,7 +42,7 @@ LOADED = {
 CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}
 INTERVAL = {"decode_tokens_per_sec.low": SUMMARY.ci_low, "decode_tokens_per_sec.high": SUMMARY.ci_high}
 SPEED = {"decode_tokens_per_sec": 60.5, "peak_memory_mib": 512.0}
-TRACES = "it keeps no traces of what was generated; MLflow 3.3 and newer do"
+TRACES = "it stores no traces of generations; MLflow 3.3 and newer do"
 QUALITY = {"perplexity": 12.5, "bits_per_byte": 1.25}
 
 
@@ -417,5 +417,5 @@ def test_the_doctor_says_in_one_line_what_a_store_does_not_keep(uri, monkeypatch
         monkeypatch.setenv("MLFLOW_TRACKING_URI", old)
         found = _tracking()
         assert (found.state, found.text) == ("ok", old)
-        assert found.remedy.startswith("it keeps no logged models")
+        assert found.remedy.startswith("it has no logged models")
         assert "\n" not in found.remedy

@@ -137,7 +137,7 @@ NEWER = [
 def test_an_entry_of_a_newer_version_is_kept_for_it(spool, said, content):
     place = hold(spool, content)
     before = (place / "entry.json").read_bytes()
-    with pytest.raises(NewerEntryError, match=r"kept by a newer llmtrack \((.*colour.*|format 2)\)") as caught:
+    with pytest.raises(NewerEntryError, match=r"written by a newer llmtrack \((.*colour.*|format 2)\)") as caught:
         spool.peek(place.name)
     assert "\n" not in str(caught.value)
     result = sync(spool.folder)
@@ -186,7 +186,7 @@ def test_what_was_set_aside_is_counted_until_somebody_looks(spool, said, content
         result = sync(spool.folder, notify=said.append)
         assert (result.sent, result.left, result.corrupt) == (0, 0, 1)
         assert result.problems == (
-            f"1 record in {spool.set_aside} cannot be read: look at entry.json of each, and delete the folder when nothing of it is needed",
+            f"1 record in {spool.set_aside} cannot be read: look at the entry.json of each, and delete the folder if none is needed",
         )
     assert len(said) == 1
 
@@ -297,7 +297,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
 @pytest.mark.parametrize("unreadable", ["file", "a" * 5_000], ids=["a file", "too long a name"])
 def test_what_cannot_be_looked_into_is_not_taken_for_empty(tmp_path, unreadable):
     (tmp_path / "file").write_text("")
-    with pytest.raises(TrackingError, match=r"cannot look for kept records in .*LLMTRACK_SPOOL"):
+    with pytest.raises(TrackingError, match=r"cannot list the records in .*LLMTRACK_SPOOL"):
         sync(tmp_path / unreadable)
     # What is tracked meanwhile goes on.
     assert Spool(tmp_path / unreadable).names() == []

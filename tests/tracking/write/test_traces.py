@@ -227,4 +227,4 @@ def test_an_older_server_is_sent_everything_else_and_the_doctor_says_so(server, 
     run_id = tracker.log(study, generated())
     assert MlflowClient(server.uri).get_run(run_id).info.status == "FINISHED"
     assert read(server.uri, study.experiment_id) == []
-    assert _tracking().remedy == "it keeps no traces of what was generated; MLflow 3.3 and newer do"
+    assert _tracking().remedy == "it stores no traces of generations; MLflow 3.3 and newer do"

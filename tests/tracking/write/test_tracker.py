@@ -484,4 +484,4 @@ def test_a_file_that_is_gone_costs_itself_alone(tracker, said, tmp_path):
     files = {name: str(tmp_path / name) for name in ("here.txt", "dangling", "never")}
     run_id = tracker.log(study, measurement(files=files))
     assert artifact(tracker, run_id, "here.txt") == "here"
-    assert said == ["precision/p64: dangling, never cannot be kept, no such file any more"]
+    assert said == ["precision/p64: dangling, never cannot be tracked: no such file any more"]
