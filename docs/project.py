@@ -73,7 +73,9 @@ def _entry(name: str, module: str, given: Sequence[tuple[str, str]]) -> str:
 def _recipes() -> Iterator[str]:
     yield "| recipe | what is quantized | can be told, by default | needs |\n| --- | --- | --- | --- |\n"
     for each in (each for module in BUILTIN for each in importlib.import_module(module).RECIPES):
-        told = (f"`{one.name}={format_value(one.default)}`" for config in each.takes for one in parameters(config))
+        told = (
+            f"`{one.name}={format_value(one.default)}`" for config in each.option_types for one in parameters(config)
+        )
         needs = ["`torchao`" if each.backend == "torch" else f"`{each.backend}`"]
         needs += [f"a GPU of compute capability {each.capability[0]}.{each.capability[1]}"] if each.capability else []
         yield f"| `{each.label}` | {each.quantizes} | {', '.join(told)} | {', '.join(needs)} |\n"

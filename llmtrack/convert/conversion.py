@@ -110,8 +110,8 @@ def convert(converter: Converter, variant: Variant, open_folder: OpenFolder) -> 
             f"the {variant.backend} backend needs {', '.join(missing)}: {install_command(variant.backend)}"
         )
     recipe = None if variant.quantization == NONE else find_recipe(variant.backend, variant.quantization)
-    options = recipe.settled(variant.options) if recipe else {}
-    arguments = recipe.applied(options) if recipe else converter.unquantized
+    options = recipe.resolve_options(variant.options) if recipe else {}
+    arguments = recipe.run(options) if recipe else converter.unquantized
     source = model_folder(variant.model, variant.revision)
     label = recipe.name if recipe else variant.dtype
     check = partial(require_correlation if recipe else require_parity, open_folder)

@@ -11,11 +11,11 @@ import numpy as np
 
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError
+from llmtrack.host.isolated import run_isolated
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.cache import read_manifest
 from llmtrack.models.weights import weight_files
 from llmtrack.onnx.lengths import LENGTH_DEPENDENT_ROPE, Parity, at_every_length, check_lengths, rope_kind
-from llmtrack.quantize.isolated import run_isolated
 from llmtrack.spec.scenario import Scalar
 
 if TYPE_CHECKING:

@@ -96,7 +96,7 @@ def _source(variant: Variant) -> _Source:
     folder = model_folder(spec, identity.revision)
     path = gguf_of(folder, variant.quantization, variant.options)
     if variant.quantization != NONE:
-        facts |= find_recipe("llamacpp", variant.quantization).settled(variant.options)
+        facts |= find_recipe("llamacpp", variant.quantization).resolve_options(variant.options)
     facts |= folder.facts
     skipped = tuple(warning for warning in identity.warnings if warning not in folder.warnings)
     warnings = skipped + folder.warnings

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmtrack.errors import ScenarioError
+from llmtrack.host.isolated import run_isolated
 from llmtrack.host.machine import cpu_flags
 from llmtrack.llamacpp.decoder import LlamaDecoder
 from llmtrack.llamacpp.library import library
 from llmtrack.models.cache import cache_root, file_digest, write_note
-from llmtrack.quantize.isolated import run_isolated
 from llmtrack.spec.serialization import digest
 
 TRIED_TOKENS = 33

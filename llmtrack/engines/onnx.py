@@ -80,7 +80,7 @@ def load(variant: Variant) -> OnnxEngine:
     findings = manifest.get("recipe", {})
     facts: dict[str, Scalar] = {
         **settings,
-        **(recipe.settled(variant.options) if recipe else {}),
+        **(recipe.resolve_options(variant.options) if recipe else {}),
         **findings.get("facts", {}),
         "model_source": identity.source.kind,
         "weights_format": "onnx",

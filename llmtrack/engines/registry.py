@@ -88,7 +88,7 @@ def _accepted(variant: Variant, pairs: Iterable[tuple[str, Scalar]]) -> tuple[tu
     options = backend_of(variant.backend).options
     recipe = _recipe(variant)
     target = f"the {variant.backend} backend" + (f" with {recipe.name}" if recipe else "")
-    return check_options(target, (options, *(recipe.takes if recipe else ())), pairs)
+    return check_options(target, (options, *(recipe.option_types if recipe else ())), pairs)
 
 
 def _recipe(variant: Variant) -> Recipe | None:
@@ -118,7 +118,7 @@ def load_variant(variant: Variant) -> Engine:
     check_variant(variant)
     # Check before a slow export or conversion.
     if recipe := _recipe(variant):
-        recipe.check(recipe.settled(variant.options))
+        recipe.check(recipe.resolve_options(variant.options))
     load = partial(backend_of(variant.backend).load, variant)
     if variant.backend in BUILTIN:
         return load()

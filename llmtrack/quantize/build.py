@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
+from llmtrack.host.isolated import run_isolated
 from llmtrack.host.packages import INSTALL_ONNX, installed_version, missing_modules, not_installed
 from llmtrack.host.transformers_compat import import_transformers
 from llmtrack.models.cache import MANIFEST, build_once, read_manifest, safe_name
@@ -24,7 +25,6 @@ from llmtrack.models.load import ModelIdentity
 from llmtrack.models.load_errors import reason_of
 from llmtrack.models.safe_view import LOCAL
 from llmtrack.onnx.session import MODEL_FILE
-from llmtrack.quantize.isolated import run_isolated
 from llmtrack.quantize.options import CalibrationText
 from llmtrack.quantize.recipe import Job, Recipe, find_recipe
 from llmtrack.spec.parameter import NONE
@@ -58,7 +58,7 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
     Raises:
         MissingDependencyError: the onnx extra is not installed.
         ScenarioError: the model cannot be exported or quantized.
-        UsageError: an option is not accepted.
+        UsageError: an option is invalid.
         ModelLoadError: the cache cannot be used, or its disk is full.
     """
     require_onnx(variant.quantization)
@@ -66,20 +66,20 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
     key = export_key(identity.digests)
     spec, revision = identity.source.spec, variant.revision if identity.source.kind == "hub" else None
 
-    def export_apart(folder: Path) -> dict[str, Any]:
-        return build_apart("exporting to ONNX", spec, folder, _export, spec, revision, str(folder))
+    def export(folder: Path) -> dict[str, Any]:
+        return build_isolated("exporting to ONNX", spec, folder, _export, spec, revision, str(folder))
 
     if variant.quantization == NONE:
-        return build_once(f"{name}-onnx-{key}", export_apart, identity.weights.stored())
+        return build_once(f"{name}-onnx-{key}", export, identity.weights.stored())
     recipe = find_recipe(variant.backend, variant.quantization)
-    options = recipe.settled(variant.options)
+    options = recipe.resolve_options(variant.options)
     corpus = str(variant.option("calibration", CALIBRATION)) if recipe.calibrated else NONE
     text = _corpus_digest(corpus) if recipe.calibrated else NONE
-    base = build_once(f"{name}-onnx-{key}", export_apart, identity.weights.stored())
+    base = build_once(f"{name}-onnx-{key}", export, identity.weights.stored())
     key = quantized_key(key, recipe, options, text)
 
-    def quantize_apart(folder: Path) -> dict[str, Any]:
-        return build_apart(
+    def quantize(folder: Path) -> dict[str, Any]:
+        return build_isolated(
             f"quantizing by {recipe.name}",
             spec,
             folder,
@@ -92,25 +92,17 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
             str(folder),
         )
 
-    needed = identity.weights.stored(recipe.bits)
-    return build_once(f"{name}-onnx-{recipe.name}-{key}", quantize_apart, needed)
+    return build_once(f"{name}-onnx-{recipe.name}-{key}", quantize, identity.weights.stored(recipe.bits))
 
 
 def export_key(digests: ModelDigests) -> str:
-    """Return the cache key of an export: everything the model's output depends on, and the versions that make it."""
-    made_by = {package: installed_version(package) for package in _PACKAGES}
-    return digest([digests.tags, EXPORT_VERSION, made_by])
+    """Return the cache key of an export: everything the model's output depends on, and the exporting versions."""
+    versions = {package: installed_version(package) for package in _PACKAGES}
+    return digest([digests.tags, EXPORT_VERSION, versions])
 
 
 def quantized_key(exported: str, recipe: Recipe, options: Mapping[str, Scalar], text: str) -> str:
-    """Return the cache key of a quantized model.
-
-    Args:
-        exported: key of the export it is made from.
-        recipe: the recipe.
-        options: the recipe's options, defaults included.
-        text: digest of the calibration text, or `NONE`.
-    """
+    """Return the cache key of a quantized model, by that of its export and the digest of the calibration text."""
     return digest([exported, recipe.name, recipe.version, dict(options), text])
 
 
@@ -149,28 +141,28 @@ def _quantize(
         from llmtrack.quantize.calibration import calibrate
 
         tokenizer = AutoTokenizer.from_pretrained(source, **LOCAL)
-        found = calibrate(load_corpus(corpus), tokenizer, int(options["calibration_tokens"]))
-        rows, warnings = found.rows, found.warnings
-        facts = {"calibration": found.corpus, "calibration_digest": found.digest}
-    built = recipe.applied(Job(Path(source), target, options, rows))
+        calibration = calibrate(load_corpus(corpus), tokenizer, int(options["calibration_tokens"]))
+        rows, warnings = calibration.rows, calibration.warnings
+        facts = {"calibration": calibration.corpus, "calibration_digest": calibration.digest}
+    built = recipe.run(Job(Path(source), target, options, rows))
     for path in Path(source).iterdir():
         if not path.name.startswith((MODEL_FILE, MANIFEST)) and not (target / path.name).exists():
             shutil.copy2(path, target)
     exported = {key: value for key, value in read_manifest(Path(source)).items() if key in EXPORT_FACTS}
-    made = asdict(built) | {"facts": {**facts, **built.facts}}
-    return {**exported, "recipe": made, "options": options, "warnings": list(warnings)}
+    findings = asdict(built) | {"facts": {**facts, **built.facts}}
+    return {**exported, "recipe": findings, "options": options, "warnings": list(warnings)}
 
 
-def build_apart(
-    what: str, of: str, folder: Path, work: Callable[..., dict[str, Any]], *arguments: Any
+def build_isolated(
+    action: str, model: str, folder: Path, work: Callable[..., dict[str, Any]], *arguments: Any
 ) -> dict[str, Any]:
     """Fill a folder in a separate process, which isolates memory and crashes.
 
     Args:
-        what: the action, for messages.
-        of: the model, for messages.
+        action: for messages.
+        model: for messages.
         folder: the folder to fill.
-        work: a function of a module that the child can import; returns facts for the manifest.
+        work: a function of a module that the child process can import; returns facts for the manifest.
         arguments: its arguments.
 
     Raises:
@@ -178,16 +170,16 @@ def build_apart(
         OSError: the disk is full.
     """
     started = time.perf_counter()
-    with timed_step(what, of):
-        facts = run_isolated(what, _guarded, str(folder), what, work, *arguments)
+    with timed_step(action, model):
+        facts = run_isolated(action, _guarded, str(folder), action, work, *arguments)
     return {**facts, "build_seconds": time.perf_counter() - started}
 
 
-def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Do the work and turn any error into a one-line message."""
-    said = io.StringIO()
+def _guarded(folder: str, action: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Do the work silently; convert any error to a one-line message."""
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # The result goes into the manifest, so it must be JSON.
             return json.loads(json.dumps(work(*arguments), default=float))
@@ -196,11 +188,11 @@ def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *argum
             raise disk_full_error() from error
         raise
     except MemoryError as error:
-        raise ScenarioError(f"{what}: out of memory", kind="out_of_memory") from error
+        raise ScenarioError(f"{action}: out of memory", kind="out_of_memory") from error
     except Exception as error:
         if caused_by_full_disk(error, Path(folder)):
             raise disk_full_error() from error
-        raise ScenarioError(f"{what} failed: {reason_of(error)[:300]}", kind="unsupported") from error
+        raise ScenarioError(f"{action} failed: {reason_of(error)[:300]}", kind="unsupported") from error
 
 
 def _corpus_digest(corpus: str) -> str:

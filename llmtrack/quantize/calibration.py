@@ -1,4 +1,4 @@
-"""Calibration text for quantization, cut into rows of token ids; never the text used for evaluation."""
+"""Cut a calibration text for quantization into rows of token ids; it must differ from the scored text."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ DEFAULT_TOKENS = 2048
 
 @dataclass(frozen=True)
 class Calibration:
-    """Rows of a calibration text.
-
-    Attributes:
-        corpus: name of the text.
-        digest: digest of the whole text that the rows are taken from.
-        rows: token ids, `ROW_TOKENS` each.
-        warnings: warnings about the text.
-    """
+    """Rows of `ROW_TOKENS` token ids, with name, digest and warnings of their corpus."""
 
     corpus: str
     digest: str
@@ -33,12 +26,7 @@ class Calibration:
 
 
 def calibration_rows(ids: Sequence[int], tokens: int, width: int = ROW_TOKENS) -> tuple[tuple[int, ...], ...]:
-    """Cut rows from a text, evenly spread and without overlap.
-
-    Args:
-        ids: token ids of the text.
-        tokens: wanted tokens in all, rounded to whole rows.
-        width: tokens of a row.
+    """Cut about so many tokens from a text, in rows of `width` that are evenly spread and do not overlap.
 
     Raises:
         ScenarioError: the text has fewer than `LEAST_ROWS` rows.
@@ -55,7 +43,7 @@ def calibration_rows(ids: Sequence[int], tokens: int, width: int = ROW_TOKENS) -
 
 
 def calibrate(corpus: Corpus, tokenizer: Any, tokens: int) -> Calibration:
-    """Return calibration rows of a corpus, encoded by a transformers tokenizer."""
+    """Encode a corpus by a transformers tokenizer and cut about so many tokens from it."""
     from llmtrack.quality.perplexity import SEPARATOR
 
     text = SEPARATOR.join(corpus.texts)

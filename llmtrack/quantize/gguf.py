@@ -20,7 +20,7 @@ from llmtrack.models.disk import FLOAT_BITS, count_weights
 from llmtrack.models.folder import ModelFolder
 from llmtrack.models.packaged import download_command, fetch
 from llmtrack.models.weights import weight_files
-from llmtrack.quantize.build import build_apart
+from llmtrack.quantize.build import build_isolated
 from llmtrack.quantize.recipe import Recipe, find_recipe
 from llmtrack.spec.parameter import NONE
 from llmtrack.spec.scenario import Scalar
@@ -36,41 +36,32 @@ _SCRIPT = "convert_hf_to_gguf.py"
 _PARTS = (_SCRIPT, "conversion/", "gguf-py/gguf/")
 
 
-def gguf_of(folder: ModelFolder, quantization: str, given: Sequence[tuple[str, Scalar]] = ()) -> Path:
+def gguf_of(folder: ModelFolder, quantization: str, options: Sequence[tuple[str, Scalar]] = ()) -> Path:
     """Return a GGUF file of a model folder; convert it if necessary.
 
     Args:
         folder: the model.
         quantization: name of a recipe, or `none`: float32.
-        given: options of the variant; the recipe's own are selected from them.
+        options: of the variant, from which the recipe's are selected.
 
     Raises:
         MissingDependencyError: the converter is not available.
         ScenarioError: llama.cpp does not support the model, or cannot quantize it.
-        UsageError: there is no such recipe, or it does not accept a value.
+        UsageError: there is no such recipe, or an option is invalid.
         ModelLoadError: the cache cannot be used.
     """
     recipe = None if quantization == NONE else find_recipe("llamacpp", quantization)
     tool = converter()
     version = recipe.version if recipe else 0
-    options = recipe.settled(given) if recipe else {}
-    made_by: list[Any] = [dict(folder.tags), VERSION, quantization, version, installed_version(_PACKAGE)]
-    key = digest([*made_by, options] if options else made_by)
+    resolved = recipe.resolve_options(options) if recipe else {}
+    inputs: list[Any] = [dict(folder.tags), VERSION, quantization, version, installed_version(_PACKAGE)]
+    key = digest([*inputs, resolved] if resolved else inputs)
     stem = safe_name(Path(folder.model_id).name)
 
     def build(target: Path) -> dict[str, Any]:
-        what = f"converting to GGUF ({recipe.name if recipe else 'float32'})"
-        return build_apart(
-            what,
-            folder.model_id,
-            target,
-            _build,
-            str(tool),
-            str(folder.path),
-            str(target),
-            quantization,
-            options,
-        )
+        action = f"converting to GGUF ({recipe.name if recipe else 'float32'})"
+        arguments = str(tool), str(folder.path), str(target), quantization, resolved
+        return build_isolated(action, folder.model_id, target, _build, *arguments)
 
     # Quantized files are made from an F16 file.
     bits = FLOAT_BITS if recipe is None else 16 + (recipe.bits if recipe.bits != 16 else 0)
@@ -114,8 +105,8 @@ def unpack(archive: Path, folder: Path) -> None:
     """Extract only the converter from llama.cpp's source archive."""
     with tarfile.open(archive) as source:
         for member in source:
-            _, found, path = member.name.partition("/vendor/llama.cpp/")
-            if not found or not member.isfile() or not path.startswith(_PARTS) or ".." in path.split("/"):
+            _, separator, path = member.name.partition("/vendor/llama.cpp/")
+            if not separator or not member.isfile() or not path.startswith(_PARTS) or ".." in path.split("/"):
                 continue
             content = source.extractfile(member)
             assert content is not None
@@ -128,10 +119,10 @@ def _build(tool: str, source: str, folder: str, quantization: str, options: Mapp
     if quantization == NONE:
         convert(Path(tool), Path(source), target, "f32")
         return {}
-    between = target.with_name("f16.gguf")
-    convert(Path(tool), Path(source), between, "f16")
-    find_recipe("llamacpp", quantization).applied(between, target, options=options)
-    between.unlink(missing_ok=True)
+    intermediate = target.with_name("f16.gguf")
+    convert(Path(tool), Path(source), intermediate, "f16")
+    find_recipe("llamacpp", quantization).run(intermediate, target, options=options)
+    intermediate.unlink(missing_ok=True)
     return {}
 
 
@@ -149,8 +140,8 @@ def convert(tool: Path, source: Path, target: Path, kind: str) -> None:
     Raises:
         ScenarioError: the converter does not support this model.
     """
-    complaints = _Complaints()
-    logging.getLogger().addHandler(complaints)
+    errors = _LastError()
+    logging.getLogger().addHandler(errors)
     before = sys.path[:], sys.argv
     sys.path[:0] = [str(tool), str(tool / "gguf-py")]
     sys.argv = [_SCRIPT, str(source), "--outfile", str(target), "--outtype", kind]
@@ -159,10 +150,10 @@ def convert(tool: Path, source: Path, target: Path, kind: str) -> None:
         runpy.run_path(str(tool / _SCRIPT), run_name="__main__")
     except SystemExit as end:
         if end.code:
-            raise ScenarioError(f"llama.cpp's converter: {complaints.last}", kind="unsupported") from end
+            raise ScenarioError(f"llama.cpp's converter: {errors.last}", kind="unsupported") from end
     finally:
         sys.path[:], sys.argv = before
-        logging.getLogger().removeHandler(complaints)
+        logging.getLogger().removeHandler(errors)
 
 
 def _adapt(conversion: Any) -> None:
@@ -170,9 +161,9 @@ def _adapt(conversion: Any) -> None:
     find, read = conversion.get_model_class, conversion.ModelBase.load_hparams
 
     def find_without_tokenizer(*arguments: Any, **named: Any) -> Any:
-        found = find(*arguments, **named)
-        found.set_vocab = _write_no_tokenizer
-        return found
+        model_class = find(*arguments, **named)
+        model_class.set_vocab = _write_no_tokenizer
+        return model_class
 
     def read_lengths(*arguments: Any, **named: Any) -> dict[str, Any]:
         settings: dict[str, Any] = read(*arguments, **named)
@@ -189,7 +180,7 @@ def _write_no_tokenizer(model: Any) -> None:
     model.gguf_writer.add_vocab_size(model.hparams["vocab_size"])
 
 
-class _Complaints(logging.Handler):
+class _LastError(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.last = "no error message"
@@ -199,12 +190,7 @@ class _Complaints(logging.Handler):
 
 
 def store(kind: str, source: Path, target: Path) -> None:
-    """Write a GGUF file's weights as another type.
-
-    Args:
-        kind: name of the type, as in llama.cpp after `LLAMA_FTYPE_MOSTLY_`.
-        source: a GGUF file in F16.
-        target: the file to write.
+    """Write the weights of a GGUF file in F16 as another type, named as in llama.cpp after `LLAMA_FTYPE_MOSTLY_`.
 
     Raises:
         ScenarioError: llama.cpp fails.

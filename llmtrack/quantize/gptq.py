@@ -1,8 +1,7 @@
 """GPTQ: round a weight input by input, compensating each error with the inputs not rounded yet.
 
-Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers". An own
-implementation, since ONNX Runtime's returns floats that must be rounded a second time with different scales. Pure
-functions over arrays.
+Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers". ONNX Runtime's
+implementation returns floats that must be rounded a second time with different scales. Pure functions over arrays.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def gptq(weight: Array, products: Array, block_size: int) -> Rounded:
         block_size: inputs that share a scale.
     """
     inputs, outputs = weight.shape
-    left = weight.astype(np.float64)
+    rest = weight.astype(np.float64)
     damped = products.astype(np.float64)
     damped[np.diag_indices(inputs)] += DAMPING * (np.trace(damped) / inputs or 1.0)
     # Rows of the inverse's Cholesky factor distribute the error of an input over those after it.
@@ -60,36 +59,34 @@ def gptq(weight: Array, products: Array, block_size: int) -> Rounded:
     scales, zeros = np.empty((len(blocks), outputs), np.float32), np.empty((len(blocks), outputs), np.uint8)
     for block, start in enumerate(blocks):
         end = min(start + block_size, inputs)
-        scale, zero = grid(left[start:end], np.diag(damped)[start:end])
+        scale, zero = grid(rest[start:end], np.diag(damped)[start:end])
         scales[block], zeros[block] = scale, zero
-        for place in range(start, end):
-            step = np.clip(np.round(left[place] / scale) + zero, 0, STEPS)
-            error = (left[place] - (step - zero) * scale) / spread[place, place]
-            left[place + 1 : end] -= np.outer(spread[place, place + 1 : end], error)
-            steps[place], left[place] = step, error
-        left[end:] -= spread[start:end, end:].T @ left[start:end]
+        for row in range(start, end):
+            step = np.clip(np.round(rest[row] / scale) + zero, 0, STEPS)
+            error = (rest[row] - (step - zero) * scale) / spread[row, row]
+            rest[row + 1 : end] -= np.outer(spread[row, row + 1 : end], error)
+            steps[row], rest[row] = step, error
+        rest[end:] -= spread[start:end, end:].T @ rest[start:end]
     return Rounded(steps, scales, zeros)
 
 
 def grid(block: Array, importance: Array) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the scales and zero points, (outputs) each, that round a block with the least error.
+    """Search the scales and zero points, (outputs) each, that round an (inputs, outputs) block with the least error.
 
-    Args:
-        block: (inputs, outputs) weights that share a scale.
-        importance: (inputs), weight of the squared error of each.
+    `importance` are the (inputs) weights of squared errors.
     """
     values = block.astype(np.float32)
     costs = (importance / importance.max()).astype(np.float32)[:, None]
     low = np.minimum(values.min(axis=0), 0)
-    whole = np.maximum((np.maximum(values.max(axis=0), 0) - low) / STEPS, np.float32(1e-9))
-    best, scales, zeros = np.full_like(whole, np.inf), whole, np.zeros_like(whole)
-    for part in RANGES.astype(np.float32):
-        scale = whole * part
+    full = np.maximum((np.maximum(values.max(axis=0), 0) - low) / STEPS, np.float32(1e-9))
+    best, scales, zeros = np.full_like(full, np.inf), full, np.zeros_like(full)
+    for share in RANGES.astype(np.float32):
+        scale = full * share
         zero = np.clip(np.round(-low / scale), 0, STEPS)
         signed = np.clip(np.round(values / scale) + zero, 0, STEPS) - zero
         # Least-squares scale for these steps; arbitrary where all steps are zero.
-        weighed = (costs * signed * signed).sum(axis=0)
-        fitted = (costs * signed * values).sum(axis=0) / np.maximum(weighed, np.float32(1e-30))
+        weights = (costs * signed * signed).sum(axis=0)
+        fitted = (costs * signed * values).sum(axis=0) / np.maximum(weights, np.float32(1e-30))
         scale = np.where(fitted > 1e-9, fitted, scale)
         signed = np.clip(np.round(values / scale) + zero, 0, STEPS) - zero
         error = (costs * (signed * scale - values) ** 2).sum(axis=0)
@@ -99,15 +96,15 @@ def grid(block: Array, importance: Array) -> tuple[NDArray[np.float32], NDArray[
     return scales, zeros
 
 
-def packed(rounded: Rounded, block_size: int) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
+def pack(rounded: Rounded, block_size: int) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
     """Pack steps, scales and zero points as MatMulNBits stores them, two steps per byte, the first in the low half.
 
     Returns:
         (outputs, blocks, block_size / 2), (outputs, blocks) and (outputs, blocks / 2 rounded up).
     """
     inputs, outputs = rounded.steps.shape
-    filled = np.pad(rounded.steps, ((0, -inputs % block_size), (0, 0)))
-    steps = filled.T.reshape(outputs, -1, block_size)
+    padded = np.pad(rounded.steps, ((0, -inputs % block_size), (0, 0)))
+    steps = padded.T.reshape(outputs, -1, block_size)
     return _pairs(steps), np.ascontiguousarray(rounded.scales.T), _pairs(rounded.zeros.T)
 
 

@@ -1,10 +1,9 @@
-"""Quantize weights and activations of linear layers to 8 bits with Optimum's `ORTQuantizer`; sensitive layers are
-excluded.
+"""Quantize weights and activations of linear layers to 8 bits; exclude sensitive layers.
 
-The recipes differ in the source of the activation ranges (each call, or a calibration text) and in the format of the
-excluded layers (float, or 8-bit weights only). All of them store the head in 8-bit blocks: its errors go straight into
-the logits, and it computes only one position of a prompt, so 8-bit activations would cost quality there without a gain
-in speed.
+The recipes differ in the source of the activation ranges (each call, each token, or a calibration text) and in the
+format of the excluded layers (float, or 8-bit weights only). All of them store the head in 8-bit blocks: its errors go
+straight into the logits, and it computes only one position of a prompt, so 8-bit activations would cost quality there
+without a gain in speed.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def check(options: Mapping[str, Scalar]) -> None:
     """Check that this CPU supports 8-bit activations.
 
     Raises:
-        ScenarioError: not supported.
+        ScenarioError: it does not.
     """
     instruction_set(platform.machine(), cpu_flags())
 
@@ -48,10 +47,10 @@ def apply(job: Job, *, static: bool = False, mixed: bool = False) -> Built:
     """Quantize every linear layer except those excluded to keep the quality.
 
     Args:
-        job: the model, options and rows.
-        static: fixed activation ranges, by the option `calibration_method`.
-        mixed: excluded layers are stored like int8-weight-only, in blocks of the option `block_size`; otherwise in
-            float.
+        job: the recipe's input.
+        static: whether activation ranges are fixed, by the option `calibration_method`.
+        mixed: whether excluded layers are stored like int8-weight-only, in blocks of the option `block_size`, and not
+            in float.
     """
     from llmtrack.onnx import graph
     from llmtrack.onnx.session import MODEL_FILE
@@ -60,36 +59,33 @@ def apply(job: Job, *, static: bool = False, mixed: bool = False) -> Built:
     base = graph.load(job.source / MODEL_FILE)
     tied = graph.untie_head(base)
     block_size = int(job.options.get("block_size", Blocks.block_size))
-    gentle = base
+    donor = base
     if mixed:
         nodes = {layer.node for layer in graph.linears(base)}
-        gentle = in_blocks(graph.copy_of(base), 8, block_size, True, nodes)
+        donor = in_blocks(graph.copy_of(base), 8, block_size, True, nodes)
     quantized = quantize(job, base, str(job.options["calibration_method"]) if static else None)
-    _gentle_head(quantized, base, tied, block_size)
-    model, built = leave_out(job, base, quantized, gentle, STATIC if static else DYNAMIC)
+    _store_head_in_blocks(quantized, base, tied, block_size)
+    model, built = leave_out(job, base, quantized, donor, STATIC if static else DYNAMIC)
     graph.save(model, job.target / MODEL_FILE)
     return built
 
 
 def apply_per_token(job: Job) -> Built:
-    """Quantize every linear layer with one activation scale per token; the head is stored in blocks.
-
-    Channels with outliers are smoothed first. No layer is excluded.
-    """
+    """Quantize every linear layer with one activation scale per token, after smoothing channels with outliers."""
     from llmtrack.onnx import graph
     from llmtrack.onnx.session import MODEL_FILE
     from llmtrack.quantize.scales import scale_by_token
     from llmtrack.quantize.sensitivity import RANKED_ROWS, inputs_of
-    from llmtrack.quantize.smooth import largest_of, smooth
+    from llmtrack.quantize.smooth import channel_ranges, smooth
 
     base = graph.load(job.source / MODEL_FILE)
     tied = graph.untie_head(base)
     layers = [layer for layer in graph.linears(base) if layer.result != "logits"]
-    smooth(base, largest_of(inputs_of(base, layers, job.rows[:RANKED_ROWS])))
+    smooth(base, channel_ranges(inputs_of(base, layers, job.rows[:RANKED_ROWS])))
     quantized = graph.copy_of(base)
     nodes = {layer.node for layer in graph.linears(base)}
     scale_by_token(quantized, nodes, instruction_set(platform.machine(), cpu_flags()) in SIGNED)
-    _gentle_head(quantized, base, tied, int(job.options["block_size"]))
+    _store_head_in_blocks(quantized, base, tied, int(job.options["block_size"]))
     graph.save(quantized, job.target / MODEL_FILE)
     return Built({"linear_layers": len(layers)})
 
@@ -141,11 +137,7 @@ RECIPES = (
 
 
 def instruction_set(machine: str, flags: frozenset[str]) -> str:
-    """Return the name of Optimum's configuration for a CPU.
-
-    Args:
-        machine: from `platform.machine`.
-        flags: instruction sets, in lower case.
+    """Return the name of Optimum's configuration for a CPU by its `platform.machine` and instruction sets.
 
     Raises:
         ScenarioError: there is no configuration for the CPU.
@@ -153,8 +145,8 @@ def instruction_set(machine: str, flags: frozenset[str]) -> str:
     if machine.lower() in ARM:
         return "arm64"
     if machine.lower() in X86:
-        for needed, name in (("avx512_vnni", "avx512_vnni"), ("avx512f", "avx512"), ("avx2", "avx2")):
-            if needed in flags:
+        for flag, name in (("avx512_vnni", "avx512_vnni"), ("avx512f", "avx512"), ("avx2", "avx2")):
+            if flag in flags:
                 return name
     raise ScenarioError(
         f"no int8 configuration fits this CPU ({machine}): it needs AVX2, AVX-512 or ARM64; use a weight-only recipe",
@@ -163,14 +155,10 @@ def instruction_set(machine: str, flags: frozenset[str]) -> str:
 
 
 def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> ModelProto:
-    """Quantize weights (per column) and activations of every linear layer to 8 bits.
+    """Quantize weights (per column) and activations of every linear layer of a float graph to 8 bits.
 
     Only products with a constant weight are quantized: Optimum by default would also round those of attention.
-
-    Args:
-        job: the model's files, and the calibration rows.
-        base: the float graph.
-        calibration: `minmax`, `percentile` or `entropy` for fixed activation ranges; None: dynamic ranges.
+    `calibration` is `minmax`, `percentile` or `entropy` for fixed activation ranges; None: ranges of each call.
 
     Raises:
         ScenarioError: this CPU is not supported.
@@ -212,15 +200,8 @@ def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> Mode
     return quantized
 
 
-def _gentle_head(quantized: ModelProto, base: ModelProto, tied: bool, block_size: int) -> None:
-    """Replace the quantized head, and a tied embedding, by 8-bit blocks.
-
-    Args:
-        quantized: modified in place.
-        base: the float graph it was made from, its head untied.
-        tied: whether the head was tied to the embedding, so that tokens can be looked up in its blocks.
-        block_size: weights that share a scale.
-    """
+def _store_head_in_blocks(quantized: ModelProto, base: ModelProto, tied: bool, block_size: int) -> None:
+    """Replace the head of a quantized graph, and a tied embedding, by 8-bit blocks of the float graph's."""
     from llmtrack.onnx import graph
     from llmtrack.onnx.matmul_nbits import share_embedding
 
@@ -236,26 +217,23 @@ def _calibration(method: str) -> Any:
     from onnxruntime.quantization import CalibrationMethod
     from optimum.onnxruntime.configuration import CalibrationConfig
 
-    # The rows are passed directly; there is no hub data set.
-    named: dict[str, Any] = {
-        "dataset_name": "",
-        "dataset_config_name": "",
-        "dataset_split": "",
-        "dataset_num_samples": 0,
-    }
-    more: dict[str, dict[str, Any]] = {
+    parameters: dict[str, dict[str, Any]] = {
         "percentile": {"percentile": PERCENTILE, "num_bins": HISTOGRAM_BINS},
         "entropy": {"num_bins": 128, "num_quantized_bins": 128},
     }
     return CalibrationConfig(
-        **named,
+        # The rows are passed directly; there is no hub data set.
+        dataset_name="",
+        dataset_config_name="",
+        dataset_split="",
+        dataset_num_samples=0,
         method=getattr(CalibrationMethod, {"minmax": "MinMax"}.get(method, method.title())),
-        **more.get(method, {}),
+        **parameters.get(method, {}),
     )
 
 
 def _examples(path: Path, rows: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """Return the inputs of each row without their batch dimension, as Optimum's calibration expects them."""
+    """Return the graph's inputs for each row, without the batch dimension, as Optimum's calibration expects them."""
     import numpy as np
 
     from llmtrack.onnx.session import OnnxDecoder

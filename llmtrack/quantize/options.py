@@ -18,11 +18,11 @@ def share(text: object) -> float | None:
     Raises:
         UsageError: not a share.
     """
-    word = str(text).strip().lower()
-    if word == NONE:
+    number = str(text).strip().lower()
+    if number == NONE:
         return None
     try:
-        value = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:

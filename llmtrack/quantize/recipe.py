@@ -47,8 +47,8 @@ class Job:
     Attributes:
         source: folder of the float export: `model.onnx`, config and tokenizer.
         target: empty folder for the quantized `model.onnx`; the caller copies the other files.
-        options: the recipe's options, defaults included.
-        rows: calibration text as rows of token ids; empty if the recipe needs none.
+        options: the recipe's, defaults included.
+        rows: token ids of the calibration text; empty if the recipe is not calibrated.
     """
 
     source: Path
@@ -59,13 +59,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Built:
-    """The findings of a recipe.
+    """The findings of a recipe of the onnx backend.
 
     Attributes:
         facts: tracked as params.
-        ranking: a row per linear layer, worst first, if layers were ranked: name, error, and whether it stayed in
-            float.
-        attempts: the steps of the search for the number of layers to leave in float.
+        ranking: a row per linear layer, worst first, if layers were ranked: name, error, and whether it was excluded.
+        attempts: the steps of the search for the number of layers to exclude.
     """
 
     facts: Mapping[str, Scalar] = field(default_factory=dict)
@@ -73,8 +72,8 @@ class Built:
     attempts: tuple[Mapping[str, Any], ...] = ()
 
 
-def anything(options: Mapping[str, Scalar]) -> None:
-    """Refuse nothing."""
+def _accept_all(options: Mapping[str, Scalar]) -> None:
+    """Accept any options."""
 
 
 @dataclass(frozen=True)
@@ -82,25 +81,25 @@ class Recipe:
     """A way to quantize a model after training.
 
     Attributes:
-        name: as `--recipes` takes it after the backend and a slash.
+        name: as in `--recipes`, after the backend and a slash.
         backend: name of the engine that runs the result.
-        quantizes: what it quantizes, in words.
-        dtype: label of what the quantized weights are stored as.
-        apply: does it: of the onnx backend a function of a `Job` that returns a `Built`, of the torch backend one that
-            changes a model in place and may return facts to track, of the llamacpp backend one of a GGUF file in F16 and the
-            file to write, of a backend that converts by a tool of its own one that turns options into arguments of the tool.
-            Of torch and llamacpp, where the recipe declares options, they are a further argument.
-        options: what it can be told: a frozen dataclass, each field with an `Option` (see `llmtrack.options`).
+        quantizes: description of what it quantizes.
+        dtype: label of the quantized weights' type.
+        apply: the implementation, called according to the backend. onnx: with a `Job`; returns a `Built`. torch: with a
+            model, which it changes in place; may return facts to track. llamacpp: with a GGUF file in F16 and the file to
+            write. genai and openvino: with the options; returns arguments of their conversion tool. For torch and llamacpp,
+            declared options are an additional argument.
+        options: frozen dataclass of its options, each field with an `Option` (see `llmtrack.options`).
         calibrated: whether it needs a calibration text.
-        depends_on_batch: whether what is computed for a row depends on the other rows and pads of its batch.
-        rounds_activations: whether activations are rounded in each call, which turns a difference in the last bit into a step of
-            that rounding.
-        version: raised when the result changes, so that cached results are made anew.
-        computes: dtype of what is not quantized, unless another is asked for.
-        arithmetic: what its matrix products are computed in, as in `EngineInfo`; empty: in that dtype.
-        capability: compute capability that a GPU must have for it; None: it runs on a CPU, too.
-        needs: modules beside the backend's own without which it cannot be applied.
-        check: refuses, before a model is loaded for it, what it cannot do here with these options (a `ScenarioError`).
+        depends_on_batch: whether the result for a row depends on the other rows and pads of its batch.
+        rounds_activations: whether activations are rounded in each call, which enlarges a difference in the last bit to a
+            step of that rounding.
+        version: increment when the result changes, to invalidate the cache.
+        computes: default dtype of what is not quantized.
+        arithmetic: type of its matrix products, as in `EngineInfo`; empty: `computes`.
+        capability: minimum compute capability of a GPU; None: it also runs on a CPU.
+        needs: required modules besides the backend's own.
+        check: raises a `ScenarioError`, before a model is loaded, if this machine does not support the options.
     """
 
     name: str
@@ -117,18 +116,18 @@ class Recipe:
     arithmetic: str = ""
     capability: tuple[int, int] | None = None
     needs: tuple[str, ...] = ()
-    check: Callable[[Mapping[str, Scalar]], object] = anything
+    check: Callable[[Mapping[str, Scalar]], object] = _accept_all
 
     @property
     def lacking(self) -> list[str]:
-        """Modules that are missing for it."""
+        """Required modules that are not installed."""
         return [*missing_modules(self.backend), *not_installed(self.needs)]
 
     @property
     def bits(self) -> int:
         """Bits of a stored weight by the dtype's label; 0: unknown."""
-        found = re.search(r"\d+", self.dtype)
-        return int(found[0]) if found else 0
+        match = re.search(r"\d+", self.dtype)
+        return int(match[0]) if match else 0
 
     @property
     def label(self) -> str:
@@ -145,54 +144,54 @@ class Recipe:
             "with another batch, number of threads or CPU",
         )
 
-    def settled(self, given: Sequence[tuple[str, Scalar]]) -> dict[str, Scalar]:
-        """Return the options with defaults; options of other components are ignored.
+    def resolve_options(self, options: Sequence[tuple[str, Scalar]]) -> dict[str, Scalar]:
+        """Return its options with defaults; those of other components are ignored.
 
         Raises:
-            UsageError: a value is not accepted.
+            UsageError: a value is invalid.
         """
-        return dict(vars(chosen(self.options, given)))
+        return dict(vars(chosen(self.options, options)))
 
-    def applied(self, *to: Any, options: Mapping[str, Scalar] | None = None) -> Any:
-        """Call `apply`, with the settled options if some are given and the recipe declares any.
+    def run(self, *arguments: Any, options: Mapping[str, Scalar] | None = None) -> Any:
+        """Call `apply`, with the resolved options as a last argument if the recipe declares any.
 
         Raises:
-            ExtensionError: the recipe of another package raised an error, or returned something else than expected.
+            ExtensionError: the recipe of another package raised an error, or returned something unexpected.
         """
         if options is not None and parameters(self.options):
-            to = (*to, options)
-        point, called = _provider(self), f"apply of {self.label}"
-        with naming_plugin(point, called) if point else nullcontext():
-            gave = self.apply(*to)
-        expected = _RETURNED.get(self.backend)
-        if point and expected and (why := expected.problem(called, gave)):
-            raise unusable(point, why)
-        return gave
+            arguments = (*arguments, options)
+        point, function = _provider(self), f"apply of {self.label}"
+        with naming_plugin(point, function) if point else nullcontext():
+            result = self.apply(*arguments)
+        check = _RETURNS.get(self.backend)
+        if point and check and (problem := check.problem(function, result)):
+            raise unusable(point, problem)
+        return result
 
     @property
-    def takes(self) -> tuple[type, ...]:
-        """The option classes that it accepts; a calibrated recipe also accepts the calibration text."""
+    def option_types(self) -> tuple[type, ...]:
+        """The option classes that it accepts; if calibrated, also that of the calibration text."""
         return (self.options, CalibrationText) if self.calibrated else (self.options,)
 
 
-def _are_facts(gave: Any) -> bool:
-    return gave is None or (isinstance(gave, Mapping) and all(isinstance(name, str) for name in gave))
+def _are_facts(value: Any) -> bool:
+    return value is None or (isinstance(value, Mapping) and all(isinstance(name, str) for name in value))
 
 
-_RETURNED = {
+_RETURNS = {
     "torch": ReturnCheck(_are_facts, "a mapping of facts to track, or None: it changes the model in place"),
     "onnx": instance_of("a Built", Built),
     "genai": instance_of("a list of the tool's arguments", list, tuple),
     "openvino": instance_of("a list of the tool's arguments", list, tuple),
 }
-"""What `apply` returns, by backend."""
+"""Checks of what `apply` returns, by backend."""
 
 
 def _provider(recipe: Recipe) -> EntryPoint | None:
     """Return the entry point that provides a recipe, or None if it is built in."""
     for point in extensions(RECIPE_POINTS):
-        found = _extension(point)
-        if not isinstance(found, ExtensionError) and recipe in found:
+        provided = _extension(point)
+        if not isinstance(provided, ExtensionError) and recipe in provided:
             return point
     return None
 
@@ -204,12 +203,13 @@ def recipes() -> tuple[Recipe, ...]:
     Recipes of a broken package are skipped; see `broken_recipes`.
     """
     # Labels must be unique: the first package with a name wins.
-    return tuple({each.label: each for each in reversed([*_found()])}.values())[::-1]
+    return tuple({recipe.label: recipe for recipe in reversed([*_available()])}.values())[::-1]
 
 
 def broken_recipes() -> tuple[ExtensionError, ...]:
     """Return the errors of other packages whose recipes cannot be used."""
-    return tuple(found for found in map(_extension, extensions(RECIPE_POINTS)) if isinstance(found, ExtensionError))
+    loaded = map(_extension, extensions(RECIPE_POINTS))
+    return tuple(error for error in loaded if isinstance(error, ExtensionError))
 
 
 def _builtin() -> Iterator[Recipe]:
@@ -217,11 +217,11 @@ def _builtin() -> Iterator[Recipe]:
         yield from import_module(module).RECIPES
 
 
-def _found() -> Iterator[Recipe]:
+def _available() -> Iterator[Recipe]:
     yield from _builtin()
     for point in extensions(RECIPE_POINTS):
-        found = _extension(point)
-        yield from () if isinstance(found, ExtensionError) else found
+        provided = _extension(point)
+        yield from () if isinstance(provided, ExtensionError) else provided
 
 
 def _extension(point: EntryPoint) -> tuple[Recipe, ...] | ExtensionError:
@@ -237,48 +237,46 @@ def extension_recipes(point: EntryPoint) -> tuple[Recipe, ...]:
     Raises:
         ExtensionError: it cannot be imported, or is not a sequence of recipes.
     """
-    named = load_extension(point)
-    found = tuple(named) if isinstance(named, Iterable) else (named,)
-    for each in found:
-        if not isinstance(each, Recipe):
-            raise unusable(point, f"it must be a sequence of Recipe, and contains a {type(each).__name__}")
-        if why := why_unusable(each.options):
-            raise unusable(point, f"recipe {each.label}: {why}")
-        if why := _unheard(each):
-            raise unusable(point, f"recipe {each.label}: {why}")
-        if each.label in {own.label for own in _builtin()}:
-            raise unusable(point, f"{each.label} is the name of a built-in recipe")
-    return found
+    loaded = load_extension(point)
+    provided = tuple(loaded) if isinstance(loaded, Iterable) else (loaded,)
+    for recipe in provided:
+        if not isinstance(recipe, Recipe):
+            raise unusable(point, f"it must be a sequence of Recipe, and contains a {type(recipe).__name__}")
+        if problem := why_unusable(recipe.options) or _unreachable_options(recipe):
+            raise unusable(point, f"recipe {recipe.label}: {problem}")
+        if recipe.label in {builtin.label for builtin in _builtin()}:
+            raise unusable(point, f"{recipe.label} is the name of a built-in recipe")
+    return provided
 
 
-_WORKED_ON = {"torch": 1, "llamacpp": 2}
-"""Positional arguments of `apply` before the options, by backend: a model, or two files."""
-_UNCALIBRATED = frozenset({*_WORKED_ON, "genai", "openvino"})
+_ARGUMENTS = {"torch": 1, "llamacpp": 2}
+"""Number of arguments of `apply` before the options, by backend: a model, or two files."""
+_UNCALIBRATED = frozenset({*_ARGUMENTS, "genai", "openvino"})
 
 
-def _unheard(recipe: Recipe) -> str:
+def _unreachable_options(recipe: Recipe) -> str:
     """Describe declared options that would never reach the recipe; empty if there are none."""
     if recipe.calibrated and recipe.backend in _UNCALIBRATED:
         return (
             f"the {recipe.backend} backend does not read calibration text, only onnx and backends of other packages do"
         )
-    to = [None] * _WORKED_ON.get(recipe.backend, 0)
-    if not to or not (declared := parameters(recipe.options)):
+    arguments = [None] * _ARGUMENTS.get(recipe.backend, 0)
+    if not arguments or not (declared := parameters(recipe.options)):
         return ""
     try:
         signature = inspect.signature(recipe.apply)
     except (TypeError, ValueError):  # a callable without a signature
         return ""
     try:
-        signature.bind(*to, {})
+        signature.bind(*arguments, {})
     except TypeError:
-        names = ", ".join(each.name for each in declared)
+        names = ", ".join(parameter.name for parameter in declared)
         return f"apply takes no options, and it declares {names}: give it a further argument, a mapping of them"
     return ""
 
 
 def find_recipe(backend: str, name: str) -> Recipe:
-    """Return a recipe by backend and name.
+    """Look up a recipe by backend and name.
 
     Raises:
         UsageError: there is none.
@@ -287,12 +285,12 @@ def find_recipe(backend: str, name: str) -> Recipe:
         if (recipe.backend, recipe.name) == (backend, name):
             return recipe
     known = [recipe.name for recipe in recipes() if recipe.backend == backend]
-    alike = get_close_matches(name, known, n=2) or [each for each in known if name and each.startswith(name)]
-    near = [f"{backend}/{each}" for each in alike] or labels_of(name)
-    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-    unread = "".join(f"; {error}" for error in broken_recipes())
+    close = get_close_matches(name, known, n=2) or [other for other in known if name and other.startswith(name)]
+    labels = [f"{backend}/{other}" for other in close] or labels_of(name)
+    hint = f" (did you mean {' or '.join(labels)}?)" if labels else ""
+    broken = "".join(f"; {error}" for error in broken_recipes())
     raise UsageError(
-        f"the {backend} backend has no quantization {name!r}{hint}: use {', '.join(['none', *known])}{unread}"
+        f"the {backend} backend has no quantization {name!r}{hint}: use {', '.join(['none', *known])}{broken}"
     )
 
 

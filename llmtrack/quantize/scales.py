@@ -33,35 +33,35 @@ def scale_by_column(quantized: ModelProto, base: ModelProto) -> None:
         base: the float graph.
     """
     weights = graph.weights_of(base)
-    made = graph.weights_of(quantized)
+    results = graph.weights_of(quantized)
     for name in {layer.weight for layer in graph.linears(base)}:
-        kind = made[f"{name}_quantized"].data_type
-        values, scales, zeros = by_column(numpy_helper.to_array(weights[name]), kind)
+        data_type = results[f"{name}_quantized"].data_type
+        values, scales, zeros = by_column(numpy_helper.to_array(weights[name]), data_type)
         for suffix, array in (("quantized", values), ("scale", scales), ("zero_point", zeros)):
-            tensor = made[f"{name}_{suffix}"]
+            tensor = results[f"{name}_{suffix}"]
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 
 def by_column(
-    weight: NDArray[np.float32], kind: int
+    weight: NDArray[np.float32], data_type: int
 ) -> tuple[NDArray[np.integer], NDArray[np.float32], NDArray[np.integer]]:
     """Quantize a weight with a scale and a zero point per column.
 
     Args:
         weight: (inputs, outputs).
-        kind: `TensorProto.INT8` or `TensorProto.UINT8`.
+        data_type: `TensorProto.INT8` or `TensorProto.UINT8`.
 
     Returns:
         (inputs, outputs) integers, (outputs,) scales, and (outputs,) zero points, the middle of the integers.
     """
-    dtype = helper.tensor_dtype_to_np_dtype(kind)
-    low, high = (int(each) for each in get_qmin_qmax_for_qType(kind, symmetric=True))
-    widest = 2 * np.abs(weight).max(axis=0).astype(np.float64)
-    empty = widest / (high - low) < np.finfo(np.float32).tiny
-    scales = np.where(empty, 1.0, widest / (high - low)).astype(np.float32)
+    dtype = helper.tensor_dtype_to_np_dtype(data_type)
+    low, high = map(int, get_qmin_qmax_for_qType(data_type, symmetric=True))
+    ranges = 2 * np.abs(weight).max(axis=0).astype(np.float64)
+    empty = ranges / (high - low) < np.finfo(np.float32).tiny
+    scales = np.where(empty, 1.0, ranges / (high - low)).astype(np.float32)
     zeros = np.where(empty, 0, np.round((low + high) / 2)).astype(dtype)
-    least, most = (-128, 127) if kind == TensorProto.INT8 else (0, 255)
-    values = np.clip((weight / scales).round() + zeros, least, most)
+    limits = np.iinfo(dtype)
+    values = np.clip((weight / scales).round() + zeros, limits.min, limits.max)
     return values.astype(dtype), scales, zeros
 
 
@@ -81,12 +81,12 @@ def scale_by_token(model: ModelProto, nodes: Collection[str], signed: bool) -> N
     weights = graph.weights_of(model)
     constants = {f"per_token.{name}": value for name, value in _CONSTANTS.items()}
     rounded: dict[str, tuple[str, str]] = {}
-    instead: dict[str, list[NodeProto]] = {}
+    replacements: dict[str, list[NodeProto]] = {}
     for layer in layers:
-        made: list[NodeProto] = []
+        nodes_of_input: list[NodeProto] = []
         if layer.source not in rounded:
-            made = _rounded(layer.source, _opset(model))
-            rounded[layer.source] = made[-1].output[0], made[-2].input[1]
+            nodes_of_input = _round_tokens(layer.source, _opset(model))
+            rounded[layer.source] = nodes_of_input[-1].output[0], nodes_of_input[-2].input[1]
         values, scales, zeros = by_column(
             numpy_helper.to_array(weights[layer.weight]), TensorProto.INT8 if signed else TensorProto.UINT8
         )
@@ -94,15 +94,15 @@ def scale_by_token(model: ModelProto, nodes: Collection[str], signed: bool) -> N
         if zeros.any():
             parts[f"{layer.weight}.zeros"] = zeros
         constants |= parts
-        instead[layer.node] = made + _product(layer, *rounded[layer.source], list(parts))
+        replacements[layer.node] = nodes_of_input + _product(layer, *rounded[layer.source], list(parts))
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
     graph.import_domain(model, graph.MICROSOFT)
-    graph.replace_nodes(model, instead)
+    graph.replace_nodes(model, replacements)
     graph.remove_unused(model)
 
 
-def _rounded(source: str, opset: int) -> list[NodeProto]:
-    """Return nodes that normalize each token by its largest value (the last but one) and round the result (the last)."""
+def _round_tokens(source: str, opset: int) -> list[NodeProto]:
+    """Create nodes that divide each token by its largest value (the last but one) and round the result (the last)."""
 
     def node(op: str, *inputs: str, **settings: Any) -> NodeProto:
         return helper.make_node(op, inputs, [f"{source}/{op}"], name=f"{source}/{op}", **settings)
@@ -110,18 +110,18 @@ def _rounded(source: str, opset: int) -> list[NodeProto]:
     def result(op: str) -> str:
         return f"{source}/{op}"
 
-    size = result("Abs")
+    magnitude = result("Abs")
     return [
         node("Abs", source),
-        node("ReduceMax", size, _AXES) if opset >= 18 else node("ReduceMax", size, axes=[-1]),
+        node("ReduceMax", magnitude, _AXES) if opset >= 18 else node("ReduceMax", magnitude, axes=[-1]),
         node("Max", result("ReduceMax"), _LEAST),
         node("Div", source, result("Max")),
         node("QuantizeLinear", result("Div"), _STEP, _MIDDLE),
     ]
 
 
-def _product(layer: graph.Linear, rounded: str, most: str, weight: list[str]) -> list[NodeProto]:
-    """Return nodes that multiply the rounded tokens by a weight and rescale each by its largest value."""
+def _product(layer: graph.Linear, rounded: str, largest: str, weight: list[str]) -> list[NodeProto]:
+    """Create nodes that multiply the rounded tokens by a weight and rescale each by its largest value."""
     values, scales, *zeros = weight
     product = f"{layer.result}.shares"
     return [
@@ -132,9 +132,9 @@ def _product(layer: graph.Linear, rounded: str, most: str, weight: list[str]) ->
             name=layer.node,
             domain=graph.MICROSOFT,
         ),
-        helper.make_node("Mul", [product, most], [layer.result], name=f"{layer.node}/scale"),
+        helper.make_node("Mul", [product, largest], [layer.result], name=f"{layer.node}/scale"),
     ]
 
 
 def _opset(model: ModelProto) -> int:
-    return next(int(each.version) for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    return next(int(opset.version) for opset in model.opset_import if opset.domain in ("", "ai.onnx"))

@@ -19,7 +19,7 @@ from llmtrack.quantize.options import share
 from llmtrack.quantize.recipe import Built, Job
 from llmtrack.tensors.likelihood import sum_nll
 
-# Rows used for the ranking: the layers' inputs are kept in memory for all of them.
+# Calibration rows used for the ranking: the layers' inputs are in memory for all of them.
 RANKED_ROWS = 4
 
 
@@ -90,7 +90,7 @@ def leave_out(
         base: the float graph.
         quantized: the same graph with every linear layer quantized.
         donor: the same graph with these layers in float or more bits.
-        rounding: the rounding of the quantized graph, for the ranking.
+        rounding: of the quantized graph, for the ranking.
     """
     bound = share(job.options["keep_quality"])
     layers = [layer for layer in graph.linears(base) if layer.result != "logits"]
@@ -115,23 +115,23 @@ def leave_out(
         number, attempts = fewest_left_out(
             lambda number: loss_of(without(number)), len(layers), exact + math.log1p(bound)
         )
-    tries = tuple({"left_out": a.left_out, "increase": math.expm1(a.loss - exact)} for a in attempts)
-    return without(number), _built(ranked, layer_of, number, tries)
+    steps = tuple({"left_out": each.left_out, "increase": math.expm1(each.loss - exact)} for each in attempts)
+    return without(number), _built(ranked, layer_of, number, steps)
 
 
 def rank(
     base: ModelProto, layers: Sequence[graph.Linear], rows: Sequence[Sequence[int]], rounding: Rounding
 ) -> list[LayerError]:
-    """Return the error of quantizing each layer alone, for its inputs on these rows."""
-    seen: dict[str, list[np.ndarray]] = {}
-    for given in inputs_of(base, layers, rows):
-        for name, values in given.items():
-            seen.setdefault(name, []).append(values)
+    """Compute the error of quantizing each layer alone, for its inputs on these rows."""
+    inputs: dict[str, list[np.ndarray]] = {}
+    for call in inputs_of(base, layers, rows):
+        for name, values in call.items():
+            inputs.setdefault(name, []).append(values)
     weights = graph.weights_of(base)
     return [
         LayerError(
             layer.node,
-            layer_error(seen[layer.source], numpy_helper.to_array(weights[layer.weight]), rounding),
+            layer_error(inputs[layer.source], numpy_helper.to_array(weights[layer.weight]), rounding),
             layer.parameters,
         )
         for layer in layers
@@ -143,21 +143,21 @@ def inputs_of(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yield the layers' inputs for each row: (tokens, inputs) by `Linear.source`."""
     sources = sorted({layer.source for layer in layers})
-    watched = graph.copy_of(base)
-    known = {each.name for each in watched.graph.output}
-    watched.graph.output.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sources if name not in known
+    model = graph.copy_of(base)
+    outputs = {output.name for output in model.graph.output}
+    model.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sources if name not in outputs
     )
     with tempfile.TemporaryDirectory() as folder:
-        graph.save(watched, Path(folder, MODEL_FILE))
+        graph.save(model, Path(folder, MODEL_FILE))
         decoder = OnnxDecoder(Path(folder, MODEL_FILE))
     for row in rows:
-        found = decoder.inspect(np.array([row]), sources)
-        yield {name: each.reshape(-1, each.shape[-1]) for name, each in zip(sources, found, strict=True)}
+        values = decoder.inspect(np.array([row]), sources)
+        yield {name: array.reshape(-1, array.shape[-1]) for name, array in zip(sources, values, strict=True)}
 
 
 def mean_loss(path: Path, rows: Sequence[Sequence[int]]) -> float:
-    """Return the mean negative log-likelihood in nats of rows of tokens, each scored alone."""
+    """Compute the mean negative log-likelihood in nats of rows of tokens, each scored alone."""
     decoder = OnnxDecoder(path)
     total = 0.0
     for row in rows:
@@ -176,34 +176,31 @@ def _built(
 ) -> Built:
     ranking = tuple(
         {
-            "layer": layer_of[each.node].module,
-            "relative_error": each.error,
-            "sqnr_db": each.sqnr_db,
-            "parameters": each.parameters,
-            "left_out": place < number,
+            "layer": layer_of[layer.node].module,
+            "relative_error": layer.error,
+            "sqnr_db": layer.sqnr_db,
+            "parameters": layer.parameters,
+            "left_out": index < number,
         }
-        for place, each in enumerate(ranked)
+        for index, layer in enumerate(ranked)
     )
     facts: dict[str, str | int | float | bool] = {
         "linear_layers": len(ranked),
         "left_out_layers": number,
         "left_out_parameter_share": round(
-            sum(each.parameters for each in ranked[:number]) / max(1, sum(e.parameters for e in ranked)), 4
+            sum(layer.parameters for layer in ranked[:number]) / max(1, sum(layer.parameters for layer in ranked)), 4
         ),
     }
-    final = [each["increase"] for each in attempts if each["left_out"] == number]
-    if final:
-        facts["calibration_perplexity_increase"] = round(final[0], 5)
+    final = next((attempt["increase"] for attempt in attempts if attempt["left_out"] == number), None)
+    if final is not None:
+        facts["calibration_perplexity_increase"] = round(final, 5)
     return Built(facts, ranking, tuple(attempts))
 
 
 def quantize_weight(weight: Array, bits: int = 8, block_size: int = 0) -> Array:
-    """Round a weight to symmetric integers, one scale per block of a column; return the dequantized floats.
+    """Round an (inputs, outputs) weight to symmetric integers; return the dequantized floats.
 
-    Args:
-        weight: (inputs, outputs).
-        bits: bits of an integer.
-        block_size: inputs that share a scale; 0: all.
+    `block_size` inputs of a column share a scale; 0: all.
     """
     inputs, outputs = weight.shape
     rows = block_size or inputs
@@ -223,7 +220,7 @@ def quantize_activation(values: Array, low: float, high: float) -> Array:
 
 
 def layer_error(rows: Sequence[Array], weight: Array, rounding: Rounding) -> float:
-    """Return the mean over tokens of squared error over squared output of one quantized linear layer.
+    """Average squared error over squared output of one quantized linear layer over tokens.
 
     All tokens are weighted equally; otherwise a token with a huge activation would hide the errors of all others that
     share its range.
@@ -239,24 +236,24 @@ def layer_error(rows: Sequence[Array], weight: Array, rounding: Rounding) -> flo
     for x in rows:
         low, high = overall if rounding.activations == "static" else (float(x.min()), float(x.max()))
         exact = x @ weight
-        given = x if rounding.activations == "none" else quantize_activation(x, low, high)
-        wrong = given @ rounded - exact
+        activations = x if rounding.activations == "none" else quantize_activation(x, low, high)
+        error = activations @ rounded - exact
         signal = np.maximum((exact.astype(np.float64) ** 2).sum(axis=1), 1e-20)
-        total += float(((wrong.astype(np.float64) ** 2).sum(axis=1) / signal).sum())
+        total += float(((error.astype(np.float64) ** 2).sum(axis=1) / signal).sum())
         tokens += len(x)
     return total / tokens
 
 
 def worst_first(errors: Sequence[LayerError]) -> tuple[LayerError, ...]:
     """Sort layers by decreasing error; the sort is stable."""
-    return tuple(sorted(errors, key=lambda each: -each.error))
+    return tuple(sorted(errors, key=lambda layer: -layer.error))
 
 
 def fewest_left_out(loss_without: Callable[[int], float], layers: int, bound: float) -> tuple[int, tuple[Attempt, ...]]:
-    """Return how many of the worst layers must be excluded to keep the loss within a bound.
+    """Search how many of the worst layers must be excluded to keep the loss within a bound.
 
     Tries none, a sixteenth of the layers, then doubles until the bound holds, then bisects down to an eighth of the
-    number: each try costs a pass over the calibration text.
+    number: each attempt costs a pass over the calibration text.
 
     Args:
         loss_without: loss with so many of the worst layers excluded.
@@ -264,7 +261,7 @@ def fewest_left_out(loss_without: Callable[[int], float], layers: int, bound: fl
         bound: maximum loss, in nats.
 
     Returns:
-        The number, and the tries in order. `layers`, untried, if nothing less keeps the bound.
+        The number, and the attempts in order. `layers`, untried, if nothing less keeps the bound.
     """
     attempts: list[Attempt] = []
 

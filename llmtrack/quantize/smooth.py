@@ -19,15 +19,12 @@ from llmtrack.onnx import graph
 Array = NDArray[np.float32]
 
 
-def smooth(model: ModelProto, given: Mapping[str, Array]) -> int:
-    """Balance the range of channels between layer inputs and weights.
+def smooth(model: ModelProto, ranges: Mapping[str, Array]) -> int:
+    """Balance the range of channels between layer inputs and weights; return the number of smoothed inputs.
 
     Args:
         model: modified in place, to an equivalent float model.
-        given: the largest magnitude of each channel, by the name of the layer input. Other layers stay as they are.
-
-    Returns:
-        The number of smoothed inputs.
+        ranges: of the inputs to smooth; see `channel_ranges`.
     """
     graph.name_shared_weights(model)
     weights = graph.weights_of(model)
@@ -37,13 +34,11 @@ def smooth(model: ModelProto, given: Mapping[str, Array]) -> int:
     changed: dict[tuple[str, int], tuple[NodeProto, Array]] = {}
 
     def value(node: NodeProto, place: int) -> Array:
-        found = changed.get((node.name, place))
-        return found[1] if found else numpy_helper.to_array(weights[node.input[place]])
+        change = changed.get((node.name, place))
+        return change[1] if change else numpy_helper.to_array(weights[node.input[place]])
 
     def divisor(product: NodeProto | None) -> tuple[NodeProto, int] | None:
-        """Return the node and the index of its input by which channels can be divided: a vector, or columns of a
-        weight.
-        """
+        """Return a node and the index of its input that can divide the channels: a vector, or a weight's columns."""
         if product is None or product.op_type != "Mul":
             return None
         for place, name in enumerate(product.input):
@@ -55,34 +50,34 @@ def smooth(model: ModelProto, given: Mapping[str, Array]) -> int:
                 return node, 1
         return None
 
-    done = 0
-    for source, largest in given.items():
-        before, group = divisor(made_by.get(source)), readers[source]
-        if before is None or any(node.name not in linear for node in group):
+    smoothed = 0
+    for source, largest in ranges.items():
+        producer, layers = divisor(made_by.get(source)), readers[source]
+        if producer is None or any(node.name not in linear for node in layers):
             continue
-        factor = _factor(largest, np.max([np.abs(value(node, 1)).max(axis=1) for node in group], axis=0))
-        changed[before[0].name, before[1]] = before[0], value(*before) / factor
-        for node in group:
+        factor = _factor(largest, np.max([np.abs(value(node, 1)).max(axis=1) for node in layers], axis=0))
+        changed[producer[0].name, producer[1]] = producer[0], value(*producer) / factor
+        for node in layers:
             changed[node.name, 1] = node, value(node, 1) * factor[:, None]
-        done += 1
+        smoothed += 1
     for (name, place), (node, array) in changed.items():
         node.input[place] = f"{name}.smooth"
         model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), f"{name}.smooth"))
     graph.remove_unused(model)
-    return done
+    return smoothed
 
 
-def largest_of(given: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
+def channel_ranges(calls: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
     """Return the largest magnitude of each channel over calls of (tokens, inputs), by the name of the layer input."""
-    found: dict[str, Array] = {}
-    for call in given:
-        for name, values in call.items():
-            size = np.abs(values).max(axis=0)
-            found[name] = np.maximum(found[name], size) if name in found else size
-    return found
+    ranges: dict[str, Array] = {}
+    for inputs in calls:
+        for name, values in inputs.items():
+            magnitude = np.abs(values).max(axis=0)
+            ranges[name] = np.maximum(ranges[name], magnitude) if name in ranges else magnitude
+    return ranges
 
 
-def _factor(given: Array, weight: Array) -> Array:
+def _factor(inputs: Array, weights: Array) -> Array:
     """Return divisors that equalize the largest value of each channel and of its weights."""
-    known = (given > 0) & (weight > 0)
-    return np.sqrt(np.where(known, given, 1) / np.where(known, weight, 1))
+    nonzero = (inputs > 0) & (weights > 0)
+    return np.sqrt(np.where(nonzero, inputs, 1) / np.where(nonzero, weights, 1))

@@ -1,4 +1,4 @@
-"""Recipes of the torch backend, with torchao."""
+"""Recipes of the torch backend, by torchao."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def check_card(model: Any, capability: tuple[int, int], what: str) -> None:
     import torch
 
     device = next(model.parameters()).device
-    found = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    if found is None or found < capability:
-        here = KINDS[device.type].title if found is None else f"this GPU ({found[0]}.{found[1]})"
+    actual = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    if actual is None or actual < capability:
+        here = KINDS[device.type].title if actual is None else f"this GPU ({actual[0]}.{actual[1]})"
         raise ScenarioError(
             f"{what} need a GPU of compute capability {capability[0]}.{capability[1]} or more, which {here} is not: "
             "choose another recipe",
@@ -48,7 +48,7 @@ def check_card(model: Any, capability: tuple[int, int], what: str) -> None:
 def _apply(
     config: Callable[[Any], Any], model: Any, capability: tuple[int, int] | None = None, what: str = ""
 ) -> dict[str, Scalar]:
-    """Quantize the linear layers of a model; return their number.
+    """Quantize the linear layers of a model; return their numbers.
 
     torchao skips layers of unsupported shapes and only logs it, so a model without any quantized layer is an error.
 
@@ -63,10 +63,10 @@ def _apply(
         check_card(model, capability, what)
     torchao.quantize_(model, config(torchao))
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    left = [module for module in linear if not is_traceable_wrapper_subclass(module.weight)]
-    if len(left) == len(linear):
+    quantized = [module for module in linear if is_traceable_wrapper_subclass(module.weight)]
+    if not quantized:
         raise ScenarioError("no linear layer has a shape that this recipe can quantize", kind="unsupported")
-    return {"linear_layers": len(linear), "quantized_layers": len(linear) - len(left)}
+    return {"linear_layers": len(linear), "quantized_layers": len(quantized)}
 
 
 # Recipes must not change compiler settings, which are global.

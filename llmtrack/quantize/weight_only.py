@@ -1,6 +1,4 @@
-"""Store weights in 8 or 4 bits with a scale per block, activations unchanged: for decoding, which is bound by reading
-weights.
-"""
+"""Store weights in 8 or 4 bits with a scale per block; decoding is bound by reading weights."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 # 4: products of 8-bit integers with one scale per block; 1 would be products of floats.
 ACCURACY_LEVEL = 4
 NEAREST, HQQ, GPTQ = "nearest", "hqq", "gptq"
-JUDGED_BY = 4
+HELD_OUT = 4
 """Every n-th calibration row is held out for the bound: weights look too good on rows that they were fitted to."""
 MOST_PRODUCTS = 2**30
 """Maximum bytes of input products in memory; the text is read again for the remaining layers."""
@@ -41,9 +39,9 @@ def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:
     With a bound (`keep_quality`), as few of the most sensitive layers as possible get 8 bits.
 
     Args:
-        job: the model and options.
+        job: the recipe's input.
         bits: bits of a weight.
-        method: rounding: to the nearest; with zero points by half-quadratic quantization; or GPTQ, which compensates
+        method: rounding to the nearest, with zero points by half-quadratic quantization, or by GPTQ, which compensates
             errors on a calibration text.
     """
     from llmtrack.onnx import graph
@@ -56,27 +54,27 @@ def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:
     layers = graph.linears(model)
     head = graph.head_node(model)
     # A tied head shares the embedding table, whose lookup requires blocks without zero points.
-    gentle = {head.name} if head is not None and (bits < 8 or tied) else set()
+    separate = {head.name} if head is not None and (bits < 8 or tied) else set()
     block = int(job.options["block_size"])
     symmetric = bool(job.options.get("symmetric", False))
-    if gentle:
-        model = in_blocks(model, int(job.options.get("head_bits", 8)), block, True, gentle)
+    if separate:
+        model = in_blocks(model, int(job.options.get("head_bits", 8)), block, True, separate)
         if tied:
             share_embedding(model)
-    rest = {each.node for each in layers} - gentle
+    rest = {layer.node for layer in layers} - separate
     model = in_blocks(model, bits, block, symmetric, rest, method == HQQ)
     built = Built({"linear_layers": len(layers), "weight_bits": bits})
     bounded = "keep_quality" in job.options
     if method == GPTQ:
-        kept = [row for place, row in enumerate(job.rows) if place % JUDGED_BY or not bounded]
-        correct_errors(model, base, block, kept)
+        rows = [row for index, row in enumerate(job.rows) if index % HELD_OUT or not bounded]
+        round_by_gptq(model, base, block, rows)
     if bounded:
         from llmtrack.quantize.sensitivity import Rounding, leave_out
 
         donor = in_blocks(graph.copy_of(base), 8, block, True, rest)
-        judged = replace(job, rows=job.rows[::JUDGED_BY])
-        model, found = leave_out(judged, base, model, donor, Rounding("none", bits, block))
-        built = replace(found, facts={**built.facts, **found.facts})
+        held_out = replace(job, rows=job.rows[::HELD_OUT])
+        model, search = leave_out(held_out, base, model, donor, Rounding("none", bits, block))
+        built = replace(search, facts={**built.facts, **search.facts})
     graph.save(model, job.target / MODEL_FILE)
     return built
 
@@ -95,7 +93,7 @@ def in_blocks(
     from llmtrack.onnx.matmul_nbits import split_zero_points
 
     logging.getLogger("onnxruntime").setLevel(logging.ERROR)
-    every = {each.node for each in graph.linears(model)}
+    every = {layer.node for layer in graph.linears(model)}
     settings: dict[str, Any] = {"block_size": block_size, "bits": bits}
     config = (
         HQQWeightOnlyQuantConfig(**settings)
@@ -104,49 +102,49 @@ def in_blocks(
     )
     quantizer = MatMulNBitsQuantizer(model, algo_config=config, nodes_to_exclude=sorted(every - nodes))
     quantizer.process()
-    changed: ModelProto = quantizer.model.model
+    quantized: ModelProto = quantizer.model.model
     if hqq:
-        split_zero_points(changed, ACCURACY_LEVEL)
-    graph.remove_unused(changed)
-    return changed
+        split_zero_points(quantized, ACCURACY_LEVEL)
+    graph.remove_unused(quantized)
+    return quantized
 
 
-def correct_errors(model: ModelProto, base: ModelProto, block_size: int, rows: Sequence[Sequence[int]]) -> None:
+def round_by_gptq(model: ModelProto, base: ModelProto, block_size: int, rows: Sequence[Sequence[int]]) -> None:
     """Round the 4-bit weights of a graph again, by GPTQ.
 
     Args:
         model: blocks of 4 bits with zero points; modified in place.
-        base: the float graph it was made from.
+        base: the float graph.
         block_size: weights that share a scale.
         rows: calibration text.
     """
     from onnx import numpy_helper
 
     from llmtrack.onnx import graph
-    from llmtrack.quantize.gptq import gptq, packed
+    from llmtrack.quantize.gptq import gptq, pack
     from llmtrack.quantize.sensitivity import inputs_of
 
     stored = graph.weights_of(model)
     weights = graph.weights_of(base)
-    few = {
+    nodes = {
         node.output[0]: node
         for node in model.graph.node
         if node.op_type == "MatMulNBits" and graph.settings_of(node).get("bits") == 4
     }
-    for group in _together([layer for layer in graph.linears(base) if layer.result in few]):
+    for group in _groups_in_memory([layer for layer in graph.linears(base) if layer.result in nodes]):
         products: dict[str, Any] = {}
-        for given in inputs_of(base, group, rows):
-            for name, values in given.items():
+        for inputs in inputs_of(base, group, rows):
+            for name, values in inputs.items():
                 products[name] = products.get(name, 0) + values.T @ values
         for layer in group:
             weight = numpy_helper.to_array(weights[layer.weight])
-            made: Sequence[NDArray[Any]] = packed(gptq(weight, products[layer.source], block_size), block_size)
-            for name, array in zip(few[layer.result].input[1:], made, strict=True):
+            arrays: Sequence[NDArray[Any]] = pack(gptq(weight, products[layer.source], block_size), block_size)
+            for name, array in zip(nodes[layer.result].input[1:], arrays, strict=True):
                 shape = tuple(stored[name].dims)
                 stored[name].CopyFrom(numpy_helper.from_array(array.reshape(shape), name))
 
 
-def _together(layers: Sequence[Linear]) -> Iterator[list[Linear]]:
+def _groups_in_memory(layers: Sequence[Linear]) -> Iterator[list[Linear]]:
     """Group layers whose input products fit into memory at once."""
     group: list[Linear] = []
     sizes: dict[str, int] = {}
@@ -176,7 +174,7 @@ RECIPES = (
     _recipe(
         "int4-weight-only",
         "onnx",
-        "weights of linear layers, 4 bits in blocks; the head 8 bits, or as asked",
+        "weights of linear layers, 4 bits in blocks; the head 8 bits by default",
         "int4",
         partial(_apply, bits=4),
         SmallBlocks,

@@ -72,7 +72,7 @@ def variant_of(run: Run) -> Variant:
     quantization = run.text("quantization") or NONE
     configs = [
         backend_of(backend).options,
-        *(() if quantization == NONE else find_recipe(backend, quantization).takes),
+        *(() if quantization == NONE else find_recipe(backend, quantization).option_types),
     ]
     told: dict[str, Scalar] = {}
     for each in (each for config in configs for each in parameters(config)):

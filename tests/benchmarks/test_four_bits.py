@@ -11,7 +11,7 @@ from llmtrack.quantize.recipe import find_recipe
 def test_each_arm_is_a_recipe_with_options_that_it_takes():
     for name, options in four_bits.ARMS.values():
         recipe = find_recipe("onnx", name)
-        told = recipe.settled(tuple({**options, "block_size": 64}.items()))
+        told = recipe.resolve_options(tuple({**options, "block_size": 64}.items()))
         assert told.items() >= options.items()
         assert told["block_size"] == 64
 

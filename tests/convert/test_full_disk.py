@@ -81,7 +81,7 @@ def to_onnx(recipe):
         source = parse_candidates(str(model))[0]
         identity = ModelIdentity(source, model, None, ModelDigests("w", "c", "t"))
         monkeypatch.setattr(build, "require_onnx", lambda quantization: None)
-        monkeypatch.setattr(build, "build_apart", never)
+        monkeypatch.setattr(build, "build_isolated", never)
         build.onnx_folder(Variant(str(model), backend="onnx", quantization=recipe), identity)
 
     return make
@@ -90,7 +90,7 @@ def to_onnx(recipe):
 def to_gguf(recipe):
     def make(model, monkeypatch):
         monkeypatch.setattr(gguf, "converter", lambda: model)
-        monkeypatch.setattr(gguf, "build_apart", never)
+        monkeypatch.setattr(gguf, "build_isolated", never)
         gguf.gguf_of(ModelFolder(model, "model"), recipe)
 
     return make

@@ -179,7 +179,7 @@ def test_an_option_of_a_backend_is_a_field_which_every_experiment_can_tell(monke
 
 def test_a_recipe_of_this_package_is_a_module_and_its_line(monkeypatch):
     monkeypatch.setattr(recipe, "BUILTIN", (*recipe.BUILTIN, "tests.plugin_engine"))
-    assert "plugin/rounded" in [each.label for each in recipe._found()]
+    assert "plugin/rounded" in [each.label for each in recipe._available()]
 
 
 def test_what_may_be_reused_is_there():

@@ -272,7 +272,7 @@ def test_a_library_that_kills_the_process_is_told_before_it_does(file, monkeypat
     import signal
 
     monkeypatch.setattr(llamacpp_probe, "run_isolated", lambda what, work, path: real(what, dies, int(signal.SIGILL)))
-    from llmtrack.quantize.isolated import run_isolated as real
+    from llmtrack.host.isolated import run_isolated as real
 
     with pytest.raises(
         ScenarioError, match=r"cannot run a model\.gguf here: .*SIGILL.*compiled for .*pip install "

@@ -87,7 +87,7 @@ def test_the_options_of_a_llamacpp_recipe_reach_it_and_make_a_file_of_their_own(
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
     monkeypatch.setattr(gguf, "converter", lambda: tmp_path)
     monkeypatch.setattr(gguf, "convert", lambda tool, source, target, kind: target.write_text(kind))
-    monkeypatch.setattr(gguf, "build_apart", lambda what, model, folder, work, *given: work(*given))
+    monkeypatch.setattr(gguf, "build_isolated", lambda what, model, folder, work, *given: work(*given))
     folder = gguf.ModelFolder(tmp_path, "m")
     paths = [gguf.gguf_of(folder, "mine", given) for given in ((), (("bits", 2), ("threads", 1)))]
     assert [path.read_text() for path in paths] == ["f16 4", "f16 2"]
@@ -142,7 +142,7 @@ def test_each_backend_says_what_its_recipes_return(of_another_package, backend, 
     mine = Recipe("mine", backend, "all", "int8", lambda given: gave)
     of_another_package(mine)
     with pytest.raises(ExtensionError, match=f"apply of {backend}/mine returned .*, and not a"):
-        mine.applied(object())
+        mine.run(object())
 
 
 def test_what_a_recipe_says_to_the_user_itself_passes(of_another_package):
@@ -152,9 +152,9 @@ def test_what_a_recipe_says_to_the_user_itself_passes(of_another_package):
     mine = Recipe("mine", "torch", "all", "int8", refuse)
     of_another_package(mine)
     with pytest.raises(ScenarioError, match=r"^no kernel$"):
-        mine.applied(object())
+        mine.run(object())
 
 
 def test_built_in_recipes_take_what_they_declare():
-    assert not [each.label for each in recipe._builtin() if recipe._unheard(each)]
+    assert not [each.label for each in recipe._builtin() if recipe._unreachable_options(each)]
     assert pytorch.load  # the backend that applies those of torch

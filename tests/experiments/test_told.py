@@ -28,7 +28,7 @@ def last(experiment):
 @pytest.mark.parametrize("experiment", [backends, quantization], ids=lambda each: each.DECLARED.name)
 @pytest.mark.parametrize("recipe", recipes(), ids=lambda each: each.label)
 def test_a_recipe_is_told_all_that_it_takes(experiment, recipe):
-    asked = all_of((backend_of(recipe.backend).options, *recipe.takes))
+    asked = all_of((backend_of(recipe.backend).options, *recipe.option_types))
     found = last(experiment.build(experiment.Config(recipes=(f"{recipe.label} {told(asked)}".strip(),))))
     assert (found.backend, found.quantization) == (recipe.backend, recipe.name)
     assert dict(asked).items() <= dict(found.options).items()

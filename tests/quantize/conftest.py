@@ -1,4 +1,4 @@
-"""Small models, exported once, and the float engine that they are compared with."""
+"""Small models, exported once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MISSING = "the onnx extra is not installed: the rest of llmtrack works without i
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Let ONNX Runtime compute with one thread: others that wait for it spin, and other tests run beside."""
+    """Run ONNX Runtime with one thread: idle threads spin, and other tests run at the same time."""
     from llmtrack.onnx.session import OnnxDecoder
 
     with pytest.MonkeyPatch.context() as patch:
@@ -52,7 +52,7 @@ def exported_gpt2(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def onnx_cache(tmp_path, monkeypatch) -> Path:
-    """A cache of its own for what is exported and quantized."""
+    """Use a separate cache of exported and quantized models."""
     if not available("onnx", "any"):
         pytest.skip(MISSING)
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))

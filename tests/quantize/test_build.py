@@ -1,4 +1,4 @@
-"""Failures of an export or quantization end in one line, and leave no partial cache entry."""
+"""Building exported and quantized models: one-line errors, cache keys, and no partial cache entries."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from llmtrack.cli import doctor
 from llmtrack.engines.registry import load_variant
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
 from llmtrack.host import packages as available
+from llmtrack.host.isolated import run_isolated
 from llmtrack.host.processes import child_environment
 from llmtrack.models.cache import MANIFEST
 from llmtrack.models.load import identify_model
 from llmtrack.quantize import build
-from llmtrack.quantize.isolated import run_isolated
 from llmtrack.quantize.options import SmallBlocks
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.spec.parameter import NONE
@@ -46,7 +46,7 @@ def dies(*arguments):
 
 
 def leaves(*arguments):
-    os.write(2, b"libfast.so is missing\n")  # as a library does that Python cannot catch
+    os.write(2, b"libfast.so is missing\n")  # by a library, not through Python
     os._exit(9)
 
 
@@ -55,14 +55,14 @@ def wrapped(*arguments):
 
 
 @pytest.mark.parametrize("work", [full_disk, odd, wrapped])
-def test_a_process_that_meets_a_full_disk_hands_that_on(tmp_path, monkeypatch, work):
-    nearly = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: nearly)
+def test_a_full_disk_is_reported_as_such(tmp_path, monkeypatch, work):
+    almost_full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: almost_full)
     with pytest.raises(OSError, match="No space left on device"):
         build._guarded(str(tmp_path), "exporting", work)
 
 
-def test_what_cannot_be_exported_is_one_line(tmp_path):
+def test_an_error_of_the_work_is_one_line(tmp_path):
     with pytest.raises(ScenarioError) as caught:
         build._guarded(str(tmp_path), "exporting", odd)
     assert "\n" not in str(caught.value)
@@ -71,24 +71,24 @@ def test_what_cannot_be_exported_is_one_line(tmp_path):
 
 
 @pytest.mark.slow(1)
-def test_a_process_that_was_killed_is_out_of_memory(tmp_path):
+def test_a_killed_process_is_out_of_memory(tmp_path):
     with pytest.raises(ScenarioError, match="exporting: the process was killed, most likely out of memory") as caught:
-        build.build_apart("exporting", "m", tmp_path, dies)
+        build.build_isolated("exporting", "m", tmp_path, dies)
     assert caught.value.kind == "out_of_memory"
 
 
 @pytest.mark.slow(1)
-def test_a_process_that_left_without_a_word_is_quoted(tmp_path):
+def test_the_last_output_of_a_process_that_exited_is_quoted(tmp_path):
     with pytest.raises(ScenarioError, match=r"exporting: .* exit code 9 \(libfast.so is missing\)") as caught:
-        build.build_apart("exporting", "m", tmp_path, leaves)
+        build.build_isolated("exporting", "m", tmp_path, leaves)
     assert caught.value.kind == "unsupported"
 
 
 @pytest.mark.slow(1)
-def test_what_is_made_apart_ends_with_the_process_that_asked(tmp_path):
+def test_the_child_process_ends_with_its_parent(tmp_path):
     code = """
 import os, sys
-from llmtrack.quantize.isolated import run_isolated
+from llmtrack.host.isolated import run_isolated
 from tests.quantize.test_build import waits
 run_isolated("waiting", waits, sys.argv[1])
 """
@@ -115,12 +115,12 @@ def wait_until(holds):
 
 @pytest.mark.parametrize("guard", ["", "if __name__ == '__main__':"])
 def test_a_script_needs_no_guard(guard, tmp_path):
-    """A child that ran the script again would print twice, and wait for what its parent holds."""
+    """A child process that ran the script again would print twice, and wait for its parent's lock."""
     script = tmp_path / "script.py"
     lines = [
         "from filelock import FileLock",
-        "from llmtrack.quantize.isolated import run_isolated",
-        "print('begun', flush=True)",
+        "from llmtrack.host.isolated import run_isolated",
+        "print('started', flush=True)",
         guard or "if True:",
         f"    with FileLock({str(tmp_path / 'lock')!r}, timeout=30):",
         "        print(run_isolated('counting', sum, (1, 2, 3)))",
@@ -134,17 +134,17 @@ def test_a_script_needs_no_guard(guard, tmp_path):
         text=True,
         timeout=HANG_S,
     )
-    assert done.stdout.split() == ["begun", "6"], done.stderr
+    assert done.stdout.split() == ["started", "6"], done.stderr
 
 
 @pytest.mark.slow(1)
-def test_errors_keep_their_kind_from_another_process(tmp_path):
+def test_errors_keep_their_kind_across_processes(tmp_path):
     with pytest.raises(ScenarioError, match="exporting failed: RuntimeError: Unsupported operator") as caught:
-        build.build_apart("exporting", "m", tmp_path, odd)
+        build.build_isolated("exporting", "m", tmp_path, odd)
     assert caught.value.kind == "unsupported"
-    # The cache, which knows what is needed, says the rest.
+    # The cache, which knows the required space, completes the message.
     with pytest.raises(OSError, match="No space left on device") as full:
-        build.build_apart("exporting", "m", tmp_path, full_disk)
+        build.build_isolated("exporting", "m", tmp_path, full_disk)
     assert full.value.errno == errno.ENOSPC
 
 
@@ -152,7 +152,7 @@ def test_errors_keep_their_kind_from_another_process(tmp_path):
     ("transformers", "why"),
     [("4.57.6", ""), ("5.24.0", ", and no release of optimum-onnx works with transformers 5")],
 )
-def test_without_the_extra_the_reason_and_the_remedy_are_said(transformers, why, monkeypatch):
+def test_without_the_extra_the_error_names_reason_and_remedy(transformers, why, monkeypatch):
     versions = {"transformers": transformers}
     monkeypatch.setattr(available, "installed_version", lambda name: versions.get(name, ""))
     monkeypatch.setattr(available, "find_spec", lambda name: None)
@@ -173,11 +173,11 @@ def test_without_the_extra_the_reason_and_the_remedy_are_said(transformers, why,
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnx", "genai"])
-def test_a_recipe_lacks_what_it_says_it_needs_and_nothing_that_others_need(backend, monkeypatch):
+def test_a_recipe_lacks_only_its_own_requirements(backend, monkeypatch):
     monkeypatch.setattr(available, "missing_modules", lambda backend, recipe="none": [])
     monkeypatch.setattr("llmtrack.quantize.recipe.missing_modules", lambda backend, recipe="none": [])
     monkeypatch.setattr(available, "_importable", lambda name: name not in ("torchao", "onnx_ir", "theirs"))
-    ours = {each.label: each.lacking for each in recipes()}
+    ours = {recipe.label: recipe.lacking for recipe in recipes()}
     assert ours["torch/int8-dynamic"] == ["torchao"]
     assert {tuple(lacking) for label, lacking in ours.items() if label.startswith("onnx/")} == {("onnx_ir",)}
     theirs = Recipe("theirs", backend, "words", "int8", lambda model: None)
@@ -187,17 +187,17 @@ def test_a_recipe_lacks_what_it_says_it_needs_and_nothing_that_others_need(backe
 
 @pytest.fixture
 def entries(monkeypatch, tmp_path):
-    """Names of the cache entries that a variant asks for, without making them."""
+    """Return the names of the cache entries of a variant, without building them."""
     monkeypatch.setattr(build, "require_onnx", lambda quantization: None)
 
     def names(folder, quantization="none", **options):
-        asked = []
-        monkeypatch.setattr(build, "build_once", lambda name, make, needed: asked.append(name) or tmp_path / name)
+        entries = []
+        monkeypatch.setattr(build, "build_once", lambda name, make, needed: entries.append(name) or tmp_path / name)
         variant = Variant(
             str(folder), backend="onnx", quantization=quantization, options=tuple(sorted(options.items()))
         )
         build.onnx_folder(variant, identify_model(str(folder)))
-        return asked
+        return entries
 
     return names
 
@@ -220,9 +220,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("quantization", ["none", "int8-weight-only", "int8-static"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_whatever_changes_what_a_model_says_has_an_entry_of_its_own(
-    change, quantization, tiny_model_dir, tmp_path, entries
-):
+def test_any_change_of_the_models_output_has_its_own_entry(change, quantization, tiny_model_dir, tmp_path, entries):
     folder = shutil.copytree(tiny_model_dir, tmp_path / "one" / "model")
     before = entries(folder, quantization)
     assert entries(folder, quantization) == before
@@ -232,7 +230,7 @@ def test_whatever_changes_what_a_model_says_has_an_entry_of_its_own(
     assert not set(entries(folder, quantization)) & set(before)
 
 
-def test_a_folder_that_was_moved_has_the_same_entry(tiny_model_dir, tmp_path, entries):
+def test_a_moved_folder_has_the_same_entry(tiny_model_dir, tmp_path, entries):
     moved = shutil.copytree(tiny_model_dir, tmp_path / "elsewhere" / tiny_model_dir.name)
     assert entries(moved) == entries(tiny_model_dir)
 
@@ -246,7 +244,7 @@ def test_a_folder_that_was_moved_has_the_same_entry(tiny_model_dir, tmp_path, en
     ],
     ids=["version", "default", "exporter"],
 )
-def test_another_version_default_or_exporter_makes_an_entry_anew(
+def test_another_version_default_or_exporter_has_another_entry(
     changes, exported_too, tiny_model_dir, monkeypatch, entries
 ):
     before = entries(tiny_model_dir, "int8-weight-only")
@@ -262,7 +260,7 @@ def test_another_version_default_or_exporter_makes_an_entry_anew(
 def test_an_option_and_the_calibration_text_are_part_of_the_entry(tiny_model_dir, tmp_path, entries):
     (tmp_path / "a.txt").write_text("some words")
     (tmp_path / "b.txt").write_text("other words")
-    found = {
+    keys = {
         entries(tiny_model_dir, "int8-static", **options)[1]
         for options in (
             {},
@@ -271,7 +269,7 @@ def test_an_option_and_the_calibration_text_are_part_of_the_entry(tiny_model_dir
             {"calibration": str(tmp_path / "b.txt")},
         )
     }
-    assert len(found) == 4
+    assert len(keys) == 4
 
 
 @pytest.mark.parametrize(
@@ -282,7 +280,7 @@ def test_an_option_and_the_calibration_text_are_part_of_the_entry(tiny_model_dir
     ],
     ids=["recipe", "text"],
 )
-def test_what_cannot_be_made_is_refused_before_anything_is_exported(quantization, options, message, onnx_cache):
+def test_unknown_recipes_and_texts_are_refused_before_the_export(quantization, options, message, onnx_cache):
     variant = Variant("synthetic:tiny", backend="onnx", quantization=quantization, options=options)
     with pytest.raises(UsageError, match=message):
         build.onnx_folder(variant, identify_model("synthetic:tiny"))
@@ -296,12 +294,12 @@ def imported(jobs):
 
 
 @pytest.mark.slow(2)
-def test_weights_alone_are_quantized_without_what_takes_seconds_to_import(exported, tmp_path):
+def test_weight_only_recipes_import_neither_torch_nor_transformers(exported, tmp_path):
     source = shutil.copytree(exported, tmp_path / "exported")
     (source / MANIFEST).write_text("{}")
     jobs = []
     for name in ("int8-weight-only", "int4-weight-only"):
-        options = build.find_recipe("onnx", name).settled(())
+        options = build.find_recipe("onnx", name).resolve_options(())
         (tmp_path / name).mkdir()
         jobs.append(("onnx", name, options, NONE, str(source), str(tmp_path / name)))
     assert run_isolated("quantizing", imported, jobs) == []
@@ -309,7 +307,7 @@ def test_weights_alone_are_quantized_without_what_takes_seconds_to_import(export
 
 
 @pytest.mark.slow(13)
-def test_quantizing_from_end_to_end_tells_what_was_looked_at(onnx_cache):
+def test_quantizing_end_to_end_records_its_facts(onnx_cache):
     options = (("calibration_tokens", 512), ("keep_quality", "none"))
     variant = Variant("synthetic:tiny", backend="onnx", quantization="int8-dynamic", options=options)
     folder = build.onnx_folder(variant, identify_model("synthetic:tiny"))
@@ -318,7 +316,7 @@ def test_quantizing_from_end_to_end_tells_what_was_looked_at(onnx_cache):
     assert len(facts["calibration_digest"]) == 16
     assert facts["left_out_layers"] == 0
     assert {"model.onnx", "config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
-    # Asked for again, with an option that belongs to another recipe, it is the same entry.
+    # With an option of another recipe, the entry is the same.
     other = Variant(**{**vars(variant), "options": (("block_size", 16), *options)})
     assert build.onnx_folder(other, identify_model("synthetic:tiny")) == folder
     assert [path.name for path in onnx_cache.iterdir() if path.is_dir() and ".new" in path.name] == []
@@ -339,7 +337,7 @@ def test_quantizing_from_end_to_end_tells_what_was_looked_at(onnx_cache):
         ("int8-static", (("calibration", "gone.txt"),), frozenset({"avx2"}), "no corpus 'gone.txt'"),
     ],
 )
-def test_what_can_be_refused_is_refused_before_the_export(recipe, options, cpu, why, monkeypatch):
+def test_unsupported_cpus_and_options_are_refused_before_the_export(recipe, options, cpu, why, monkeypatch):
     monkeypatch.setattr(build, "require_onnx", lambda quantization: None)
     monkeypatch.setattr("llmtrack.engines.onnx.choose_provider", lambda device, provider: provider)
     monkeypatch.setattr(build, "build_once", lambda *arguments: pytest.fail("it was exported"))

@@ -1,4 +1,4 @@
-"""Rows of calibration text, and what is refused."""
+"""Rows of calibration text, warnings, and the bound on quality."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_rows_are_spread_over_the_text():
     assert calibration_rows(range(100), tokens=8, width=2) == ((0, 1), (24, 25), (50, 51), (74, 75))
 
 
-def test_a_short_text_gives_all_that_it_has():
+def test_a_short_text_is_used_completely():
     assert calibration_rows(range(9), tokens=1000, width=2) == ((0, 1), (2, 3), (4, 5), (6, 7))
 
 
@@ -35,30 +35,30 @@ def test_a_text_that_is_too_short_is_refused_in_one_line():
         (word_piece, "[UNK]", "one [UNK] two", 0),
     ],
 )
-def test_what_the_vocabulary_or_the_corpus_lacks_is_said(make, unk, text, unknown):
+def test_unknown_tokens_and_blank_rows_are_warned_of(make, unk, text, unknown):
     tokenizer = wrap(make(), unk_token=unk).tokenizer
-    found = calibrate(Corpus.from_texts("c", [*[text] * 300, "", " "]), tokenizer, 2048)
-    blank, *more = found.warnings
+    calibration = calibrate(Corpus.from_texts("c", [*[text] * 300, "", " "]), tokenizer, 2048)
+    blank, *others = calibration.warnings
     assert "2 blank row(s)" in blank
-    assert [line.split(" of ")[0] for line in more] == ([str(300 * unknown)] if unknown else [])
+    assert [warning.split(" of ")[0] for warning in others] == ([str(300 * unknown)] if unknown else [])
 
 
 @pytest.mark.slow(1)
 @given(st.integers(8, 2000), st.integers(1, 3000), st.integers(1, 2))
 def test_rows_do_not_overlap(length, tokens, width):
     rows = calibration_rows(range(length), tokens, width)
-    flat = [each for row in rows for each in row]
-    assert len(set(flat)) == len(flat)
+    ids = [token for row in rows for token in row]
+    assert len(set(ids)) == len(ids)
     assert len(rows) >= LEAST_ROWS
     assert all(len(row) == width for row in rows)
 
 
 @pytest.mark.parametrize(("text", "value"), [("5%", 0.05), ("0.05", 0.05), (" 3 %", 0.03), ("0", 0.0), ("none", None)])
-def test_the_bound_on_quality(text, value):
+def test_a_bound_on_quality_is_parsed(text, value):
     assert share(text) == (value if value is None else pytest.approx(value))
 
 
 @pytest.mark.parametrize("text", ["much", "-1%", "20", ""])
-def test_a_bound_that_is_none_is_refused(text):
+def test_an_invalid_bound_is_refused(text):
     with pytest.raises(UsageError, match=r"use for example 3%, 0\.03 or none"):
         share(text)

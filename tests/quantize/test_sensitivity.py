@@ -1,4 +1,4 @@
-"""The formulas by hand, a planted outlier, and the search on losses that are known."""
+"""Errors of layers by hand, a planted outlier, and the search with known losses."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def test_few_bits_round_more_coarsely():
     assert quantize_weight(np.array([[127.0], [50.4]]), bits=7)[1, 0] == pytest.approx(25 * 127 / 63)
 
 
-def test_blocks_of_a_column_have_scales_of_their_own_and_the_last_may_be_short():
+def test_each_block_of_a_column_has_a_scale_and_the_last_may_be_short():
     weight = np.array([[7.0], [3.4], [0.7], [0.34], [14.0]])
     # 4 bits: steps of 1, 0.1 and 2.
     rounded = quantize_weight(weight, bits=4, block_size=2)
     assert rounded == pytest.approx(np.array([[7.0], [3.0], [0.7], [0.3], [14.0]]))
 
 
-def test_where_only_weights_are_rounded_activations_stay_as_they_are():
-    # 0.5 would be lost beside 255; 3.4 becomes 3, of which both tokens lose the same part.
+def test_weight_only_rounding_keeps_activations_exact():
+    # 8-bit activations would lose 0.5 beside 255; here 3.4 becomes 3, and both tokens lose the same share.
     rows, weight = [np.array([[0.0, 255.0], [0.0, 0.5]])], np.array([[7.0], [3.4]])
     assert layer_error(rows, weight, Rounding("none", 4)) == pytest.approx((0.4 / 3.4) ** 2)
     assert layer_error(rows, weight, Rounding("none", 4, block_size=1)) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_activations_have_255_steps_with_zero_among_them():
-    # From -51 to 204 a step is 1, and what lies outside is cut.
+def test_activations_have_255_steps_including_zero():
+    # From -51 to 204 a step is 1, and values outside are clipped.
     values = quantize_activation(np.array([-60.0, -50.7, 0.0, 0.4, 203.6, 999.0]), -51.0, 204.0)
     assert values.tolist() == [-51.0, -51.0, 0.0, 0.0, 204.0, 204.0]
-    # A range that does not hold 0 is widened to it.
+    # A range without 0 is extended to it.
     assert quantize_activation(np.array([10.0]), 10.0, 255.0).tolist() == [10.0]
 
 
@@ -67,7 +67,7 @@ def test_the_error_is_the_mean_over_tokens_of_a_ratio():
 def test_a_static_range_is_shared_by_calls_and_a_dynamic_one_is_not():
     rows, weight = [np.array([[255.0]]), np.array([[0.5]])], np.array([[127.0]])
     assert layer_error(rows, weight, STATIC) == pytest.approx(0.5)
-    # In its own call 0.5 is the end of the range, and exact.
+    # Alone in its call, 0.5 is the end of the range, and exact.
     assert layer_error(rows, weight, DYNAMIC) == pytest.approx(0.0, abs=1e-12)
 
 
@@ -87,33 +87,33 @@ def test_a_planted_outlier_layer_is_ranked_first(planted, seed):
     assert worst_first(errors)[0].node == f"layer{planted}"
 
 
-def test_none_is_left_out_where_the_bound_is_kept():
+def test_no_layer_is_excluded_if_the_bound_holds():
     assert fewest_left_out(lambda number: 2.0, 160, 2.0) == (0, (Attempt(0, 2.0),))
 
 
-def test_the_search_steps_up_and_halves_the_gap():
-    asked = []
+def test_the_search_doubles_and_then_bisects():
+    tried = []
 
     def loss(number):
-        asked.append(number)
+        tried.append(number)
         return 2.0 if number >= 23 else 3.0
 
     number, attempts = fewest_left_out(loss, 160, 2.5)
-    # A sixteenth, doubled until the bound is kept; then halves, until the gap is an eighth: 23 lies in (22, 25].
-    assert asked == [0, 10, 20, 40, 30, 25, 22]
+    # A sixteenth, doubled until the bound holds; then bisected, until the gap is an eighth: 23 is in (22, 25].
+    assert tried == [0, 10, 20, 40, 30, 25, 22]
     assert number == 25
-    assert [attempt.left_out for attempt in attempts] == asked
+    assert [attempt.left_out for attempt in attempts] == tried
 
 
-def test_all_stay_in_float_where_nothing_less_helps():
+def test_all_layers_are_excluded_if_nothing_less_suffices():
     number, attempts = fewest_left_out(lambda number: 3.0, 20, 2.5)
     assert number == 20
     assert [attempt.left_out for attempt in attempts] == [0, 1, 2, 4, 8, 16]
 
 
 @given(st.integers(1, 300), st.integers(0, 300))
-def test_the_number_that_is_found_keeps_the_bound_and_is_near_the_least(layers, least):
-    found, _ = fewest_left_out(lambda number: float(number < least), layers, 0.5)
-    assert found >= min(least, layers)
-    if least <= layers and found < layers:
-        assert found - least <= max(1, found // 8)
+def test_the_number_keeps_the_bound_and_is_near_the_minimum(layers, least):
+    number, _ = fewest_left_out(lambda number: float(number < least), layers, 0.5)
+    assert number >= min(least, layers)
+    if least <= layers and number < layers:
+        assert number - least <= max(1, number // 8)

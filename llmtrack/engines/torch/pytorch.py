@@ -92,8 +92,8 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
             batching = batching_of(loaded.model, passes, step, pad_id, notes)
         if batching and recipe.depends_on_batch:
             batching = replace(batching, scoring=MIXED)
-        settled = recipe.settled(variant.options)
-        facts |= {**settled, **(recipe.applied(loaded.model, options=settled) or {})}
+        settled = recipe.resolve_options(variant.options)
+        facts |= {**settled, **(recipe.run(loaded.model, options=settled) or {})}
         warnings += recipe.warnings
         label = f"{recipe.dtype} weights ({label})"
         notes = notes.extended(recipe.name, recipe.version, settled) if _is_builtin(recipe) else ProbeCache()

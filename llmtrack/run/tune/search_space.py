@@ -117,7 +117,7 @@ def make_space(
     left_out: list[tuple[str, str]] = []
     heeded = {*KNOWN}
     offered: dict[str, set[str]] = {"backend": {*backends()}, "precision": set(), "recipe": {NONE}}
-    known = {*KNOWN, *(name for recipe in recipes() for name in _names(*recipe.takes))}
+    known = {*KNOWN, *(name for recipe in recipes() for name in _names(*recipe.option_types))}
     for backend in backends():
         try:
             there = backend_of(backend)
@@ -207,11 +207,11 @@ def _loaded(
             )
         else:
             quantized = replace(variant, quantization=recipe.name, dtype=recipe.computes)
-            yield quantized, recipe.name, other + 1, recipe.takes
+            yield quantized, recipe.name, other + 1, recipe.option_types
             # On a GPU, unquantized layers are fast only in 16 bits.
             if on_gpu(device) and able and recipe.computes == "float32" and "bfloat16" in precisions:
                 label = f"{recipe.name}@bfloat16"
-                yield replace(quantized, dtype="bfloat16"), label, other + 2, recipe.takes
+                yield replace(quantized, dtype="bfloat16"), label, other + 2, recipe.option_types
 
 
 def _options(

@@ -98,7 +98,7 @@ def test_what_a_recipe_can_be_told_is_tried_where_the_space_names_it(option):
     asked = {"block_size": "64,256", "symmetric": "true,false", "calibration": "builtin,pydoc"}[option]
     found = tried(narrowed=f"backend=onnx recipe=* threads=0 {option}={asked}").candidates
     for recipe in (each for each in recipes() if each.backend == "onnx"):
-        defaults = {each.name: each.default for config in recipe.takes for each in parameters(config)}
+        defaults = {each.name: each.default for config in recipe.option_types for each in parameters(config)}
         own = [each for each in found if each.variant.quantization == recipe.name]
         told = [dict(each.variant.options).get(option, defaults.get(option)) for each in own]
         # One that takes no such option is tried as it is.

@@ -25,22 +25,22 @@ from llmtrack.host.processes import child_environment, temporary_folder
 Result = TypeVar("Result")
 
 
-def run_isolated(what: str, work: Callable[..., Result], *arguments: Any) -> Result:
+def run_isolated(action: str, work: Callable[..., Result], *arguments: Any) -> Result:
     """Run a function in a separate process; return its result or raise its error.
 
-    Isolates memory and crashes. The child ends with this process, and its temporary files are removed.
+    Isolates memory and crashes. The child process ends with this one, and its temporary files are removed.
 
     Args:
-        what: the action, for messages.
-        work: a function of a module that the child can import.
+        action: for messages.
+        work: a function of a module that the child process can import.
         arguments: picklable, like the result.
 
     Raises:
         ScenarioError: the process died.
     """
     with temporary_folder() as place:
-        result, said = Path(place) / "result", Path(place) / "said"
-        with said.open("wb") as output:
+        result, log = Path(place) / "result", Path(place) / "log"
+        with log.open("wb") as output:
             child = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(result)],
                 stdin=subprocess.PIPE,
@@ -60,25 +60,25 @@ def run_isolated(what: str, work: Callable[..., Result], *arguments: Any) -> Res
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.close()
         if not result.exists():
-            raise _death(what, code, said.read_text(encoding="utf-8", errors="replace"))
+            raise _death(action, code, log.read_text(encoding="utf-8", errors="replace"))
         returned, error = pickle.loads(result.read_bytes())
     if error is not None:
         raise error
     return returned
 
 
-def _death(what: str, code: int, said: str) -> ScenarioError:
+def _death(action: str, code: int, output: str) -> ScenarioError:
     if code == -signal.SIGKILL:
         return ScenarioError(
-            f"{what}: the process was killed, most likely out of memory: use a smaller model, or free memory",
+            f"{action}: the process was killed, most likely out of memory: use a smaller model, or free memory",
             kind="out_of_memory",
         )
     if code < 0:
         return ScenarioError(
-            f"{what}: the process was ended by signal {signal.Signals(-code).name}", kind="unsupported"
+            f"{action}: the process was ended by signal {signal.Signals(-code).name}", kind="unsupported"
         )
-    last = (said.strip().splitlines() or ["no output"])[-1]
-    return ScenarioError(f"{what}: the process ended with exit code {code} ({last[:300]})", kind="unsupported")
+    last = (output.strip().splitlines() or ["no output"])[-1]
+    return ScenarioError(f"{action}: the process ended with exit code {code} ({last[:300]})", kind="unsupported")
 
 
 def main() -> None:

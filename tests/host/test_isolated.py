@@ -1,4 +1,4 @@
-"""A separate process leaves no temporary files, whether it or its parent is killed."""
+"""Separate processes leave no temporary files, even if they or their parents are killed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from llmtrack.host.isolated import run_isolated
 from llmtrack.host.processes import SCRATCH, child_environment, temporary_folder
-from llmtrack.quantize.isolated import run_isolated
 from llmtrack.run.executors.worker_process import WorkerProcess
 
 WAITS = """
-from llmtrack.quantize.isolated import run_isolated
+from llmtrack.host.isolated import run_isolated
 run_isolated("waiting", exec, "import tempfile, time; tempfile.mkstemp(); time.sleep(600)")
 """
 
@@ -28,7 +28,7 @@ def wait_until(holds):
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch) -> Path:
-    """The folder for temporary files of this process, empty."""
+    """Return an empty folder for temporary files of this process."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -36,13 +36,13 @@ def temporary(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def test_what_it_leaves_itself_is_removed(temporary):
-    left = Path(run_isolated("leaving", tempfile.mkdtemp))
-    assert left.is_relative_to(temporary)
+def test_its_own_temporary_files_are_removed(temporary):
+    leftover = Path(run_isolated("leaving", tempfile.mkdtemp))
+    assert leftover.is_relative_to(temporary)
     assert not list(temporary.iterdir())
 
 
-def test_what_it_leaves_is_removed_although_its_parent_is_killed(temporary):
+def test_its_temporary_files_are_removed_if_its_parent_is_killed(temporary):
     parent = subprocess.Popen([sys.executable, "-c", WAITS], env=child_environment())
     wait_until(lambda: list(temporary.glob("llmtrack-*/tmp*")))
     parent.kill()
@@ -50,10 +50,10 @@ def test_what_it_leaves_is_removed_although_its_parent_is_killed(temporary):
     wait_until(lambda: not list(temporary.iterdir()))
 
 
-def test_what_a_worker_that_is_killed_leaves_of_its_children_is_removed(temporary):
+def test_temporary_files_of_a_killed_workers_children_are_removed(temporary):
     class Builds(WorkerProcess):
         def _start(self, environment):
-            assert not list(temporary.iterdir())  # only what has children makes a folder
+            assert not list(temporary.iterdir())  # only a process with children creates a folder
             code = "from llmtrack.host.processes import temporary_folder; import time; place = temporary_folder(); time.sleep(600)"
             return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
 
@@ -63,20 +63,20 @@ def test_what_a_worker_that_is_killed_leaves_of_its_children_is_removed(temporar
     assert not list(temporary.iterdir())
 
 
-def test_without_a_worker_it_is_among_other_temporary_files(temporary, monkeypatch):
+def test_without_a_worker_its_folder_is_among_other_temporary_files(temporary, monkeypatch):
     monkeypatch.delenv(SCRATCH, raising=False)
     with temporary_folder() as place:
         assert Path(place).parent == temporary
 
 
-def test_tests_leave_their_temporary_files_where_pytest_removes_them(tmp_path_factory):
-    """Or, where the way to its folder is too long for a socket, in one that goes with the test run."""
+def test_temporary_files_of_tests_are_where_pytest_removes_them(tmp_path_factory):
+    """Or, if that path is too long for a socket, in a folder that is removed after the test run."""
     folders = (tmp_path_factory.getbasetemp() / "t", Path(os.environ["RAY_TMPDIR"]))
     assert Path(tempfile.gettempdir()) in folders
-    started = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert Path(started.stdout.strip()) in folders
+    assert Path(done.stdout.strip()) in folders
