@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -20,12 +20,12 @@ from llmtrack.tensors.padding import pad_rows
 from llmtrack.tensors.tokens import until_eos
 from llmtrack.testing.models import ending_model, spoiled_model
 
-if TYPE_CHECKING:
-    import torch
-
+Rows = tuple[tuple[int, ...], ...]
+"""Token ids of each row."""
 
 SIDES = ("left", "right")
-LONGEST = 1024
+
+MAX_SCORED = 1024
 """Maximum length of a scored row."""
 
 
@@ -50,7 +50,7 @@ class EngineConformance:
 
     def load(self, model: str) -> Engine:
         """Load the engine of a model, given as a spec or folder."""
-        raise NotImplementedError("a class of conformance tests says how its engine is loaded")
+        raise NotImplementedError("implement load(model) in your class of conformance tests")
 
     def load_ending(self, eos_id: int, folder: Path) -> Engine:
         """Load the same model with an ordinary token as its end-of-sequence token."""
@@ -74,17 +74,17 @@ class EngineConformance:
         engine.close()
 
     @pytest.fixture
-    def rows(self, engine: Engine) -> tuple[tuple[int, ...], ...]:
+    def rows(self, engine: Engine) -> Rows:
         """The prompts as token ids."""
         return tuple(tuple(engine.encode(text)) for text in self.prompts)
 
     # Interface.
 
-    def test_it_has_all_that_an_engine_has(self, engine: Engine) -> None:
+    def test_interface_is_complete(self, engine: Engine) -> None:
         """All methods, and facts of the right type."""
         assert incomplete(engine) == ""
 
-    def test_what_it_says_of_itself_is_possible(self, engine: Engine) -> None:
+    def test_info_is_plausible(self, engine: Engine) -> None:
         """Plausible names, sizes, special tokens, facts and tags."""
         info = engine.info
         assert isinstance(info, EngineInfo)
@@ -110,13 +110,13 @@ class EngineConformance:
 
     # Text.
 
-    def test_text_comes_back(self, engine: Engine) -> None:
+    def test_text_survives_encoding_and_decoding(self, engine: Engine) -> None:
         """Round trip with and without special tokens."""
         for text in self.texts:
             assert engine.decode(engine.encode(text, special_tokens=False)) == text
             assert engine.decode(engine.encode(text)) == text, "special tokens are left out of a text"
 
-    def test_tokens_are_entries_of_the_vocabulary(self, engine: Engine) -> None:
+    def test_tokens_are_in_the_vocabulary(self, engine: Engine) -> None:
         """For any text, including an empty one."""
         for text in (*self.texts, "", " ", "naïve café, 中文 🚢\n\t"):
             ids = engine.encode(text)
@@ -124,27 +124,25 @@ class EngineConformance:
         assert list(engine.encode("", special_tokens=False)) == []
 
     @pytest.mark.parametrize("special_tokens", [True, False])
-    def test_tokens_know_which_part_of_the_text_they_cover(self, engine: Engine, special_tokens: bool) -> None:
+    def test_tokens_cover_the_bytes_of_the_text(self, engine: Engine, special_tokens: bool) -> None:
         """Ordered, disjoint and complete; added tokens cover nothing."""
         for text in (*self.texts, "naïve café, 中文 🚢\n\t"):
-            found = engine.tokenize(text, special_tokens)
-            assert list(found.ids) == list(engine.encode(text, special_tokens))
-            assert found.added == len(found.ids) - len(engine.tokenize(text, False).ids)
-            assert found.added <= len(engine.info.special_tokens.prefix)
-            if found.spans is None:
+            tokenized = engine.tokenize(text, special_tokens)
+            assert list(tokenized.ids) == list(engine.encode(text, special_tokens))
+            assert tokenized.added == len(tokenized.ids) - len(engine.tokenize(text, False).ids)
+            assert tokenized.added <= len(engine.info.special_tokens.prefix)
+            if tokenized.spans is None:
                 continue
-            assert len(found.spans) == len(found.ids)
-            assert all(begin == end for begin, end in found.spans[: found.added])
-            assert all(begin <= end for begin, end in found.spans)
-            assert all(before[1] <= after[0] for before, after in pairwise(found.spans))
-            size = sum(end - begin for begin, end in found.spans)
+            assert len(tokenized.spans) == len(tokenized.ids)
+            assert all(begin == end for begin, end in tokenized.spans[: tokenized.added])
+            assert all(begin <= end for begin, end in tokenized.spans)
+            assert all(before[1] <= after[0] for before, after in pairwise(tokenized.spans))
+            size = sum(end - begin for begin, end in tokenized.spans)
             assert size == len(text.encode()), f"{size} of {len(text.encode())} bytes of {text!r} are covered"
 
     # Generating.
 
-    def test_it_generates_as_many_tokens_as_asked_each_in_a_step(
-        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
-    ) -> None:
+    def test_each_requested_token_takes_one_step(self, engine: Engine, rows: Rows) -> None:
         """`on_step` is called once per step for all rows."""
         for new_tokens in (1, 2, self.new_tokens):
             ids, steps = generate(engine, rows[:1], new_tokens)
@@ -152,19 +150,17 @@ class EngineConformance:
             assert steps == new_tokens
             assert all(0 <= token < engine.info.vocab_size for token in ids[0])
 
-    def test_it_generates_what_a_plain_loop_does(self, engine: Engine, rows: tuple[tuple[int, ...], ...]) -> None:
+    def test_generation_equals_a_plain_loop(self, engine: Engine, rows: Rows) -> None:
         """Greedy, with and without cache, compared with a loop without cache or pads."""
         if not self.predicts:
             pytest.skip("this engine plays a script: its tokens do not follow from its logits")
-        with logits_shown():
+        with skip_without_logits():
             expected = greedy(engine, rows[0], self.new_tokens, self.banned(engine))
         for use_cache in (True, False):
             ids, _ = generate(engine, rows[:1], self.new_tokens, use_cache=use_cache)
             assert ids[0] == expected, f"use_cache={use_cache}"
 
-    def test_it_remembers_nothing_from_one_call_to_the_next(
-        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
-    ) -> None:
+    def test_calls_are_independent(self, engine: Engine, rows: Rows) -> None:
         """A call gives the same result after another one."""
         first = generate(engine, rows[:1], self.new_tokens)
         generate(engine, rows[1:2], self.new_tokens)
@@ -172,8 +168,8 @@ class EngineConformance:
 
     @pytest.mark.parametrize("pad_to_multiple", [1, 8])
     @pytest.mark.parametrize("use_cache", [True, False])
-    def test_a_row_says_in_a_batch_what_it_says_alone(
-        self, engine: Engine, rows: tuple[tuple[int, ...], ...], use_cache: bool, pad_to_multiple: int
+    def test_a_row_generates_the_same_alone_and_in_a_batch(
+        self, engine: Engine, rows: Rows, use_cache: bool, pad_to_multiple: int
     ) -> None:
         """Left padding does not change the output; an engine that cannot batch must reject with kind `unsupported`."""
         alone = [generate(engine, (row,), self.new_tokens, use_cache=use_cache)[0][0] for row in rows]
@@ -182,9 +178,7 @@ class EngineConformance:
         )
         assert batch is None or batch == (tuple(alone), self.new_tokens)
 
-    def test_right_padding_leaves_the_longest_row_as_it_is_alone(
-        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
-    ) -> None:
+    def test_right_padding_does_not_change_the_longest_row(self, engine: Engine, rows: Rows) -> None:
         """Other rows continue from their pads, which is only useful for timing; rejecting with `unsupported` is fine."""
         longest = max(range(len(rows)), key=lambda row: len(rows[row]))
         batch = generate_unless_refused(engine, rows, self.new_tokens, padding_side="right")
@@ -195,24 +189,22 @@ class EngineConformance:
         assert steps == self.new_tokens
         assert ids[longest] == generate(engine, (rows[longest],), self.new_tokens)[0][0]
 
-    def test_rows_of_one_length_need_no_side(self, engine: Engine, rows: tuple[tuple[int, ...], ...]) -> None:
+    def test_padding_side_does_not_matter_without_pads(self, engine: Engine, rows: Rows) -> None:
         """Without pads, the padding side does not matter."""
         equal = tuple(row[: min(map(len, rows[:2]))] for row in rows[:2])
         left, right = (generate_unless_refused(engine, equal, self.new_tokens, padding_side=side) for side in SIDES)
         assert left == right
 
-    def test_a_row_ends_with_its_end_unless_that_is_ignored(
-        self, engine: Engine, rows: tuple[tuple[int, ...], ...], tmp_path: Path
-    ) -> None:
+    def test_rows_stop_at_the_end_token_unless_it_is_ignored(self, engine: Engine, rows: Rows, tmp_path: Path) -> None:
         """The end token is kept and counted, nothing follows it, and the batch stops with its longest row."""
         free = [generate(engine, (row,), self.new_tokens)[0][0] for row in rows]
         eos = free[0][2]
         ending = self.load_ending(eos, tmp_path / "ending")
         expected = [until_eos(row, {eos}) for row in free]
         assert len(expected[0]) < self.new_tokens
-        for row, wanted in zip(rows, expected, strict=True):
+        for row, new_ids in zip(rows, expected, strict=True):
             ids, steps = generate(ending, (row,), self.new_tokens, ignore_eos=False)
-            assert (ids, steps) == ((wanted,), len(wanted))
+            assert (ids, steps) == ((new_ids,), len(new_ids))
         twice = generate_unless_refused(ending, rows[:1] * 2, self.new_tokens, ignore_eos=False)
         assert twice is None or twice == ((expected[0],) * 2, len(expected[0]))
         batch = generate_unless_refused(ending, rows, self.new_tokens, ignore_eos=False)
@@ -226,9 +218,9 @@ class EngineConformance:
     # Scoring.
 
     @pytest.mark.parametrize("side", SIDES)
-    def test_sums_are_those_of_a_plain_loop(self, engine: Engine, rows: tuple[tuple[int, ...], ...], side: str) -> None:
+    def test_scores_equal_a_plain_loop(self, engine: Engine, rows: Rows, side: str) -> None:
         """Per row, in nats and float64, over every token but the first, regardless of padding."""
-        with logits_shown():
+        with skip_without_logits():
             expected = [negative_log_likelihood(engine, row, [True] * len(row)) for row in rows]
         sums, counts = engine.score(*pad_rows(rows, 0, side))
         assert (sums.dtype, counts.dtype) == (torch.float64, torch.int64)
@@ -236,55 +228,49 @@ class EngineConformance:
         assert counts.tolist() == [len(row) - 1 for row in rows]
 
     @pytest.mark.parametrize("side", SIDES)
-    def test_only_what_is_asked_for_is_scored(
-        self, engine: Engine, rows: tuple[tuple[int, ...], ...], side: str
-    ) -> None:
+    def test_only_requested_tokens_are_scored(self, engine: Engine, rows: Rows, side: str) -> None:
         """Tokens that do not count still serve as context."""
-        flags = [[place % 3 == 1 for place in range(len(row))] for row in rows]
-        with logits_shown():
+        flags = [[position % 3 == 1 for position in range(len(row))] for row in rows]
+        with skip_without_logits():
             expected = [negative_log_likelihood(engine, *pair) for pair in zip(rows, flags, strict=True)]
         scored = pad_rows([list(map(int, row)) for row in flags], 0, side)[0].bool()
         sums, counts = engine.score(*pad_rows(rows, 0, side), scored)
         assert sums.tolist() == pytest.approx(expected, rel=self.tolerance, abs=1e-9)
         assert counts.tolist() == [sum(row[1:]) for row in flags]
 
-    def test_a_score_does_not_depend_on_the_rows_beside_it(
-        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
-    ) -> None:
+    def test_a_row_scores_the_same_alone_and_in_a_batch(self, engine: Engine, rows: Rows) -> None:
         """A row has the same sum alone and in a batch."""
-        with logits_shown():
-            together, _ = engine.score(*pad_rows(rows, 0, "right"))
+        with skip_without_logits():
+            batched, _ = engine.score(*pad_rows(rows, 0, "right"))
         alone = [float(engine.score(*pad_rows([row], 0, "right"))[0]) for row in rows]
-        assert together.tolist() == pytest.approx(alone, rel=self.tolerance, abs=1e-9)
+        assert batched.tolist() == pytest.approx(alone, rel=self.tolerance, abs=1e-9)
 
-    def test_logits_are_those_of_the_next_token_of_each(
-        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
-    ) -> None:
+    def test_logits_have_the_documented_shape(self, engine: Engine, rows: Rows) -> None:
         """Shape (tokens, vocabulary), float32, on the host."""
-        with logits_shown():
+        with skip_without_logits():
             logits = engine.next_token_logits(rows[0])
         assert logits.shape == (len(rows[0]), engine.info.vocab_size)
         assert (logits.dtype, logits.device.type) == (torch.float32, "cpu")
 
     def test_a_row_that_fills_the_context_is_scored(self, engine: Engine) -> None:
         """Scoring needs no room for generated tokens."""
-        length = min(engine.info.context_length or 0, LONGEST)
+        length = min(engine.info.context_length or 0, MAX_SCORED)
         logits = engine.next_token_logits([1] * length) if length else torch.zeros(0)
         assert len(logits) == length
         assert torch.isfinite(logits).all()
 
-    def test_a_model_that_computes_no_numbers_is_told(self, rows: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
+    def test_nan_logits_are_reported(self, rows: Rows, tmp_path: Path) -> None:
         """NaN logits are rejected or exposed, never hidden."""
         with pytest.raises(ScenarioError) as caught:
             self._run_spoiled(rows[:1], tmp_path / "spoiled")
         assert caught.value.kind == NON_FINITE
 
-    def _run_spoiled(self, rows: tuple[tuple[int, ...], ...], folder: Path) -> None:
+    def _run_spoiled(self, rows: Rows, folder: Path) -> None:
         engine = self.load_spoiled(folder)
         try:
             request = GenerateRequest(rows, self.new_tokens)
             ids = engine.generate(request, lambda: None).new_ids
-            with logits_shown():
+            with skip_without_logits():
                 sums, _ = engine.score(*pad_rows(rows, 0, "right"))
             assert not math.isfinite(float(sums))
             assert check_finite(engine, (request,), ids) == ()
@@ -293,7 +279,7 @@ class EngineConformance:
 
     # Resources.
 
-    def test_memory_can_be_read(self, engine: Engine, rows: tuple[tuple[int, ...], ...]) -> None:
+    def test_peak_memory_can_be_read(self, engine: Engine, rows: Rows) -> None:
         """The peak since the last reset in bytes, or None if unknown; synchronizing works."""
         engine.synchronize()
         engine.reset_peak_memory()
@@ -302,7 +288,7 @@ class EngineConformance:
         peak = engine.peak_memory_bytes()
         assert peak is None or (isinstance(peak, int) and peak > 0)
 
-    def test_it_can_be_closed_and_loaded_again(self, engine: Engine, rows: tuple[tuple[int, ...], ...]) -> None:
+    def test_it_can_be_closed_and_loaded_again(self, engine: Engine, rows: Rows) -> None:
         """Same results after reloading; other loaded engines are unaffected."""
         before, _ = generate(engine, rows[:1], self.new_tokens)
         for _ in range(2):
@@ -314,7 +300,7 @@ class EngineConformance:
 
 def generate(
     engine: Engine, rows: Sequence[Sequence[int]], new_tokens: int, **settings: bool | int | str
-) -> tuple[tuple[tuple[int, ...], ...], int]:
+) -> tuple[Rows, int]:
     """Return the new tokens of each row, and the number of reported steps."""
     steps: list[None] = []
     request = GenerateRequest(tuple(map(tuple, rows)), new_tokens, **settings)  # type: ignore[arg-type]
@@ -324,7 +310,7 @@ def generate(
 
 def generate_unless_refused(
     engine: Engine, rows: Sequence[Sequence[int]], new_tokens: int, **settings: bool | int | str
-) -> tuple[tuple[tuple[int, ...], ...], int] | None:
+) -> tuple[Rows, int] | None:
     """Like `generate`; None if the engine rejects the batch."""
     try:
         return generate(engine, rows, new_tokens, **settings)
@@ -334,15 +320,13 @@ def generate_unless_refused(
         return None
 
 
-class logits_shown:  # noqa: N801 - a context manager
-    """Skip tests of logits for engines that raise NotImplementedError."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, NotImplementedError):
-            pytest.skip(f"this engine does not show its logits: {error}")
+@contextmanager
+def skip_without_logits() -> Iterator[None]:
+    """Skip the test if the engine raises NotImplementedError."""
+    try:
+        yield
+    except NotImplementedError as error:
+        pytest.skip(f"this engine does not show its logits: {error}")
 
 
 def greedy(engine: Engine, prompt: Sequence[int], new_tokens: int, banned: Collection[int]) -> tuple[int, ...]:
@@ -359,12 +343,7 @@ def negative_log_likelihood(engine: Engine, row: Sequence[int], counted: Sequenc
     """Return the summed negative log-likelihood of the counted tokens of a row, in nats and float64."""
     logits = engine.next_token_logits(row).double()
     return sum(
-        float(_log_sum_exp(logits[place - 1]) - logits[place - 1, row[place]])
-        for place in range(1, len(row))
-        if counted[place]
+        float(logits[position - 1].logsumexp(0) - logits[position - 1, row[position]])
+        for position in range(1, len(row))
+        if counted[position]
     )
-
-
-def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
-    largest = logits.max()
-    return largest + (logits - largest).exp().sum().log()

@@ -24,7 +24,7 @@ class ExecutorConformance:
 
     def make(self) -> Executor:
         """Return the executor."""
-        raise NotImplementedError("a class of conformance tests says how its executor is made")
+        raise NotImplementedError("implement make() in your class of conformance tests")
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -39,45 +39,45 @@ class ExecutorConformance:
         task = GenerateTask(("abcd",), max_new_tokens=new_tokens)
         return Scenario(name, self.variant, task, RepeatPolicy(0, 2, 0, 2))
 
-    def test_it_has_all_that_an_executor_has(self, executor: Executor) -> None:
+    def test_interface_is_complete(self, executor: Executor) -> None:
         """All methods."""
         assert [name for name in METHODS if not callable(getattr(executor, name, None))] == []
 
-    def test_it_describes_the_machine_that_measures(self, executor: Executor) -> None:
+    def test_it_describes_the_measuring_machine(self, executor: Executor) -> None:
         """A mapping of texts that includes the devices."""
         facts = executor.machine()
-        assert all(isinstance(each, str) for pair in facts.items() for each in pair), facts
+        assert all(isinstance(name, str) and isinstance(value, str) for name, value in facts.items()), facts
         assert "cpu" in facts["devices"].split(",")
 
-    def test_it_refuses_no_backend_that_is_there(self, executor: Executor) -> None:
+    def test_available_backends_are_accepted(self, executor: Executor) -> None:
         """`check` accepts measurable scenarios."""
         executor.check((self.scenario("a"),))
 
-    def test_it_identifies_the_model_of_a_scenario(self, executor: Executor) -> None:
+    def test_model_tags_are_reproducible(self, executor: Executor) -> None:
         """A reproducible mapping of texts, which `resume` relies on."""
         tags = executor.identify(self.scenario("a"))
-        assert all(isinstance(each, str) for pair in tags.items() for each in pair), tags
+        assert all(isinstance(name, str) and isinstance(value, str) for name, value in tags.items()), tags
         assert executor.identify(self.scenario("another name")) == tags
 
-    def test_each_scenario_has_one_outcome_as_it_ends(self, executor: Executor) -> None:
+    def test_each_scenario_has_one_outcome(self, executor: Executor) -> None:
         """In any order, with the requested scenario."""
-        wanted = {"a": 3, "b": 5}
-        scenarios = [self.scenario(name, new_tokens) for name, new_tokens in wanted.items()]
-        found = outcomes(executor, scenarios)
-        assert sorted(each.scenario.name for each in found) == sorted(wanted)
-        assert {each.scenario.scenario_id for each in found} == {each.scenario_id for each in scenarios}
-        for outcome in found:
+        new_tokens = {"a": 3, "b": 5}
+        scenarios = [self.scenario(name, count) for name, count in new_tokens.items()]
+        measured = outcomes(executor, scenarios)
+        assert sorted(outcome.scenario.name for outcome in measured) == sorted(new_tokens)
+        assert {outcome.scenario.scenario_id for outcome in measured} == {each.scenario_id for each in scenarios}
+        for outcome in measured:
             assert isinstance(outcome, Measurement), outcome
-            assert outcome.metrics["tokens_generated"] == wanted[outcome.scenario.name]
+            assert outcome.metrics["tokens_generated"] == new_tokens[outcome.scenario.name]
 
-    def test_one_that_fails_costs_no_other(self, executor: Executor) -> None:
+    def test_a_failed_scenario_does_not_affect_others(self, executor: Executor) -> None:
         """A prompt that leaves no room in the context fails with its kind."""
-        found = outcomes(executor, [self.scenario("too long", 10**6), self.scenario("after it")])
-        assert {each.scenario.name: type(each) for each in found} == {
+        results = outcomes(executor, [self.scenario("too long", 10**6), self.scenario("after it")])
+        assert {result.scenario.name: type(result) for result in results} == {
             "too long": Failure,
             "after it": Measurement,
         }
-        (failed,) = (each for each in found if isinstance(each, Failure))
+        (failed,) = (result for result in results if isinstance(result, Failure))
         assert failed.kind == "too_long"
         assert failed.reason
 
@@ -92,4 +92,4 @@ def outcomes(executor: Executor, scenarios: Sequence[Scenario]) -> list[Outcome]
     """Return the outcomes of scenarios, in order of completion."""
     events: list[Event] = []
     executor.run(scenarios, events.append)
-    return [each for each in events if isinstance(each, (Measurement, Failure))]
+    return [event for event in events if isinstance(event, (Measurement, Failure))]

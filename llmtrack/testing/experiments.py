@@ -42,30 +42,30 @@ class ExperimentConformance:
         assert self.declared.question.endswith("?")
         assert isinstance(self.module.main, click.Command)
 
-    def test_its_parameters_say_how_a_study_is_run(self) -> None:
+    def test_parameters_include_the_common_ones(self) -> None:
         """They include the common ones, and each has a help."""
-        own = {each.name: each for each in parameters(self.declared.config)}
-        assert {each.name for each in parameters(HereOptions)} <= set(own)
-        assert all(each.option.help for each in own.values())
+        declared = {parameter.name: parameter for parameter in parameters(self.declared.config)}
+        assert {parameter.name for parameter in parameters(HereOptions)} <= set(declared)
+        assert all(parameter.option.help for parameter in declared.values())
 
-    def test_its_scenarios_can_be_told_apart(self) -> None:
+    def test_scenario_names_are_unique(self) -> None:
         """Unique names, and at most one baseline."""
         scenarios = self.build().scenarios
-        names = [each.name for each in scenarios]
+        names = [scenario.name for scenario in scenarios]
         assert names
         assert len(set(names)) == len(names)
-        assert sum(each.baseline for each in scenarios) <= 1
+        assert sum(scenario.baseline for scenario in scenarios) <= 1
 
-    def test_the_same_parameters_ask_for_the_same(self) -> None:
+    def test_scenario_ids_are_reproducible(self) -> None:
         """Scenario ids are reproducible, also through JSON: `resume` relies on them."""
-        first, again = self.build(), self.build()
-        assert [each.scenario_id for each in first.scenarios] == [each.scenario_id for each in again.scenarios]
-        for each in first.scenarios:
-            assert from_json(to_json(each), Scenario) == each
+        first, second = self.build().scenarios, self.build().scenarios
+        assert [scenario.scenario_id for scenario in first] == [scenario.scenario_id for scenario in second]
+        for scenario in first:
+            assert from_json(to_json(scenario), Scenario) == scenario
 
-    def test_what_was_asked_is_tracked(self) -> None:
+    def test_settings_are_tracked(self) -> None:
         """As scalars, by parameter name."""
         experiment = self.build()
         assert experiment.name == self.declared.name
         assert all(isinstance(value, (str, int, float, bool)) for value in experiment.settings.values())
-        assert set(experiment.asked) <= {each.name for each in parameters(self.declared.config)}
+        assert set(experiment.asked) <= {parameter.name for parameter in parameters(self.declared.config)}

@@ -13,13 +13,7 @@ from llmtrack.models.safe_view import LOCAL
 
 
 def ending_model(spec: str, folder: Path, eos_id: int) -> Path:
-    """Copy a model and make an ordinary token its end-of-sequence token in all config files.
-
-    Args:
-        spec: as for `load_model`.
-        folder: created.
-        eos_id: the token.
-    """
+    """Copy a model and make an ordinary token its end-of-sequence token in all config files."""
     from transformers import AutoTokenizer
 
     _copy(spec, folder)

@@ -1,4 +1,4 @@
-"""Every engine of this project passes the kit that engines of other packages are given; and the kit tells bad ones."""
+"""Every built-in engine passes the conformance kit that engines of other packages are given."""
 
 from __future__ import annotations
 
