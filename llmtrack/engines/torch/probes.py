@@ -36,24 +36,23 @@ class Batching:
     generating: Sharing
 
 
-def agreeing_passes(model: Any, pad_id: int, notes: ProbeCache) -> Passes:
+def agreeing_passes(model: Any, pad_id: int, probe_cache: ProbeCache) -> Passes:
     """Return the passes of a model that gives the same logits with and without cache, within and beyond a window.
 
     Check a model before quantizing it: agreement depends on its code, not on rounding.
 
     Args:
         model: a transformers model in `eval()`.
-        notes: cached answers of its probes.
 
     Raises:
         ScenarioError: the logits differ.
     """
     passes = Passes(model)
-    notes.answer("agrees", model, bool, partial(_agrees, model, passes, pad_id))
+    probe_cache.answer("agrees", model, bool, partial(_agrees, model, passes, pad_id))
     return passes
 
 
-def batching_of(model: Any, passes: Passes, step: Step, pad_id: int, notes: ProbeCache) -> Batching:
+def batching_of(model: Any, passes: Passes, step: Step, pad_id: int, probe_cache: ProbeCache) -> Batching:
     """Probe which rows of a model may share a batch.
 
     Probe a model before quantizing its activations: the effect of pads and other rows depends on its code, positions
@@ -61,9 +60,8 @@ def batching_of(model: Any, passes: Passes, step: Step, pad_id: int, notes: Prob
 
     Args:
         model: a transformers model in `eval()`.
-        notes: cached answers of its probes.
     """
-    return notes.answer("batching", model, Batching, partial(_probe_batching, model, passes, step, pad_id))
+    return probe_cache.answer("batching", model, Batching, partial(_probe_batching, model, passes, step, pad_id))
 
 
 def _agrees(model: Any, passes: Passes, pad_id: int) -> bool:

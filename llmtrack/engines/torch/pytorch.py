@@ -83,20 +83,22 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
     warnings = loaded.warnings
     passes: Passes | None = None
     batching: Batching | None = None
-    notes = loaded.probes
+    probe_cache = loaded.probes
     if recipe is not None:
         pad_id = tokens.pad_id(loaded.tokenizer, loaded.model.config.get_text_config().vocab_size)
-        passes = agreeing_passes(loaded.model, pad_id, notes)
+        passes = agreeing_passes(loaded.model, pad_id, probe_cache)
         if recipe.rounds_activations or recipe.depends_on_batch:
-            step, _ = step_of(loaded.model, passes.modules, notes)
-            batching = batching_of(loaded.model, passes, step, pad_id, notes)
+            step, _ = step_of(loaded.model, passes.modules, probe_cache)
+            batching = batching_of(loaded.model, passes, step, pad_id, probe_cache)
         if batching and recipe.depends_on_batch:
             batching = replace(batching, scoring=MIXED)
         settled = recipe.resolve_options(variant.options)
         facts |= {**settled, **(recipe.run(loaded.model, options=settled) or {})}
         warnings += recipe.warnings
         label = f"{recipe.dtype} weights ({label})"
-        notes = notes.extended(recipe.name, recipe.version, settled) if _is_builtin(recipe) else ProbeCache()
+        probe_cache = (
+            probe_cache.extended(recipe.name, recipe.version, settled) if _is_builtin(recipe) else ProbeCache()
+        )
     return TorchEngine(
         loaded.model,
         loaded.tokenizer,
@@ -112,7 +114,7 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
         compile=options.compile,
         passes=passes,
         batching=batching,
-        notes=notes,
+        probe_cache=probe_cache,
     )
 
 
@@ -150,7 +152,6 @@ class TorchEngine(WithTokenizer):
         compiler: compiles a function; None for `torch.compile`.
         passes: its passes, if probed before quantization.
         batching: which rows may share a batch, if probed before quantization.
-        notes: cached answers of the model's probes.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class TorchEngine(WithTokenizer):
         compiler: Compiler | None = None,
         passes: Passes | None = None,
         batching: Batching | None = None,
-        notes: ProbeCache | None = None,
+        probe_cache: ProbeCache | None = None,
     ) -> None:
         self.model: Any = model
         self.tokenizer = tokenizer
@@ -179,16 +180,16 @@ class TorchEngine(WithTokenizer):
         self._cards = sorted({str(weight.device) for weight in model.parameters() if on_gpu(weight.device)})
         vocab_size = int(model.config.get_text_config().vocab_size)
         pad_id = tokens.pad_id(tokenizer, vocab_size)
-        notes = notes or ProbeCache()
-        self._passes = passes or agreeing_passes(model, pad_id, notes)
+        probe_cache = probe_cache or ProbeCache()
+        self._passes = passes or agreeing_passes(model, pad_id, probe_cache)
         self._device = self._passes.device
         self._eos_ids = tokens.eos_ids(model.generation_config, tokenizer)
         if not self._cards:
             warnings += peak_warnings()
         dtypes = stored_dtypes(model)
         dtype_name = next(iter(dtypes))
-        step, step_warnings = step_of(model, self._passes.modules, notes)
-        batching = batching or batching_of(model, self._passes, step, pad_id, notes)
+        step, step_warnings = step_of(model, self._passes.modules, probe_cache)
+        batching = batching or batching_of(model, self._passes, step, pad_id, probe_cache)
         sharing, self._generating = batching.scoring, batching.generating
         self._decoding, decoding_warnings = choose_decoding(
             model,

@@ -57,17 +57,16 @@ class Step:
     operations: Operations | None = None
 
 
-def step_of(model: Any, modules: ModuleState, notes: ProbeCache) -> tuple[Step, tuple[str, ...]]:
+def step_of(model: Any, modules: ModuleState, probe_cache: ProbeCache) -> tuple[Step, tuple[str, ...]]:
     """Return a model's decode step, cached if possible, and a warning if it is only an upper bound.
 
     Args:
         model: a transformers model in `eval()` and not run before.
         modules: state kept by its modules; if there is any, the step is always observed anew.
-        notes: cached answers of its probes.
     """
     try:
         observe = partial(observe_step, model, modules)
-        return notes.answer("step", model, Step, observe, lambda _: not modules.hold_state), ()
+        return probe_cache.answer("step", model, Step, observe, lambda _: not modules.hold_state), ()
     except Exception as error:
         reason = in_words(error)[:200]
         warning = f"no decode step could be tried ({reason}): its bytes are those of all weights, without a cache"
