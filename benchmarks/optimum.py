@@ -20,8 +20,9 @@ from benchmarks.models import smollm2, tiny
 from benchmarks.peers import PeerError, environment, version
 from benchmarks.results import Found, Row, Samples, benchmark, rounds, row
 from llmtrack import runs
-from llmtrack.convert.environment import error_line, isolated_variables
+from llmtrack.convert.environment import isolated_variables
 from llmtrack.errors import LlmtrackError
+from llmtrack.host.packages import error_line
 from llmtrack.models.load import identify_model
 from llmtrack.quantize.build import onnx_folder
 from llmtrack.spec.scenario import Variant

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from llmtrack.convert.environment import BuildEnvironment, error_line, isolated_variables, pinned_requirements
+from llmtrack.convert.environment import BuildEnvironment, isolated_variables, pinned_requirements
 from llmtrack.errors import LlmtrackError
+from llmtrack.host.packages import error_line
 
 REQUIREMENTS, SCRIPTS = Path(__file__).with_name("requirements"), Path(__file__).with_name("scripts")
 

@@ -227,7 +227,7 @@ def _runtime(backend: str) -> Callable[[], Finding]:
         if backend == "llamacpp":  # its converter runs in this environment
             return Finding(backend, "ok", _llamacpp())
         versions = ", ".join(f"{name} {installed_version(name)}" for name in RUNTIMES[backend])
-        made = BuildEnvironment(backend, pinned_requirements(backend)).made
+        made = BuildEnvironment(backend, pinned_requirements(backend)).is_complete
         if made or find_uv():
             later = "" if made else " when a model is first converted"
             return Finding(backend, "ok", f"{versions}; its converter's environment is made{later}")

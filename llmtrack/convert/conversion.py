@@ -1,4 +1,4 @@
-"""Find and convert the model of a variant for another runtime, and compare it with PyTorch."""
+"""Convert the model of a variant for another runtime by its own tool, cache the result, and compare it with PyTorch."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from llmtrack.spec.serialization import digest
 VERSION = 3
 """Increment when the result of a conversion changes, to invalidate the cache."""
 
-# Tokenizer and generation settings: copied from the source, so that every backend has the same.
-_KEPT = (
+# Config, tokenizer and generation settings: copied from the source, so that every backend has the same.
+_COPIED = (
     "config.json",
     "generation_config.json",
     "tokenizer*",
@@ -52,11 +52,9 @@ class Converter:
     """A runtime's own conversion tool.
 
     Attributes:
-        backend: the runtime's backend.
-        tool: name of the tool, for messages.
-        environment: the environment it runs in.
+        tool: its name, for messages.
         command: turns the model's folder, the empty target and the recipe's arguments into the tool's arguments.
-        unquantized: replaces a recipe's arguments, without a recipe.
+        unquantized: its arguments without a recipe.
         by_float: whether it writes the model in float32 first and then quantizes it.
         embedding_bits: minimum bits in which it stores an embedding.
     """
@@ -80,7 +78,6 @@ class Conversion:
         dtype_label: the storage type of the weights.
         facts: params to track.
         tags: provenance to track.
-        warnings: warnings.
     """
 
     folder: Path
@@ -95,7 +92,6 @@ def convert(converter: Converter, variant: Variant, open_folder: OpenFolder) -> 
     """Return the model of a variant converted for a runtime; convert it if necessary.
 
     Args:
-        converter: the runtime's own tool.
         variant: the model, its precision, and a recipe with its options.
         open_folder: a module-level function that opens the result as an engine, for the comparison.
 
@@ -141,8 +137,6 @@ def convert_folder(
     """Return the folder of a converted model; convert it if necessary.
 
     Args:
-        converter: the tool.
-        source: the model.
         arguments: of the recipe, including its options.
         label: name of the recipe or the precision.
         bits: bits of a stored weight; 0: unknown.
@@ -155,14 +149,14 @@ def convert_folder(
     """
     stem = safe_name(Path(source.model_id).name)
     key = digest([source.tags, VERSION, converter.environment.requirements, list(arguments)])
-    what = f"converting to {label} by the tool of {converter.backend}"
+    step = f"converting to {label} by the tool of {converter.backend}"
 
     def build(folder: Path) -> dict[str, Any]:
         command = converter.command(source.path, folder, arguments)
         converter.environment.python()  # not part of the conversion time
-        with timed_step(what, source.model_id), explaining_unsupported(converter, source.path):
-            converter.environment.run(what, command, folder)
-        for pattern in _KEPT:
+        with timed_step(step, source.model_id), explaining_unsupported(converter, source.path):
+            converter.environment.run(step, command, folder)
+        for pattern in _COPIED:
             for path in source.path.glob(pattern):
                 shutil.copy2(path, folder)
         return {"arguments": list(arguments), **check(source.path, folder)}
@@ -176,7 +170,7 @@ def convert_folder(
 
 @contextmanager
 def explaining_unsupported(converter: Converter, source: Path) -> Iterator[None]:
-    """On a failure, report that the tool does not support the model instead of errors of the tool's packages.
+    """Report an unsupported model instead of errors of the tool's packages.
 
     Raises:
         ScenarioError: the tool failed.
@@ -188,9 +182,9 @@ def explaining_unsupported(converter: Converter, source: Path) -> Iterator[None]
             raise
         config = json.loads((source / "config.json").read_text(encoding="utf-8"))
         architecture = str(config.get("model_type") or "?")
-        instead = "use backend=torch or onnx" if _onnx_supports(architecture) else "use backend=torch"
-        said = conversion_failure(converter.tool, architecture, str(error), instead)
-        raise ScenarioError(said, kind="unsupported") from error
+        remedy = "use backend=torch or onnx" if _onnx_supports(architecture) else "use backend=torch"
+        message = conversion_failure(converter.tool, architecture, str(error), remedy)
+        raise ScenarioError(message, kind="unsupported") from error
 
 
 def _onnx_supports(architecture: str) -> bool:

@@ -1,9 +1,8 @@
-"""Isolated environments for tools with conflicting requirements, created once in the cache by uv from pinned
-requirements.
+"""Create isolated environments for tools with conflicting requirements, once, in the cache, by uv.
 
-A converter that needs another version of transformers than the measured one would change the user's environment. Each
-gets an environment with exactly the pinned packages, without a resolver, except for PyTorch: the user's installation is
-shared, since it is large and already the build for this machine.
+A converter may need another version of transformers than the measured one. Each gets an environment with exactly its
+pinned packages, without a resolver. Only PyTorch is shared with the user's: it is large, and the build for this
+machine.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from filelock import FileLock, Timeout
 from llmtrack.errors import FailureKind, MissingDependencyError, ScenarioError
 from llmtrack.host import libraries
 from llmtrack.host.formatting import MIB
-from llmtrack.host.packages import find_uv, installed_version
+from llmtrack.host.packages import error_line, find_uv, installed_version
 from llmtrack.models.cache import LOCK_SECONDS, cache_root
 from llmtrack.models.disk import disk_full_error, full_disk_message, is_disk_full
 from llmtrack.models.durations import timed_step
@@ -35,7 +34,7 @@ _QUIET = {**libraries.TELEMETRY_OFF, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1",
 # transformers copies a model's code there before running it: an impossible folder disables it.
 _NO_CODE = {"HF_MODULES_CACHE": os.path.join(os.devnull, "modules")}
 _GUARD = Path(__file__).with_name("guarded.py")
-_MADE = "llmtrack-made"
+_COMPLETE = "llmtrack-made"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class BuildEnvironment:
 
     @property
     def key(self) -> str:
-        """Cache key: its packages, this Python, and the shared PyTorch."""
+        """Digest of its packages, this Python, and the shared PyTorch."""
         shared = [str(_shared_packages()), installed_version("torch")]
         return digest([self.requirements, sys.version_info[:3], sys.base_prefix, shared])
 
@@ -64,9 +63,9 @@ class BuildEnvironment:
         return cache_root() / "environments" / f"{self.name}-{self.key}"
 
     @property
-    def made(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether it has been created."""
-        return (self.folder / _MADE).is_file()
+        return (self.folder / _COMPLETE).is_file()
 
     def python(self) -> Path:
         """Return its Python; create it if necessary.
@@ -75,13 +74,13 @@ class BuildEnvironment:
             MissingDependencyError: uv is missing, or the packages cannot be installed.
         """
         python = self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-        if self.made:
+        if self.is_complete:
             return python
         lock = self.folder.with_name(f".{self.folder.name}.lock")
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(lock, timeout=LOCK_SECONDS):
-                if not self.made:
+                if not self.is_complete:
                     self._make(python)
         except Timeout:
             raise MissingDependencyError(
@@ -90,19 +89,19 @@ class BuildEnvironment:
         except OSError as error:
             if is_disk_full(error):
                 raise MissingDependencyError(
-                    f"{self._what} cannot be created: {full_disk_message(lock.parent, self.mib * MIB)}"
+                    f"{self._title} cannot be created: {full_disk_message(lock.parent, self.mib * MIB)}"
                 ) from error
             raise MissingDependencyError(
-                f"{self._what} cannot be created in {lock.parent} ({error.strerror or error}): free or permit it, or set "
+                f"{self._title} cannot be created in {lock.parent} ({error.strerror or error}): free or permit it, or set "
                 "LLMTRACK_CACHE to another folder"
             ) from error
         return python
 
-    def run(self, what: str, arguments: Sequence[str], folder: Path) -> None:
+    def run(self, action: str, arguments: Sequence[str], folder: Path) -> None:
         """Run its Python with temporary files in the working directory; the child ends with this process.
 
         Args:
-            what: the action, for messages.
+            action: for messages.
             arguments: a module or the path of a script, and its own arguments.
             folder: working directory.
 
@@ -114,47 +113,47 @@ class BuildEnvironment:
         command = [str(self.python()), str(_GUARD), *arguments]
         # On the disk whose space was checked, and removed with the working directory.
         with tempfile.TemporaryDirectory(prefix=".", dir=folder) as scratch:
-            code, said = _run(command, folder, isolated_variables() | {"TMPDIR": scratch}, timeout=None)
-        if code and is_disk_full(said):
+            code, output = _run(command, folder, isolated_variables() | {"TMPDIR": scratch}, timeout=None)
+        if code and is_disk_full(output):
             raise disk_full_error()
         if code:
             kind: FailureKind = "out_of_memory" if code < 0 else "unsupported"
-            why = "it was killed, most likely out of memory" if code < 0 else error_line(said)
-            raise ScenarioError(f"{what} failed: {why}", kind=kind)
+            why = "it was killed, most likely out of memory" if code < 0 else error_line(output)
+            raise ScenarioError(f"{action} failed: {why}", kind=kind)
 
     @property
-    def _what(self) -> str:
+    def _title(self) -> str:
         return f"the build environment of {self.name}"
 
     def _make(self, python: Path) -> None:
         uv = find_uv()
         if uv is None:
-            raise MissingDependencyError(f"{self._what} needs uv, which is not installed: pip install uv")
-        with timed_step(f"making {self._what}", self.name):
+            raise MissingDependencyError(f"{self._title} needs uv, which is not installed: pip install uv")
+        with timed_step(f"making {self._title}", self.name):
             self._fill(uv, python)
 
     def _fill(self, uv: Sequence[str], python: Path) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)  # leftovers of a killed process
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        pinned_requirements = self.folder / "requirements.txt"
+        requirements = self.folder / "requirements.txt"
         environment = _without_paths()
         steps = (
             ["venv", "--quiet", "--no-project", "--python", sys.executable, str(self.folder)],
-            ["pip", "install", "--quiet", "--no-deps", "--python", str(python), "-r", str(pinned_requirements)],
+            ["pip", "install", "--quiet", "--no-deps", "--python", str(python), "-r", str(requirements)],
         )
         try:
-            for step in steps:
+            for arguments in steps:
                 if self.folder.exists():
-                    pinned_requirements.write_text("\n".join((*self.requirements, "")), encoding="utf-8")
+                    requirements.write_text("\n".join((*self.requirements, "")), encoding="utf-8")
                 try:
-                    code, said = _run([*uv, *step], self.folder.parent, environment, INSTALL_SECONDS)
+                    code, output = _run([*uv, *arguments], self.folder.parent, environment, INSTALL_SECONDS)
                 except subprocess.TimeoutExpired:
-                    code, said = 1, f"error: it took over {INSTALL_SECONDS:.0f} s"
-                if code and is_disk_full(said):
+                    code, output = 1, f"error: it took over {INSTALL_SECONDS:.0f} s"
+                if code and is_disk_full(output):
                     raise disk_full_error()
                 if code:
                     raise MissingDependencyError(
-                        f"{self._what} cannot be created ({error_line(said)}): check the network or uv's package index "
+                        f"{self._title} cannot be created ({error_line(output)}): check the network or uv's package index "
                         "(UV_DEFAULT_INDEX)"
                     )
             (site,) = (
@@ -164,7 +163,7 @@ class BuildEnvironment:
             )
             # Named to come last: pinned packages take precedence over shared ones.
             (site / "zz_shared.pth").write_text(f"{_shared_packages()}\n", encoding="utf-8")
-            (self.folder / _MADE).touch()
+            (self.folder / _COMPLETE).touch()
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
@@ -174,14 +173,6 @@ def pinned_requirements(name: str, folder: Path = _GUARD.parent / "requirements"
     """Read the requirements of a tool from its file, one per line."""
     lines = (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-
-
-def error_line(said: str) -> str:
-    """Return the most informative line of a program's output, without URLs."""
-    lines = [line.strip() for line in said.replace("\r", "\n").splitlines() if line.strip()]
-    errors = [line for line in lines if line.lower().startswith(("error", "×", "╰─▶", "cause:"))]
-    chosen = " ".join(errors[-2:]) if errors else (lines or ["no output"])[-1]
-    return " ".join(word for word in chosen.split() if "://" not in word)[:300]
 
 
 def isolated_variables() -> dict[str, str]:
@@ -194,7 +185,7 @@ def _run(
 ) -> tuple[int, str]:
     """Return a program's exit code and output; its standard input stays open while this process lives."""
     with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(
+        process = subprocess.Popen(
             list(command),
             cwd=folder,
             env=dict(environment),
@@ -203,23 +194,23 @@ def _run(
             stderr=output,
         )
         try:
-            code = child.wait(timeout)
+            code = process.wait(timeout)
         finally:
-            child.kill()
-            child.wait()
+            process.kill()
+            process.wait()
         output.seek(0)
         return code, output.read().decode("utf-8", errors="replace")
 
 
 def _shared_packages() -> Path:
     """Return the site-packages folder with PyTorch."""
-    found = importlib.util.find_spec("torch")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parents[1]
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parents[1]
 
 
 def _without_paths() -> dict[str, str]:
     """Return this process's environment without variables that expose our packages to another Python."""
-    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
-    return {name: value for name, value in os.environ.items() if name not in ours}
+    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
+    return {name: value for name, value in os.environ.items() if name not in hidden}

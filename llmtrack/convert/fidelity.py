@@ -1,4 +1,4 @@
-"""Check converted models against PyTorch: tools have been known to mistake a layer for the head."""
+"""Compare converted models with PyTorch: tools have been known to mistake a layer for the head."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from llmtrack.spec.scenario import Scalar
 if TYPE_CHECKING:
     import torch
 
-_KEPT = 64
-"""Number of last positions compared of a long row: the logits of all would take gigabytes."""
+_LAST_POSITIONS = 64
+"""Number of last positions compared of a row: the logits of all would take gigabytes."""
 
-LEAST_CORRELATION = 0.5
-"""Minimum correlation of a quantized model's logits with PyTorch's: 4 bits leave 0.9 or more, a wrong graph none."""
+MIN_CORRELATION = 0.5
+"""Minimum correlation of a quantized model's logits with PyTorch's: with 4 bits 0.9 or more, with a wrong graph none."""
 
 _BYTES = 4
 """Assumed bytes per weight; too few only overestimates the number of compared lengths."""
@@ -45,33 +45,33 @@ OpenFolder = Callable[[Path], DecodingEngine]
 
 
 def require_parity(open_folder: OpenFolder, source: Path, folder: Path) -> dict[str, float]:
-    """Compare the logits of a float model with PyTorch's, in a separate process; return the differences.
+    """Check in another process that the logits of a float model equal PyTorch's; return the differences.
 
     Args:
-        open_folder: a module-level function that opens the second folder as an engine.
+        open_folder: a module-level function that opens the converted folder as an engine.
         source: the model as saved by transformers.
         folder: the converted model.
 
     Raises:
         ScenarioError: they differ by more than rounding.
     """
-    found = run_isolated("comparing with PyTorch", _compare, open_folder, str(source), str(folder))
-    difference, share, agreement = (found[name] for name in FACTS)
-    parity = Parity(difference, share, agreement, round(found["length"]))
+    comparison = run_isolated("comparing with PyTorch", _compare, open_folder, str(source), str(folder))
+    difference, share, agreement = (comparison[name] for name in FACTS)
+    parity = Parity(difference, share, agreement, round(comparison["length"]))
     if not parity.holds:
-        raise _refused(str(parity))
-    return {name: found[name] for name in FACTS}
+        raise _mismatch(str(parity))
+    return {name: comparison[name] for name in FACTS}
 
 
 def require_correlation(open_folder: OpenFolder, source: Path, folder: Path) -> dict[str, float]:
-    """Check that the logits of a quantized model correlate with PyTorch's in float.
+    """Check in another process that the logits of a quantized model correlate with PyTorch's in float.
 
     Raises:
         ScenarioError: they do not.
     """
-    found = run_isolated("comparing with PyTorch", _compare, open_folder, str(source), str(folder))
-    if not found["correlation"] >= LEAST_CORRELATION:
-        raise _refused(f"the correlation of their logits is {found['correlation']:.2f}")
+    correlation = run_isolated("comparing with PyTorch", _compare, open_folder, str(source), str(folder))["correlation"]
+    if not correlation >= MIN_CORRELATION:
+        raise _mismatch(f"the correlation of their logits is {correlation:.2f}")
     return {}
 
 
@@ -88,7 +88,7 @@ def parity_facts(folder: Path) -> dict[str, Scalar]:
     return {name: manifest[name] for name in FACTS if name in manifest}
 
 
-def _refused(why: str) -> ScenarioError:
+def _mismatch(why: str) -> ScenarioError:
     return ScenarioError(
         f"the model converted by the runtime's own tool does not match PyTorch ({why}): it is not used, take "
         "backend=torch",
@@ -106,9 +106,9 @@ def _compare(open_folder: OpenFolder, source: str, folder: str) -> dict[str, flo
     correlations: list[float] = []
 
     def compare(length: int, seed: int) -> Parity:
-        found, correlation = _at(model, engine, length, seed)
+        parity, correlation = _compare_at(model, engine, length, seed)
         correlations.append(correlation)
-        return found
+        return parity
 
     config = model.config.get_text_config().to_dict()
     parameters = sum(weight.numel() for weight in model.parameters())
@@ -123,8 +123,8 @@ def _compare(open_folder: OpenFolder, source: str, folder: str) -> dict[str, flo
     }
 
 
-def _at(model: Any, engine: DecodingEngine, length: int, seed: int) -> tuple[Parity, float]:
-    """Compare the logits of a row of so many tokens with PyTorch's; the last token is also decoded from the cache."""
+def _compare_at(model: Any, engine: DecodingEngine, length: int, seed: int) -> tuple[Parity, float]:
+    """Compare the logits of a row of this length with PyTorch's; the last token is also decoded from the cache."""
     import torch
 
     from llmtrack.onnx.parity import agreement, decoded, largest
@@ -134,17 +134,17 @@ def _at(model: Any, engine: DecodingEngine, length: int, seed: int) -> tuple[Par
     row = torch.tensor([ids])
     with torch.inference_mode():
         # With length-dependent rotary angles, cached keys keep the angles of their own length.
-        own = rope_kind(config) in LENGTH_DEPENDENT_ROPE
-        last = decoded(model, row, torch.ones_like(row))[0] if own else None
-        expected = model(input_ids=row).logits[0, -_KEPT:].double().numpy()
+        cache_differs = rope_kind(config) in LENGTH_DEPENDENT_ROPE
+        last = decoded(model, row, torch.ones_like(row))[0] if cache_differs else None
+        expected = model(input_ids=row).logits[0, -_LAST_POSITIONS:].double().numpy()
     if not np.isfinite(expected.max(axis=-1)).all():
         raise ScenarioError("the logits are not finite in float32: look for damaged weights", kind=NON_FINITE)
-    found = engine.next_token_logits(ids)[-_KEPT:].double().numpy()
-    found = np.concatenate([found, engine.decoded_logits(ids).double().numpy()[None]])
+    logits = engine.next_token_logits(ids)[-_LAST_POSITIONS:].double().numpy()
+    logits = np.concatenate([logits, engine.decoded_logits(ids).double().numpy()[None]])
     expected = np.concatenate([expected, expected[-1:] if last is None else last[None]])
     known = np.isfinite(expected)  # masked entries of a vocabulary may be -inf
-    difference = float(np.abs(found - expected)[known].max())
-    agreed = float(agreement(found, expected).mean())
+    difference = float(np.abs(logits - expected)[known].max())
+    agreed = float(agreement(logits, expected).mean())
     return Parity(difference, difference / largest(expected), agreed, length), float(
-        np.corrcoef(found[known], expected[known])[0, 1]
+        np.corrcoef(logits[known], expected[known])[0, 1]
     )

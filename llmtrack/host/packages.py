@@ -75,6 +75,14 @@ def find_uv() -> list[str] | None:
     return [path] if path else None
 
 
+def error_line(output: str) -> str:
+    """Return the most informative line of an installer's or converter's output, without URLs."""
+    lines = [line.strip() for line in output.replace("\r", "\n").splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith(("error", "×", "╰─▶", "cause:"))]
+    chosen = " ".join(errors[-2:]) if errors else (lines or ["no output"])[-1]
+    return " ".join(word for word in chosen.split() if "://" not in word)[:300]
+
+
 def why_onnx_is_excluded() -> str:
     """Explain why the onnx backend cannot be installed here; empty if it can."""
     compatible = not installed_version("transformers").startswith("5.")

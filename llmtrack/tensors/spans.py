@@ -1,4 +1,4 @@
-"""Map tokens to the bytes of a text they cover, from the character offsets of a tokenizer."""
+"""Map tokens to the bytes of a text that they cover, by their spelling or a tokenizer's character offsets."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ def byte_spans(
 ) -> NDArray[np.int64] | None:
     """Return the UTF-8 bytes of a text that each token covers, (tokens, 2), ordered and disjoint; None if unknown.
 
-    If the tokens spell the bytes of the text, that is sufficient. Otherwise the tokenizer's offsets are used: they
-    count characters, may omit white space or share a character. White space before a token belongs to it, and trailing
-    white space to the last; accents that a normalizer composed or removed belong to their letter. If several tokens
-    share a character, each gets its own bytes if tokens consist of bytes, else the last gets them all. Bytes in no span
-    have no token.
+    Offsets are used only if the tokens do not spell the text: they count characters, and may omit white space or share
+    a character. White space before a token belongs to it, and trailing white space to the last; accents that a
+    normalizer composed or removed belong to their letter. Of a shared character, each token gets its own bytes if
+    tokens consist of bytes, else the last gets them all. Bytes in no span have no token.
 
     Args:
         text: the original text, before normalization.
         pieces: spelling of each token in the vocabulary.
         offsets: returns the start and end character of each token; None if the tokenizer reports none.
     """
-    own = _own_bytes(pieces, text.encode())
-    if own is not None:
-        ends = np.cumsum(own)
-        return np.stack([ends - own, ends], axis=1)
+    sizes = _piece_bytes(pieces, text.encode())
+    if sizes is not None:
+        ends = np.cumsum(sizes)
+        return np.stack([ends - sizes, ends], axis=1)
     return None if offsets is None else np.reshape(_from_offsets(text, pieces, offsets()), (-1, 2))
 
 
 def _from_offsets(text: str, pieces: Sequence[str], offsets: Sequence[Span]) -> tuple[Span, ...]:
     spans = _widened(text, offsets)
-    size = list(accumulate((len(character.encode()) for character in text), initial=0))
-    found: list[Span] = []
+    byte_at = list(accumulate((len(character.encode()) for character in text), initial=0))
+    spans_in_bytes: list[Span] = []
     first = 0
     while first < len(spans):
         last = first
@@ -50,13 +49,13 @@ def _from_offsets(text: str, pieces: Sequence[str], offsets: Sequence[Span]) -> 
             last += 1
         group = spans[first : last + 1]
         begin, end = group[0][0], group[-1][1]
-        ends = [size[min(each[1], after[0])] for each, after in pairwise(group)]
+        ends = [byte_at[min(span[1], following[0])] for span, following in pairwise(group)]
         if ends:
-            own = _own_bytes(pieces[first : last + 1], text[begin:end].encode())
-            ends = ends if own is None else [size[begin] + count for count in accumulate(own[:-1])]
-        found += pairwise([size[begin], *ends, size[end]])
+            sizes = _piece_bytes(pieces[first : last + 1], text[begin:end].encode())
+            ends = ends if sizes is None else [byte_at[begin] + count for count in accumulate(sizes[:-1])]
+        spans_in_bytes += pairwise([byte_at[begin], *ends, byte_at[end]])
         first = last + 1
-    return tuple(found)
+    return tuple(spans_in_bytes)
 
 
 def _widened(text: str, offsets: Sequence[Span]) -> list[Span]:
@@ -67,14 +66,14 @@ def _widened(text: str, offsets: Sequence[Span]) -> list[Span]:
         # Characters inserted by a normalizer are reported before the next one.
         begin, end = begin if begin < end else max(begin, done), max(end, done)
         if begin > done:
-            marks = _run(text, done, begin)
+            marks = _end_of_marks(text, done, begin)
             if spans and marks > done:
                 spans[-1] = (spans[-1][0], marks)
             begin = marks + len(text[marks:begin].rstrip())
         spans.append((begin, end))
         done = end
     if spans:
-        marks = _run(text, done, len(text))
+        marks = _end_of_marks(text, done, len(text))
         end = len(text) if not text[marks:].strip() else marks
         spans[-1] = (spans[-1][0], end)
     # A token reported after a character may be within its normalized expansion.
@@ -82,18 +81,18 @@ def _widened(text: str, offsets: Sequence[Span]) -> list[Span]:
     return [(begin, end) for begin, (_, end) in zip(begins, spans, strict=True)]
 
 
-def _run(text: str, begin: int, end: int) -> int:
-    """Return the end of a run of combining marks."""
+def _end_of_marks(text: str, begin: int, end: int) -> int:
+    """Return the end of the combining marks at a position."""
     while begin < end and unicodedata.category(text[begin]).startswith("M"):
         begin += 1
     return begin
 
 
-def _own_bytes(pieces: Sequence[str], covered: bytes) -> list[int] | None:
+def _piece_bytes(pieces: Sequence[str], covered: bytes) -> list[int] | None:
     """Return the number of bytes of each piece in the covered text; None if they do not spell it."""
-    for spell in (_byte_level, _byte_fallback):
-        spelled = {piece: spell(piece) for piece in set(pieces)}
-        parts = [spelled[piece] for piece in pieces]
+    for decode in (_byte_level, _byte_fallback):
+        decoded = {piece: decode(piece) for piece in set(pieces)}
+        parts = [decoded[piece] for piece in pieces]
         joined = b"".join(parts)
         # Some tokenizers prepend a space.
         extra = len(joined) - len(covered)

@@ -35,9 +35,9 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
 
 
 def prefix(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the ids that a tokenizer puts before every text, by encoding one with and without them.
+    """Return the ids that a tokenizer puts before every text, found by encoding one with and without them.
 
-    The corresponding settings have many names, and some tokenizers ignore them.
+    Its settings have many names, and some tokenizers ignore them.
     """
     for probe in _PROBES:
         bare = _ids(tokenizer, probe, special_tokens=False)
@@ -47,24 +47,24 @@ def prefix(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
             # The mask also distinguishes an added token from an unknown one in the same role.
             encoded = tokenizer(probe, return_special_tokens_mask=True)
             return tuple(encoded["input_ids"][: encoded["special_tokens_mask"].index(0)])
-        whole = _ids(tokenizer, probe, special_tokens=True)
-        for begin in range(len(whole) - len(bare) + 1):
-            if whole[begin : begin + len(bare)] == bare:
-                return tuple(whole[:begin])
+        full = _ids(tokenizer, probe, special_tokens=True)
+        for begin in range(len(full) - len(bare) + 1):
+            if full[begin : begin + len(bare)] == bare:
+                return tuple(full[:begin])
     return ()
 
 
 def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the id of text outside the vocabulary: what unspellable rare characters are encoded to.
+    """Return the id that rare characters outside the vocabulary are encoded to, else the tokenizer's `unk_token`.
 
-    The tokenizer's own `unk_token` is only used if that fails: it may be unset or never used.
+    The latter may be unset or never used.
     """
-    found = set()
+    unknown = set()
     for rare in _RARE:
         ids = _ids(tokenizer, rare, special_tokens=False)
         if ids and byte_spans(rare, tokenizer.convert_ids_to_tokens(ids), None) is None:
-            found.add(ids[-1])
-    return found.pop() if len(found) == 1 else tokenizer.unk_token_id
+            unknown.add(ids[-1])
+    return unknown.pop() if len(unknown) == 1 else tokenizer.unk_token_id
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool) -> list[int]:
@@ -75,13 +75,12 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool) 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool) -> Tokenized:
     """See `Engine.tokenize`."""
-    tells = bool(getattr(tokenizer, "is_fast", False))
     encoded = tokenizer(text, add_special_tokens=False, verbose=False, **_ONLY_IDS)
     ids = list(encoded["input_ids"])
-    known = list(set(ids))
-    spelled = dict(zip(known, tokenizer.convert_ids_to_tokens(known), strict=True))
-    pieces = [spelled[each] for each in ids]
-    spans = byte_spans(text, pieces, (lambda: encoded.encodings[0].offsets) if tells else None)
+    distinct = list(set(ids))
+    spelling = dict(zip(distinct, tokenizer.convert_ids_to_tokens(distinct), strict=True))
+    offsets = (lambda: encoded.encodings[0].offsets) if getattr(tokenizer, "is_fast", False) else None
+    spans = byte_spans(text, [spelling[token_id] for token_id in ids], offsets)
     before = _before(tokenizer, ids) if special_tokens else []
     if spans is not None:
         spans = np.concatenate([np.zeros((len(before), 2), dtype=np.int64), spans])
@@ -89,14 +88,14 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool
 
 
 def _before(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
-    """Return the prefix for a text, without what the text itself starts with."""
+    """Return the prefix for a text, without the part that the text itself starts with."""
     added = list(prefix(tokenizer))
-    doubled = next(size for size in range(len(added), -1, -1) if added[len(added) - size :] == list(ids[:size]))
-    return added[: len(added) - doubled]
+    overlap = next(size for size in range(len(added), -1, -1) if added[len(added) - size :] == list(ids[:size]))
+    return added[: len(added) - overlap]
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool) -> list[int]:
-    # Not verbose: a text longer than the context is fine, as it is cut into windows later.
+    # Not verbose: a text longer than the context is cut into windows later.
     return list(tokenizer(text, add_special_tokens=special_tokens, verbose=False, **_ONLY_IDS)["input_ids"])
 
 
@@ -108,14 +107,14 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 def pad_id(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
     """Return the id for padding: the tokenizer's pad, its EOS, or 0.
 
-    Pads are masked, so any id within the vocabulary works; a pad added to the tokenizer later may be beyond it.
+    Pads are masked, so any id works within the vocabulary, which a pad added later may exceed.
     """
-    named = (tokenizer.pad_token_id, tokenizer.eos_token_id)
-    return next((int(each) for each in named if each is not None and 0 <= each < vocab_size), 0)
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    return next((int(token) for token in candidates if token is not None and 0 <= token < vocab_size), 0)
 
 
 def eos_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the end-of-sequence ids of the model, or else of the tokenizer."""
+    """Return the end-of-sequence ids of the model, else of the tokenizer."""
     configured = getattr(generation_config, "eos_token_id", None)
     if configured is None:
         configured = tokenizer.eos_token_id

@@ -113,7 +113,7 @@ def test_without_llama_bench_its_comparison_is_left_out_with_the_way_to_it(monke
     ("name", "peer"), [("plain_loop", None), ("lm_eval", "lm-eval"), ("optimum", "optimum-benchmark")]
 )
 def test_the_small_form_fills_its_table(name, peer, tmp_path):
-    if peer and not environment(peer).made:
+    if peer and not environment(peer).is_complete:
         pytest.skip(f"the environment of {peer} is not there: python -m benchmarks {name} makes it")
     module = importlib.import_module(f"benchmarks.{name}")
     done = CliRunner().invoke(module.main, ["--small", "--json", str(tmp_path / "made.json")], catch_exceptions=False)

@@ -1,4 +1,4 @@
-"""A converted model is only used if it matches PyTorch."""
+"""A converted model is used only if it matches PyTorch."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.models.folders import edit
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fidelity, "run_isolated", lambda what, work, *arguments: work(*arguments))
+    monkeypatch.setattr(fidelity, "run_isolated", lambda action, work, *arguments: work(*arguments))
 
 
-class ByTorch:
-    """The torch engine, which decodes a token as it scores it unless a test says otherwise."""
+class TorchConversion:
+    """A converted model that really runs with PyTorch."""
 
     def __init__(self, folder: Path) -> None:
         self._engine = load_engine(str(folder), device="cpu")
@@ -41,8 +41,8 @@ class ByTorch:
         return self.next_token_logits(ids)[-1]
 
 
-def by_torch(folder: Path) -> ByTorch:
-    return ByTorch(folder)
+def by_torch(folder: Path) -> TorchConversion:
+    return TorchConversion(folder)
 
 
 @pytest.fixture
@@ -51,11 +51,11 @@ def source(tiny_model_dir: Path) -> Path:
 
 
 def changed(source: Path, folder: Path, change) -> Path:
-    """A copy of a model with other weights."""
+    """Copy a model with changed weights."""
     shutil.copytree(source, folder)
     weights = load_file(str(folder / "model.safetensors"))
     save_file(
-        {name: change(name, each).contiguous() for name, each in weights.items()},
+        {name: change(name, weight).contiguous() for name, weight in weights.items()},
         str(folder / "model.safetensors"),
         metadata={"format": "pt"},
     )
@@ -73,21 +73,21 @@ def rounded(bits: int):
 
 
 def without_last_layers(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """As if the head hung on the first layer: those after it add nothing."""
-    last = name.startswith(("model.layers.1.", "model.layers.2.", "model.layers.3."))
-    return torch.zeros_like(weight) if last and name.endswith(("o_proj.weight", "down_proj.weight")) else weight
+    """Let the layers after the first add nothing, as if the head were on the first."""
+    is_later = name.startswith(("model.layers.1.", "model.layers.2.", "model.layers.3."))
+    return torch.zeros_like(weight) if is_later and name.endswith(("o_proj.weight", "down_proj.weight")) else weight
 
 
 @pytest.mark.slow(1)
-def test_the_same_model_says_the_same(source):
-    found = require_parity(by_torch, source, source)
-    assert found["parity_top1_agreement"] == 1.0
-    assert found["parity_max_share"] < 1e-5
+def test_a_model_matches_itself(source):
+    facts = require_parity(by_torch, source, source)
+    assert facts["parity_top1_agreement"] == 1.0
+    assert facts["parity_max_share"] < 1e-5
 
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_quantized_model_is_taken_for_the_same_one_and_not_for_exact(source, tmp_path, bits):
+def test_a_quantized_model_correlates_without_parity(source, tmp_path, bits):
     folder = changed(source, tmp_path / "rounded", rounded(bits))
     assert require_correlation(by_torch, source, folder) == {}
     with pytest.raises(ScenarioError, match="does not match PyTorch"):
@@ -96,8 +96,8 @@ def test_a_quantized_model_is_taken_for_the_same_one_and_not_for_exact(source, t
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("check", [require_parity, require_correlation])
-def test_a_graph_whose_head_hangs_on_another_layer_is_refused(source, tmp_path, check):
-    """GenAI's builder 0.18 takes a layer whose width is the vocabulary's for the head."""
+def test_a_graph_with_the_head_on_another_layer_is_refused(source, tmp_path, check):
+    """GenAI's builder 0.18 mistakes a layer as wide as the vocabulary for the head."""
     folder = changed(source, tmp_path / "cut", without_last_layers)
     with pytest.raises(ScenarioError, match="it is not used, take backend=torch") as caught:
         check(by_torch, source, folder)
@@ -107,7 +107,7 @@ def test_a_graph_whose_head_hangs_on_another_layer_is_refused(source, tmp_path, 
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("check", [require_parity, require_correlation])
-def test_logits_that_are_no_numbers_are_no_agreement(source, tmp_path, check):
+def test_nan_logits_match_nothing(source, tmp_path, check):
     spoiled = spoiled_model("synthetic:tiny", tmp_path / "spoiled")
     with pytest.raises(ScenarioError, match="does not match PyTorch"):
         check(by_torch, source, spoiled)
@@ -129,7 +129,7 @@ WINDOWED = {
 
 @pytest.fixture
 def windowed(tmp_path) -> Path:
-    """A Mistral with a window of 64, whose attention is sharp enough for it to matter."""
+    """A Mistral with a window of 64, and attention sharp enough for it to matter."""
     config = AutoConfig.for_model("mistral", **WINDOWED, sliding_window=64)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -142,16 +142,16 @@ def windowed(tmp_path) -> Path:
     return tmp_path / "windowed"
 
 
-def without_window(folder: Path) -> ByTorch:
-    """As GenAI's builder 0.18 has it: the weights alone."""
+def without_window(folder: Path) -> TorchConversion:
+    """Open the weights alone, as GenAI's builder 0.18 does."""
     bare = folder.with_name("bare")
     shutil.copytree(folder, bare, dirs_exist_ok=True)
     edit(bare / "config.json", sliding_window=None)
-    return ByTorch(bare)
+    return TorchConversion(bare)
 
 
-class DecodesWithout(ByTorch):
-    """Reads prompts by the window, and decodes without one."""
+class DecodesWithoutWindow(TorchConversion):
+    """Read prompts with the window, but decode without one."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -162,16 +162,16 @@ class DecodesWithout(ByTorch):
 
 
 @pytest.mark.slow(2)
-def test_a_window_is_heeded_behind_it_too(windowed):
+def test_a_window_is_applied_beyond_its_length(windowed):
     assert has_length_thresholds(windowed)
     assert require_parity(by_torch, windowed, windowed)["parity_max_share"] < 1e-5
 
 
 @pytest.mark.slow(2)
-@pytest.mark.parametrize("made", [without_window, DecodesWithout])
-def test_a_window_that_is_left_out_is_found_where_it_begins_to_count(windowed, made):
+@pytest.mark.parametrize("open_folder", [without_window, DecodesWithoutWindow])
+def test_a_missing_window_is_detected_at_its_length(windowed, open_folder):
     with pytest.raises(ScenarioError, match=r"at 80 tokens.*it is not used"):
-        require_parity(made, windowed, windowed)
+        require_parity(open_folder, windowed, windowed)
 
 
 def test_a_model_without_windows_has_no_thresholds(source):
@@ -180,25 +180,23 @@ def test_a_model_without_windows_has_no_thresholds(source):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_what_is_quantized_is_compared_in_float_first_where_a_window_is_within_reach(
-    windowed, monkeypatch, quantization
-):
-    made = []
+def test_a_quantized_model_with_a_window_is_first_compared_in_float(windowed, monkeypatch, quantization):
+    conversions = []
 
-    def converted(converter, source, arguments, label, bits, check):
-        made.append((tuple(arguments), label, check.func))
+    def convert_folder(converter, source, arguments, label, bits, check):
+        conversions.append((tuple(arguments), label, check.func))
         return windowed
 
-    monkeypatch.setattr(conversion, "convert_folder", converted)
+    monkeypatch.setattr(conversion, "convert_folder", convert_folder)
     monkeypatch.setattr(conversion, "missing_modules", lambda backend: [])
     monkeypatch.setattr(conversion, "parity_facts", lambda folder: {})
     convert(CONVERTER, Variant(str(windowed), backend="genai", quantization=quantization), by_torch)
     exact = (("-p", "fp32"), "float32", require_parity)
-    assert made[0] == exact
-    assert [check for _, _, check in made[1:]] == ([] if quantization == "none" else [require_correlation])
+    assert conversions[0] == exact
+    assert [check for _, _, check in conversions[1:]] == ([] if quantization == "none" else [require_correlation])
 
 
-def test_what_was_found_is_tracked(tmp_path, monkeypatch):
+def test_parity_is_tracked(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
     folder = build_once("made", lambda folder: {"arguments": ["x"], "parity_max_share": 1e-6})
     assert parity_facts(folder) == {"parity_max_share": 1e-6}

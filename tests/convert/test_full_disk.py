@@ -1,4 +1,4 @@
-"""Whatever writes a model names the full disk in one line, with the free and the needed bytes, before it begins and midway."""
+"""Everything that writes a model reports a full disk in one line, before it starts and midway."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ WEIGHTS = 30 * MIB
 
 @pytest.fixture
 def free(tmp_path, monkeypatch):
-    """Say how many MiB are free on the disk of the cache; other disks have plenty."""
+    """Set the free MiB of the cache's disk; other disks have plenty."""
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    here: dict[str, float] = {"MiB": 14}
+    cache_disk: dict[str, float] = {"MiB": 14}
 
     def usage(path):
-        return Usage(0, 0, int(here["MiB"] * MIB) if Path(path).is_relative_to(tmp_path) else 2**40)
+        return Usage(0, 0, int(cache_disk["MiB"] * MIB) if Path(path).is_relative_to(tmp_path) else 2**40)
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
-    return here
+    return cache_disk
 
 
 @pytest.fixture
 def model(tmp_path):
-    """A folder whose safetensors header names so many float16 weights, a third of them an embedding beside its head."""
+    """A folder with `WEIGHTS` float16 weights by its header, a third of them an embedding that is not the head."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 300}')
     names = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "lm_head.weight")
-    told = {"dtype": "F16", "shape": [10 * 1024, 1024], "data_offsets": [0, 0]}
-    header = json.dumps({"__metadata__": {}, **dict.fromkeys(names, told)}).encode()
+    entry = {"dtype": "F16", "shape": [10 * 1024, 1024], "data_offsets": [0, 0]}
+    header = json.dumps({"__metadata__": {}, **dict.fromkeys(names, entry)}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     return folder
 
 
-def never(*arguments, **named):
-    raise AssertionError("it was begun")
+def never(*args, **kwargs):
+    raise AssertionError("it was started")
 
 
 def by_tool(converter, recipe):
@@ -96,12 +96,12 @@ def to_gguf(recipe):
     return make
 
 
-def drawn(model, monkeypatch):
+def write_synthetic(model, monkeypatch):
     monkeypatch.setattr("llmtrack.models.folder._save_synthetic", never)
     model_folder("synthetic:smollm2-135m")
 
 
-def fetched(model, monkeypatch):
+def download(model, monkeypatch):
     files = {"config.json": 100, "tokenizer.json": 100, "model.safetensors": 60 * MIB, "pytorch_model.bin": 60 * MIB}
     info = SimpleNamespace(sha="0" * 40, siblings=[SimpleNamespace(rfilename=n, size=s) for n, s in files.items()])
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: info)
@@ -109,7 +109,7 @@ def fetched(model, monkeypatch):
     hub.snapshot("org/model")
 
 
-def sent(model, monkeypatch):
+def receive(model, monkeypatch):
     unpack(Parcel("m", str(model / "gone"), "0" * 64, 60 * MIB, object()), never)
 
 
@@ -124,38 +124,36 @@ WRITERS = {
     "llamacpp": (to_gguf("none"), 120),
     "llamacpp f16": (to_gguf("f16"), 60),
     "llamacpp q8_0": (to_gguf("q8_0"), 90),
-    "synthetic": (drawn, 513),
-    "hub": (fetched, 60),
-    "ray": (sent, 60),
+    "synthetic": (write_synthetic, 513),
+    "hub": (download, 60),
+    "ray": (receive, 60),
 }
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_what_does_not_fit_is_refused_before_it_begins(free, model, monkeypatch, writer):
+def test_a_model_that_does_not_fit_is_refused_before_writing(free, model, monkeypatch, writer):
     make, needed = WRITERS[writer]
-    moved = "HF_HOME" if writer == "hub" else "LLMTRACK_CACHE"
-    line = (
-        f"the disk of .* is full: 14 MiB are free, and {needed} MiB are needed: free some space there, or set {moved} "
-    )
+    setting = "HF_HOME" if writer == "hub" else "LLMTRACK_CACHE"
+    line = f"the disk of .* is full: 14 MiB are free, and {needed} MiB are needed: free some space there, or set {setting} "
     with pytest.raises(ModelLoadError, match=line) as caught:
         make(model, monkeypatch)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("said", ["OSError: [Errno 28] No space left on device", "thread panicked: (os error 28)"])
-def test_what_a_tool_says_of_a_full_disk_is_the_same_line(free, model, monkeypatch, tmp_path, said):
+@pytest.mark.parametrize("output", ["OSError: [Errno 28] No space left on device", "thread panicked: (os error 28)"])
+def test_a_tool_that_fills_the_disk_gets_the_same_message(free, model, monkeypatch, tmp_path, output):
     tool = tmp_path / "tool.py"
     tool.write_text(
         "import os, tempfile\n"
         "assert os.path.dirname(tempfile.gettempdir()) == os.getcwd()\n"  # temporary files are on the same disk
-        f"open('half', 'wb').write(bytes(2 * {MIB}))\nraise SystemExit({said!r})"
+        f"open('half', 'wb').write(bytes(2 * {MIB}))\nraise SystemExit({output!r})"
     )
     monkeypatch.setattr(BuildEnvironment, "python", lambda self: sys.executable)
     free["MiB"] = 130  # enough as predicted, and then not
     for converter in (genai.CONVERTER, openvino.CONVERTER):
-        own = type(converter)(converter.backend, converter.tool, converter.environment, lambda *_: [str(tool)], ())
+        failing = type(converter)(converter.backend, converter.tool, converter.environment, lambda *_: [str(tool)], ())
         with pytest.raises(ModelLoadError) as caught:
-            convert_folder(own, ModelFolder(model, "model"), [], "float32", 32, never)
+            convert_folder(failing, ModelFolder(model, "model"), [], "float32", 32, never)
         assert re.fullmatch(
             r"the disk of \S+ is full: 132 MiB are free, and more are needed: free some space there, or set LLMTRACK_CACHE to a "
             "folder on another disk",
@@ -175,7 +173,7 @@ class Layer(torch.nn.Linear):
 
 
 @pytest.mark.parametrize(("saves", "needed"), [(1, 12), (2, 24), (3, 28), (40, 28)])
-def test_a_training_whose_checkpoints_do_not_fit_is_not_begun(free, tmp_path, saves, needed):
+def test_a_training_whose_checkpoints_do_not_fit_is_not_started(free, tmp_path, saves, needed):
     free["MiB"] = needed
     checkpoint.require_room_for_all(tmp_path / "training", Layer(), saves)
     free["MiB"] = needed - 1
@@ -183,7 +181,7 @@ def test_a_training_whose_checkpoints_do_not_fit_is_not_begun(free, tmp_path, sa
         checkpoint.require_room_for_all(tmp_path / "training", Layer(), saves)
 
 
-def test_a_checkpoint_that_meets_a_full_disk_names_it(free, tmp_path, monkeypatch):
+def test_a_checkpoint_that_fills_the_disk_reports_it(free, tmp_path, monkeypatch):
     def fill(tensors, path):
         free["MiB"] = 0.25
         raise RuntimeError("PytorchStreamWriter failed writing file data/1: file write failed")
@@ -197,7 +195,7 @@ def test_a_checkpoint_that_meets_a_full_disk_names_it(free, tmp_path, monkeypatc
     assert checkpoint.newest(tmp_path / "training") is None
 
 
-def test_weights_are_counted_by_the_headers_of_their_files(model, tmp_path):
+def test_weights_are_counted_by_file_headers(model, tmp_path):
     assert count_weights([model / "model.safetensors"]) == Weights(WEIGHTS, embedding=10 * MIB)
     (tmp_path / "pytorch_model.bin").write_bytes(bytes(1000))
     (tmp_path / "damaged.safetensors").write_bytes(b"\xff" * 100)

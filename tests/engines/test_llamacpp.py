@@ -246,7 +246,7 @@ def test_a_context_serves_what_it_has_room_for():
     room = Capacity(4, 512, 2048, 4)
     assert room.holds(Capacity(1, 512, 512, 1))
     assert not room.holds(Capacity(5, 256, 1280, 5))
-    assert room.and_also(Capacity(8, 256, 2048, 300)) == Capacity(8, 512, 2048, 300)
+    assert room.union(Capacity(8, 256, 2048, 300)) == Capacity(8, 512, 2048, 300)
 
 
 def test_llamacpp_has_its_recipes():
