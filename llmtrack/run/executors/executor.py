@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 from llmtrack.spec.events import Emit, Event, SoFar
@@ -96,6 +97,8 @@ class ParallelWorkers:
 class PartialResults:
     """Forwards events, but holds each `SoFar` until the outcome of its scenario arrives or is lost.
 
+    As a context manager, it emits what it holds if it is left by an exception.
+
     Args:
         emit: receives the other events, and held measurements whose outcome is lost.
     """
@@ -103,6 +106,21 @@ class PartialResults:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._held: dict[str, Measurement] = {}
+
+    def __enter__(self) -> PartialResults:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            for name in tuple(self._held):
+                self.emit_without(name, INTERRUPTED)
+
+    @property
+    def held(self) -> tuple[Measurement, ...]:
+        """Measurements that wait for their outcome."""
+        return tuple(self._held.values())
 
     def __call__(self, event: Event) -> None:
         """Handle an event."""
@@ -121,8 +139,3 @@ class PartialResults:
         warning = f"what is measured after it is missing: {reason}"
         self._emit(replace(held, warnings=(*held.warnings, warning)))
         return True
-
-    def emit_all_without(self, reason: str) -> None:
-        """Emit all held measurements with that warning."""
-        for name in tuple(self._held):
-            self.emit_without(name, reason)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from llmtrack.engine import Engine
-from llmtrack.run.executors.executor import INTERRUPTED, PartialResults
+from llmtrack.run.executors.executor import PartialResults
 from llmtrack.run.executors.timeouts import StepTimeout
 from llmtrack.spec.events import Emit
 from llmtrack.spec.scenario import Scenario, Variant
@@ -59,17 +59,13 @@ class InlineExecutor:
         """See `Executor.run`."""
         from llmtrack.worker.measuring import measure_group
 
-        results = PartialResults(emit)
-        on_event: Emit = results
-        if self._time_limit > 0:
-            # Training comes last and loads its own model.
-            first = next((s for s in scenarios if not isinstance(s.task, TrainTask)), scenarios[0])
-            on_event = StepTimeout(results, self._time_limit, self._clock, first.name)
-        try:
+        with PartialResults(emit) as results:
+            on_event: Emit = results
+            if self._time_limit > 0:
+                # Training comes last and loads its own model.
+                first = next((s for s in scenarios if not isinstance(s.task, TrainTask)), scenarios[0])
+                on_event = StepTimeout(results, self._time_limit, self._clock, first.name)
             measure_group(scenarios, self._engines, on_event, self._clock)
-        except BaseException:
-            results.emit_all_without(INTERRUPTED)
-            raise
 
     def close(self) -> None:
         """See `Executor.close`."""

@@ -15,7 +15,7 @@ from llmtrack.engines.options import loaded_as
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.host.formatting import clock_text
 from llmtrack.host.processes import OUT_OF_MEMORY
-from llmtrack.run.executors.executor import BESIDE, INTERRUPTED, ParallelWorkers, PartialResults
+from llmtrack.run.executors.executor import BESIDE, ParallelWorkers, PartialResults
 from llmtrack.run.executors.timeouts import LOADING, STARTING, Patience
 from llmtrack.run.executors.worker_process import WorkerProcess
 from llmtrack.spec.events import Emit, Progress, SoFar, event_from_json
@@ -81,26 +81,24 @@ class ProcessExecutor:
         self._variant = loaded
         self._hung_loading = 0
         waiting = {scenario.name: scenario for scenario in scenarios}
-        results = PartialResults(emit)
-        while waiting:
-            started = time.time()
-            at = _At(next(iter(waiting)))
-            try:
-                self._follow(waiting, at, results)
-            except _LostError as loss:
-                for lost in self._lost(waiting, at.progress, loss):
-                    if not results.emit_without(lost.name, loss.reason):
-                        emit(Failure(lost, loss.kind, loss.reason, started_at=started, ended_at=time.time()))
-            except (Exception, GeneratorExit):
-                results.emit_all_without(INTERRUPTED)
-                raise
-            except BaseException:
-                # A signal: first let the worker save what can be resumed.
-                current = waiting.get(at.progress.scenario)
-                if current is not None and isinstance(current.task, TrainTask):
-                    self._end_in_order(results)
-                results.emit_all_without(INTERRUPTED)
-                raise
+        with PartialResults(emit) as results:
+            while waiting:
+                started = time.time()
+                at = _At(next(iter(waiting)))
+                try:
+                    self._follow(waiting, at, results)
+                except _LostError as loss:
+                    for lost in self._lost(waiting, at.progress, loss):
+                        if not results.emit_without(lost.name, loss.reason):
+                            emit(Failure(lost, loss.kind, loss.reason, started_at=started, ended_at=time.time()))
+                except (Exception, GeneratorExit):
+                    raise
+                except BaseException:
+                    # A signal: first let the worker save what can be resumed.
+                    current = waiting.get(at.progress.scenario)
+                    if current is not None and isinstance(current.task, TrainTask):
+                        self._end_in_order(results)
+                    raise
 
     def free(self) -> bool:
         """Free the loaded model but keep the worker with its imports; return whether it lives."""

@@ -9,14 +9,14 @@ from llmtrack.errors import ScenarioError, in_words
 from llmtrack.host.formatting import plural
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.quality.attach import drift_line, with_drift, with_scores, without_drift, without_scores
-from llmtrack.run.executors.executor import INTERRUPTED, Executor, ParallelWorkers, PartialResults, SideBySide
+from llmtrack.run.executors.executor import Executor, ParallelWorkers, PartialResults, SideBySide
 from llmtrack.run.study.shards import (
     SHARDS_EACH,
-    merge_drifts,
-    merge_figures,
+    merge_comparisons,
+    merge_scores,
     merge_shards,
+    score_shards,
     shards_of,
-    work_off,
 )
 from llmtrack.spec.events import Collected, Emit, Event, Log, SoFar, Warn
 from llmtrack.spec.outcome import Failure, Measurement
@@ -31,53 +31,47 @@ _ONE_WORKER = "this executor has one worker, which scores the whole text"
 
 
 def run_scenarios(executor: Executor, scenarios: Sequence[Scenario], emit: Emit) -> None:
-    """Measure scenarios of one variant; texts to be scored by several workers are shared among them.
+    """Measure scenarios of one variant; texts to be scored by several workers are shared among them, after all timing.
 
-    Timing comes first, alone on its machine. Emits a Measurement or a Failure for each scenario, like `Executor.run`,
-    in this thread only.
+    Emits a Measurement or a Failure for each scenario, like `Executor.run`, in this thread only.
     """
-    many = [each for each in scenarios if _workers(each) != 1]
-    if many and not isinstance(executor, SideBySide):
+    shared = [scenario for scenario in scenarios if _workers(scenario) != 1]
+    if shared and not isinstance(executor, SideBySide):
         emit(Warn(_ONE_WORKER))
-        many = []
-    beside = {each.name: each for each in many if each.quality is not None}
-    alone = [replace(each, quality=None) if each.name in beside else each for each in scenarios]
-    alone = [each for each in alone if each not in many]
-    timed: list[Measurement] = []
-    kept = PartialResults(emit)
+        shared = []
+    beside = {scenario.name: scenario for scenario in shared if scenario.quality is not None}
+    alone = [
+        replace(scenario, quality=None) if scenario.name in beside else scenario
+        for scenario in scenarios
+        if scenario.name in beside or scenario not in shared
+    ]
+    with PartialResults(emit) as results:
 
-    def take(event: Event) -> None:
-        if isinstance(event, (Measurement, Failure)) and event.scenario.name in beside:
-            event = replace(event, scenario=beside[event.scenario.name])
-            if isinstance(event, Measurement):
-                timed.append(event)
-                event = SoFar(event)
-        kept(event)
+        def on_event(event: Event) -> None:
+            if isinstance(event, (Measurement, Failure)) and event.scenario.name in beside:
+                event = replace(event, scenario=beside[event.scenario.name])
+                event = SoFar(event) if isinstance(event, Measurement) else event
+            results(event)
 
-    try:
         if alone:
-            executor.run(tuple(alone), take)
+            executor.run(tuple(alone), on_event)
         if not isinstance(executor, SideBySide):
             return
-        for each in timed:
-            check = each.scenario.quality
-            assert check is not None  # otherwise it would not have been deferred
+        for timed in results.held:
+            check = timed.scenario.quality
+            assert check is not None  # otherwise its outcome would have arrived
             with executor.start_workers(check.perplexity.workers) as parallel:
-                kept(_with_quality(each, check, parallel, kept))
-        for scenario in many:
-            task = scenario.task
-            if isinstance(task, PerplexityTask):
-                with executor.start_workers(task.workers) as parallel:
-                    _score(scenario, task, parallel, emit)
-    except BaseException:
-        kept.emit_all_without(INTERRUPTED)
-        raise
+                results(_with_quality(timed, check, parallel, results))
+        for scenario in shared:
+            if isinstance(scenario.task, PerplexityTask):
+                with executor.start_workers(scenario.task.workers) as parallel:
+                    _score(scenario, scenario.task, parallel, emit)
 
 
 def score_beside(executor: Executor, timed: Measurement, emit: Emit) -> Measurement | Failure:
     """Add the requested quality to a timed measurement.
 
-    A failure to score only leaves a warning, even if it ends the worker: the measured speed is kept.
+    A failure to score leaves a warning, even if it ends the worker: the measured speed is kept.
     """
     scenario, check = timed.scenario, timed.scenario.quality
     assert check is not None  # otherwise there is nothing to score
@@ -91,12 +85,12 @@ def score_beside(executor: Executor, timed: Measurement, emit: Emit) -> Measurem
         executor.run((replace(scenario, task=check.perplexity),), collected)
     except BaseException:
         for scored in collected.outcomes:
-            emit(_beside(timed, scored))
+            emit(_combined(timed, scored))
         raise
-    return _beside(timed, collected.outcomes[0])
+    return _combined(timed, collected.outcomes[0])
 
 
-def _beside(timed: Measurement, scored: Measurement | Failure) -> Measurement | Failure:
+def _combined(timed: Measurement, scored: Measurement | Failure) -> Measurement | Failure:
     """Combine a timed measurement with separately scored quality."""
     if isinstance(scored, Measurement):
         return replace(
@@ -129,14 +123,14 @@ def _score(scenario: Scenario, task: PerplexityTask, parallel: ParallelWorkers, 
         return
     shards = shards_of(scenario, task, SHARDS_EACH * workers)
     emit(Log(f"  {scenario.name}: scoring {task.corpus} in {len(shards)} shards by {workers} workers ..."))
-    done = work_off(scenario, shards, parallel, emit)
-    if isinstance(done, Failure):
-        emit(done)
+    outcomes = score_shards(scenario, shards, parallel, emit)
+    if isinstance(outcomes, Failure):
+        emit(outcomes)
         return
     try:
-        emit(merge_shards(scenario, task, done))
+        emit(merge_shards(scenario, task, outcomes))
     except ScenarioError as error:
-        emit(failure_of(scenario, error, min(each.started_at for _, each in done)))
+        emit(failure_of(scenario, error, min(shard.started_at for _, shard in outcomes)))
 
 
 def _with_quality(
@@ -145,28 +139,28 @@ def _with_quality(
     """Add quality scored and compared by parallel workers to a timed measurement, by the rules of a single worker."""
     task, workers = check.perplexity, len(parallel.runs)
     scoring = replace(timed.scenario, task=task, quality=None)
-    done = work_off(scoring, shards_of(scoring, task, SHARDS_EACH * workers), parallel, emit)
-    if isinstance(done, Failure):
-        if done.kind == NON_FINITE:
-            return replace(done, scenario=timed.scenario, started_at=timed.started_at)
-        return without_scores(timed, done.reason)
+    outcomes = score_shards(scoring, shards_of(scoring, task, SHARDS_EACH * workers), parallel, emit)
+    if isinstance(outcomes, Failure):
+        if outcomes.kind == NON_FINITE:
+            return replace(outcomes, scenario=timed.scenario, started_at=timed.started_at)
+        return without_scores(timed, outcomes.reason)
     try:
-        found = merge_figures(task, done)
+        scores = merge_scores(task, outcomes)
     except ScenarioError as error:
         return without_scores(timed, in_words(error))
-    facts = {**found.facts, "score_workers": workers}
-    timed = with_scores(timed, found.metrics, facts, found.warnings, found.batch_losses, found.items)
-    timed = replace(timed, texts={**timed.texts, "shards.txt": found.listed})
+    facts = {**scores.facts, "score_workers": workers}
+    timed = with_scores(timed, scores.metrics, facts, scores.warnings, scores.batch_losses, scores.items)
+    timed = replace(timed, texts={**timed.texts, "shards.txt": scores.table})
     if check.reference is None or check.reference == timed.scenario.variant:
         return timed
     emit(SoFar(timed))
     comparing = replace(scoring, quality=check)
-    done = work_off(comparing, shards_of(comparing, task, COMPARED_EACH * workers), parallel, emit)
-    if isinstance(done, Failure):
-        return without_drift(timed, done.reason)
+    outcomes = score_shards(comparing, shards_of(comparing, task, COMPARED_EACH * workers), parallel, emit)
+    if isinstance(outcomes, Failure):
+        return without_drift(timed, outcomes.reason)
     try:
-        drift, told = merge_drifts(done)
+        drift, tags = merge_comparisons(outcomes)
     except ScenarioError as error:
         return without_drift(timed, in_words(error))
     emit(Log(drift_line(drift)))
-    return with_drift(timed, check, drift, told)
+    return with_drift(timed, check, drift, tags)

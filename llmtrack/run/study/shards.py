@@ -29,11 +29,11 @@ SHARDS_EACH = 32
 LOST = ("killed", "timeout")
 """Failures of the worker rather than of the work, which another worker may do."""
 
-_OF_TEXT = ("corpus", "corpus_digest", "corpus_blank_rows", "stride")
-_SAME = ("model_id", "device", "dtype", "corpus_digest")
+_TEXT_FACTS = ("corpus", "corpus_digest", "corpus_blank_rows", "stride")
+_MODEL_FACTS = ("model_id", "device", "dtype", "corpus_digest")
 
-# Worker number from 0, and its measurement of a shard.
-Done = tuple[int, Measurement]
+ShardResult = tuple[int, Measurement]
+"""Worker number from 0, and its measurement of a shard."""
 
 
 def shards_of(scenario: Scenario, task: PerplexityTask, of: int) -> list[Scenario]:
@@ -51,7 +51,7 @@ def shards_of(scenario: Scenario, task: PerplexityTask, of: int) -> list[Scenari
 
 
 @dataclass(frozen=True)
-class Together:
+class SharedScores:
     """Merged scores of a text.
 
     Attributes:
@@ -61,7 +61,7 @@ class Together:
         batch_losses: mean loss of each batch, in the order of a single worker.
         batch_size: rows of the largest batch.
         items: results of the first documents.
-        listed: tab-separated table of each shard's worker, node and duration.
+        table: tab-separated table of each shard's worker, node and duration.
     """
 
     metrics: dict[str, float]
@@ -70,114 +70,109 @@ class Together:
     batch_losses: tuple[float, ...]
     batch_size: int
     items: tuple[Item, ...]
-    listed: str
+    table: str
 
 
-def merge_figures(task: PerplexityTask, done: Sequence[Done]) -> Together:
-    """Merge the scores of a text's shards.
+def merge_scores(task: PerplexityTask, results: Sequence[ShardResult]) -> SharedScores:
+    """Merge the scores of a text's shards, in any order.
 
-    The speed is that of all workers together: the text's tokens over the time of the worker that scored longest, summed
-    over its shards. Loading, and lost work, do not count.
-
-    Args:
-        task: the convention.
-        done: results of the shards, in any order.
+    The speed is that of all workers together: the text's tokens over the time of the worker that scored longest, summed over
+    its shards. Loading and lost work do not count.
 
     Raises:
         ScenarioError: the shards are incomplete, or of different models.
     """
-    parts = [part for part in _parts(done) if isinstance(part, Part)]
+    parts = [part for part in _parts(results) if isinstance(part, Part)]
     quality = merge(parts)
     seconds: dict[int, float] = {}
-    for (worker, _), part in zip(sorted(done, key=_number), parts, strict=True):
+    for (worker, _), part in zip(sorted(results, key=_number), parts, strict=True):
         seconds[worker] = seconds.get(worker, 0.0) + part.seconds
     longest = max(seconds.values())
-    said = dict.fromkeys(line for _, each in sorted(done, key=_number) for line in each.warnings)
-    facts = done[0][1].facts
-    return Together(
+    warnings = dict.fromkeys(line for _, shard in sorted(results, key=_number) for line in shard.warnings)
+    facts = results[0][1].facts
+    return SharedScores(
         metrics=quality.figures | ({"score_tokens_per_sec": quality.tokens_scored / longest} if longest > 0 else {}),
-        facts={name: facts[name] for name in _OF_TEXT if name in facts} | quality.facts | {"shards": len(done)},
-        warnings=(*said, *quality_warnings(quality), *cut_warnings(quality, task)),
+        facts={name: facts[name] for name in _TEXT_FACTS if name in facts} | quality.facts | {"shards": len(results)},
+        warnings=(*warnings, *quality_warnings(quality), *cut_warnings(quality, task)),
         batch_losses=quality.batch_losses,
         batch_size=quality.batch_size,
         items=quality.items,
-        listed=_listed(done),
+        table=_table(results),
     )
 
 
-def merge_shards(scenario: Scenario, task: PerplexityTask, done: Sequence[Done]) -> Measurement:
-    """Merge the measurements of a text's shards; see `merge_figures`."""
-    found = merge_figures(task, done)
-    shards = [each for _, each in sorted(done, key=_number)]
+def merge_shards(scenario: Scenario, task: PerplexityTask, results: Sequence[ShardResult]) -> Measurement:
+    """Merge the measurements of a text's shards; see `merge_scores`."""
+    scores = merge_scores(task, results)
+    shards = [shard for _, shard in sorted(results, key=_number)]
     first = shards[0]
-    metrics = {**first.metrics, **found.metrics}
+    metrics = {**first.metrics, **scores.metrics}
     for name in ("load_time_s", "peak_memory_mib"):
-        if known := [each.metrics[name] for each in shards if name in each.metrics]:
-            metrics[name] = max(known)
-    nodes = dict.fromkeys(each.tags["node"] for each in shards if "node" in each.tags)
-    workers = len({worker for worker, _ in done})
+        if values := [shard.metrics[name] for shard in shards if name in shard.metrics]:
+            metrics[name] = max(values)
+    nodes = dict.fromkeys(shard.tags["node"] for shard in shards if "node" in shard.tags)
+    workers = len({worker for worker, _ in results})
     return replace(
         first,
         scenario=scenario,
         metrics=metrics,
-        facts={**first.facts, **found.facts, "batch_size": found.batch_size, "workers": workers},
-        warnings=found.warnings,
+        facts={**first.facts, **scores.facts, "batch_size": scores.batch_size, "workers": workers},
+        warnings=scores.warnings,
         tags={**first.tags, **({"node": ", ".join(nodes)} if nodes else {})},
-        series={**first.series, "batch_loss": found.batch_losses},
-        items=found.items,
-        started_at=min(each.started_at for each in shards),
-        ended_at=max(each.ended_at for each in shards),
-        texts={**first.texts, "shards.txt": found.listed},
+        series={**first.series, "batch_loss": scores.batch_losses},
+        items=scores.items,
+        started_at=min(shard.started_at for shard in shards),
+        ended_at=max(shard.ended_at for shard in shards),
+        texts={**first.texts, "shards.txt": scores.table},
         part=None,
     )
 
 
-def merge_drifts(done: Sequence[Done]) -> tuple[Drift, dict[str, str]]:
-    """Merge the comparison with the reference from its shards; return it with the reference's digests.
+def merge_comparisons(results: Sequence[ShardResult]) -> tuple[Drift, dict[str, str]]:
+    """Merge the comparisons of a text's shards with the reference; also return the reference's digests.
 
     Raises:
         ScenarioError: the shards are incomplete, or of different models.
     """
-    drift = merge_drift([part for part in _parts(done) if isinstance(part, Compared)])
-    tags = done[0][1].tags
+    drift = merge_drift([part for part in _parts(results) if isinstance(part, Compared)])
+    tags = results[0][1].tags
     return drift, {name: value for name, value in tags.items() if name.startswith(REFERENCE_TAG_PREFIX)}
 
 
-def work_off(
+def score_shards(
     scenario: Scenario, shards: Sequence[Scenario], parallel: ParallelWorkers, emit: Emit
-) -> list[Done] | Failure:
+) -> list[ShardResult] | Failure:
     """Measure shards with several workers; return the result of each, or a failure.
 
     Args:
         scenario: the whole, which progress and failures refer to.
-        shards: see `shards_of`.
         parallel: the workers; a shard lost with a worker is retried.
         emit: receives events, in this thread only.
     """
     work = _Work(scenario, shards, parallel)
-    left = len(parallel.runs)
+    running = len(parallel.runs)
 
     def ended(future: Future[None]) -> None:
-        nonlocal left
-        left -= 1
+        nonlocal running
+        running -= 1
         future.result()
 
-    with ThreadPoolExecutor(left, "llmtrack-shards") as pool:
+    with ThreadPoolExecutor(running, "llmtrack-shards") as pool:
         try:
-            for number in range(left):
-                future = pool.submit(work.work_off, number)
+            for number in range(running):
+                future = pool.submit(work.run, number)
                 future.add_done_callback(lambda done: work.events.put(partial(ended, done)))
-            said: set[str] = set()
-            while left:
+            emitted: set[str] = set()
+            while running:
                 event = work.events.get()
                 if callable(event):
                     event()
                     continue
                 # Messages common to all workers, such as the loaded model, are emitted once.
                 if isinstance(event, (Log, Warn)):
-                    if event.text in said:
+                    if event.text in emitted:
                         continue
-                    said.add(event.text)
+                    emitted.add(event.text)
                 emit(event)
         except BaseException:
             work.stop()
@@ -187,37 +182,37 @@ def work_off(
 
 
 class _Work:
-    """Shards to do and their results; thread-safe."""
+    """Shards to score and their results; thread-safe."""
 
     def __init__(self, scenario: Scenario, shards: Sequence[Scenario], parallel: ParallelWorkers) -> None:
-        self.done: dict[str, Done] = {}
+        self.done: dict[str, ShardResult] = {}
         self.failure: Failure | None = None
         self.events: queue.SimpleQueue[Event | partial[None]] = queue.SimpleQueue()
         self._scenario, self._parallel = scenario, parallel
         self._shards = {each.name: each for each in shards}
-        self._todo = deque(self._shards.values())
+        self._queue = deque(self._shards.values())
         self._tries = dict.fromkeys(self._shards, 0)
         self._shares = dict.fromkeys(self._shards, 0.0)
         self._stopped = False
         self._lock = threading.Lock()
 
-    def work_off(self, worker: int) -> None:
+    def run(self, worker: int) -> None:
         """Let a worker score shards until none is left."""
-        while shards := self._take():
-            self._parallel.runs[worker](shards, partial(self._tell, worker))
+        while shards := self._next():
+            self._parallel.runs[worker](shards, partial(self._on_event, worker))
 
     def stop(self) -> None:
         """Hand out no more shards."""
         with self._lock:
             self._stopped = True
-            self._todo.clear()
+            self._queue.clear()
 
-    def _take(self) -> tuple[Scenario, ...]:
+    def _next(self) -> tuple[Scenario, ...]:
         with self._lock:
             most = -(-len(self._shards) // len(self._parallel.runs)) if self._parallel.all_at_once else 1
-            return tuple(self._todo.popleft() for _ in range(min(most, len(self._todo))))
+            return tuple(self._queue.popleft() for _ in range(min(most, len(self._queue))))
 
-    def _tell(self, worker: int, event: Event) -> None:
+    def _on_event(self, worker: int, event: Event) -> None:
         with self._lock:
             if isinstance(event, Measurement):
                 self.done[event.scenario.name] = (worker, event)
@@ -241,7 +236,7 @@ class _Work:
         self._tries[name] += 1
         self._shares[name] = 0.0
         if failure.kind in LOST and self._tries[name] <= self._parallel.retries and not self._ending:
-            self._todo.append(self._shards[name])
+            self._queue.append(self._shards[name])
             return Log(f"  {name}: {failure.reason}; it is scored again")
         if self.failure is None:
             reason = failure.reason
@@ -249,39 +244,38 @@ class _Work:
                 reason = f"lost {plural(self._tries[name], 'time')}: {reason}"
             shard = name.removeprefix(self._scenario.name).strip(" []")
             self.failure = replace(failure, scenario=self._scenario, reason=f"{shard}: {reason}")
-        self._todo.clear()
+        self._queue.clear()
         return failure
 
 
-def _number(done: Done) -> int:
-    """Return the sort key of a shard's result."""
-    task = done[1].scenario.task
+def _number(result: ShardResult) -> int:
+    task = result[1].scenario.task
     assert isinstance(task, ShardTask)
     return task.number
 
 
-def _parts(done: Sequence[Done]) -> list[Part | Compared | None]:
-    """Return the shards' results in order.
+def _parts(results: Sequence[ShardResult]) -> list[Part | Compared | None]:
+    """Return the shards' results in their order.
 
     Raises:
         ScenarioError: the workers loaded different models.
     """
-    if any(_model(each) != _model(done[0][1]) for _, each in done):
+    if any(_model(shard) != _model(results[0][1]) for _, shard in results):
         raise ScenarioError("workers loaded different models: give all of them the same revision or files")
-    return [each.part for _, each in sorted(done, key=_number)]
+    return [shard.part for _, shard in sorted(results, key=_number)]
 
 
 def _model(shard: Measurement) -> dict[str, object]:
     """Return the identity of the model and text that a worker used."""
     digests = {name: value for name, value in shard.tags.items() if name.endswith("_digest")}
-    return {**digests, **{name: shard.facts.get(name) for name in _SAME}}
+    return {**digests, **{name: shard.facts.get(name) for name in _MODEL_FACTS}}
 
 
-def _listed(done: Sequence[Done]) -> str:
+def _table(results: Sequence[ShardResult]) -> str:
     lines = ["shard\tworker\tnode\ttokens\tseconds"]
-    for worker, each in sorted(done, key=_number):
-        assert isinstance(each.part, Part)
-        tokens = sum(sum(batch.tokens) for batch in each.part.batches.values())
-        node, number = each.tags.get("node", ""), _number((worker, each)) + 1
-        lines.append(f"{number}\t{worker + 1}\t{node}\t{tokens}\t{each.part.seconds:.3f}")
+    for worker, shard in sorted(results, key=_number):
+        assert isinstance(shard.part, Part)
+        tokens = sum(sum(batch.tokens) for batch in shard.part.batches.values())
+        node, number = shard.tags.get("node", ""), _number((worker, shard)) + 1
+        lines.append(f"{number}\t{worker + 1}\t{node}\t{tokens}\t{shard.part.seconds:.3f}")
     return "\n".join(lines) + "\n"

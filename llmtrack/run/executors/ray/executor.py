@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.host.formatting import clock_text, plural
-from llmtrack.run.executors.executor import BESIDE, INTERRUPTED, ParallelWorkers, PartialResults
+from llmtrack.run.executors.executor import BESIDE, ParallelWorkers, PartialResults
 from llmtrack.run.executors.ray import node
 from llmtrack.run.executors.ray.cluster import Cluster, LostAnswerError, RayTask
 from llmtrack.run.executors.ray.files import Parcel, home_of, named_files, note_home, parcel_of, with_files
@@ -99,15 +99,12 @@ class RayExecutor:
             Stopped: `stop` was called; what was measured is emitted.
         """
         group = _Group(scenarios, emit, self._nodes_by_id, self._fetch)
-        try:
+        with group.results:
             while group.waiting:
                 try:
                     self._attempt(group)
                 except _LostError as loss:
                     group.lose(loss)
-        except BaseException:
-            group.results.emit_all_without(INTERRUPTED)
-            raise
 
     @contextmanager
     def start_workers(self, workers: int | None) -> Iterator[ParallelWorkers]:
