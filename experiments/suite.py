@@ -21,11 +21,11 @@ from llmtrack.run.main import (
     open_executor,
     open_executors,
     open_tracker,
-    say_hardware,
-    say_where,
+    print_hardware,
+    print_location,
 )
 from llmtrack.run.settings import Settings
-from llmtrack.run.study.suite_cache import HOW, MEASURE
+from llmtrack.run.study.suite_cache import MEASURE, MODES
 from llmtrack.run.suite import SuiteResult, run_suite
 from llmtrack.spec.options import Option, parameters, tracked_settings
 from llmtrack.spec.parameter import format_value
@@ -66,7 +66,7 @@ class Config(Settings):
         str,
         Option(
             "Scenarios shared by experiments: measure them in each, reuse one run, or pool the repeats.",
-            choices=HOW,
+            choices=MODES,
         ),
     ] = MEASURE
     quick: Annotated[bool, Option("A first look in minutes: fewer tokens, repeats and lengths.")] = False
@@ -201,9 +201,9 @@ def run(config: Config) -> None:
     with open_executors(config) as executors:
         tracker = open_tracker(config)
         for executor in executors:
-            say_hardware(console, executor, executors)
+            print_hardware(console, executor, executors)
             result = _measure(config, tracker, executor, console)
-            say_where(console, tracker, result.study)
+            print_location(console, tracker, result.study)
             if not tracker.offline:
                 say(console, f"Next: llmtrack recommend --study {result.study.study_id} --max-perplexity-increase 1%")
             codes.append(result.exit_code)

@@ -31,7 +31,7 @@ from llmtrack.report.terminal import say as tell_user
 from llmtrack.run.command import ConfigCommand
 from llmtrack.run.executors.executor import Executor
 from llmtrack.run.executors.pool import MOST_ON_GPU, Pool
-from llmtrack.run.main import Performed, make_executor, open_tracker, say_where
+from llmtrack.run.main import Performed, make_executor, open_tracker, print_location
 from llmtrack.run.promote import promote
 from llmtrack.run.reproduce import reproduce_command
 from llmtrack.run.settings import HereOptions, JudgedText, ModelOptions
@@ -389,7 +389,7 @@ def run(config: Config) -> None:
             tell_user(console, "\n".join(["Run it that way:", "", *reproduce_command(winner), ""]))
             if config.register is not None and done.result.exit_code == 0:
                 tell_user(console, _register(winner, f"{config.register}@{CHAMPION}", done.tracker.tracking_uri))
-    say_where(console, done.tracker, done.result.study)
+    print_location(console, done.tracker, done.result.study)
     sys.exit(done.result.exit_code)
 
 

@@ -83,7 +83,7 @@ def _nothing_is_run(monkeypatch):
     monkeypatch.setattr(entry, "run_experiment", lambda experiment, config: None)
     monkeypatch.setattr(suite, "open_tracker", lambda config: SimpleNamespace(offline=True))
     monkeypatch.setattr(suite, "run_suite", lambda experiments, **asked: done)
-    monkeypatch.setattr(suite, "say_where", lambda *asked: None)
+    monkeypatch.setattr(suite, "print_location", lambda *asked: None)
 
 
 @pytest.mark.slow(2)

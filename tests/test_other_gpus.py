@@ -22,7 +22,7 @@ from llmtrack.measure.memory import free_memory
 from llmtrack.models import synthetic
 from llmtrack.onnx.session import choose_provider
 from llmtrack.quantize.torchao import check_card
-from llmtrack.run.study.announce import say_support, support_notes
+from llmtrack.run.study.announce import print_support, support_notes
 from llmtrack.run.study.plan import device_of
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask, TrainTask
@@ -265,7 +265,7 @@ def test_what_is_not_supported_is_a_line_at_the_start(machine, device, system, e
 
 
 def test_the_line_is_printed(capsys):
-    say_support(Console(width=200), IDLE, [scenario("auto")])
+    print_support(Console(width=200), IDLE, [scenario("auto")])
     assert capsys.readouterr().out == "  not used: NVIDIA GPU: PyTorch cannot use its driver\n"
 
 

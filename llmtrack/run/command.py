@@ -13,7 +13,7 @@ from llmtrack.experiment import Declaration
 from llmtrack.host.console import print_text
 from llmtrack.report.terminal import make_console
 from llmtrack.run.main import USAGE, exit_codes, run_experiment
-from llmtrack.run.settings import unknown
+from llmtrack.run.settings import unknown_parameter
 from llmtrack.spec.options import parameters
 from llmtrack.spec.parameter import Parameter, format_value, unexpected
 from llmtrack.tracking.write.amend import explain_refusal
@@ -32,28 +32,28 @@ class ConfigCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line."""
-        given = tuple(args)
+        arguments = tuple(args)
         ctx.allow_extra_args = True
         try:
-            left = super().parse_args(ctx, args)
-            if not left:
-                return left
-            reason = unexpected(left[0], "--backend 'llamacpp cache_type=f32'")
+            rest = super().parse_args(ctx, args)
+            if not rest:
+                return rest
+            reason = unexpected(rest[0], "--backend 'llamacpp cache_type=f32'")
         except click.NoSuchOption as error:
-            reason = self._unknown(error.option_name, given)
+            reason = self._unknown(error.option_name, arguments)
         except click.UsageError as error:
             reason = error.format_message()
         print_text(f"error: {reason}", err=True)
         explain_refusal(reason)
         raise click.exceptions.Exit(USAGE)
 
-    def _unknown(self, flag: str, given: Sequence[str]) -> str:
+    def _unknown(self, flag: str, arguments: Sequence[str]) -> str:
         # `mlflow run` passes undeclared parameters through in its own spelling.
         name = flag.lstrip("-").replace("-", "_")
-        values = [after for before, after in pairwise((*given, "")) if before == flag]
-        values += [each.partition("=")[2] for each in given if each.startswith(f"{flag}=")]
+        values = [value for name, value in pairwise((*arguments, "")) if name == flag]
+        values += [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{flag}=")]
         value = values[0] if values and not values[0].startswith("--") else ""
-        return str(unknown(str(self.name), self.config, name, value or None))
+        return str(unknown_parameter(str(self.name), self.config, name, value or None))
 
 
 def command(declared: Declaration[Any]) -> ConfigCommand:
@@ -91,13 +91,13 @@ class Value(click.ParamType):
 def _click_option(parameter: Parameter) -> click.Option:
     choices = tuple(map(str, parameter.option.choices))
     accepted = f"of {', '.join(choices)}" if parameter.many and choices else parameter.bounds
-    shown = f"[default: {format_value(parameter.default)}{'; ' if accepted else ''}{accepted}]"
+    default_text = f"[default: {format_value(parameter.default)}{'; ' if accepted else ''}{accepted}]"
     switch: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if parameter.kind is bool else {}
     return click.Option(
         [parameter.flag, parameter.name],
         type=Value(parameter),
         default=format_value(parameter.default),
-        help=f"{parameter.option.help}  {shown}",
+        help=f"{parameter.option.help}  {default_text}",
         metavar=f"[{'|'.join(choices)}]" if choices and not parameter.many else None,
         **switch,
     )

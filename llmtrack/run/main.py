@@ -87,14 +87,14 @@ def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
         tracker = open_tracker(settings)
         codes = []
         for executor in executors:
-            say_hardware(console, executor, executors)
+            print_hardware(console, executor, executors)
             result = run_study(experiment, tracker=tracker, executor=executor, console=console, resume=settings.resume)
-            say_where(console, tracker, result.study)
+            print_location(console, tracker, result.study)
             codes.append(result.exit_code)
         sys.exit(max(codes))
 
 
-def say_hardware(console: Console, executor: Executor, executors: Sequence[Executor]) -> None:
+def print_hardware(console: Console, executor: Executor, executors: Sequence[Executor]) -> None:
     """Announce the hardware measured on next, if there are several kinds with a study and table each."""
     if len(executors) > 1 and isinstance(executor, ManyAtOnce):
         say(console, f"\nOn {executor.where}:")
@@ -294,7 +294,7 @@ def fail(error: LlmtrackError) -> NoReturn:
     sys.exit(USAGE)
 
 
-def say_where(console: Console, tracker: Tracker, study: Study) -> None:
+def print_location(console: Console, tracker: Tracker, study: Study) -> None:
     """Print where the runs are and how to view them, or that they wait in the spool."""
     if tracker.offline:
         say(

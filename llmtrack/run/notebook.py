@@ -27,7 +27,7 @@ from llmtrack.report.tables.summary import summary_table, tables_by_task
 from llmtrack.report.tables.table import Table
 from llmtrack.report.terminal import make_console
 from llmtrack.run.main import perform
-from llmtrack.run.settings import unknown
+from llmtrack.run.settings import unknown_parameter
 from llmtrack.spec.options import parameters
 from llmtrack.spec.parameter import require_text
 from llmtrack.tracked.frames import frame_of
@@ -113,7 +113,7 @@ def run(experiment: str, *, console: Console | None = None, quiet: bool = False,
     known = {each.name: each for each in parameters(module.main.config)}
     for name in options:
         if name not in known:
-            raise unknown(experiment, module.main.config, name, options[name])
+            raise unknown_parameter(experiment, module.main.config, name, options[name])
     config = module.main.config(**{name: known[name].accept(value) for name, value in options.items()})
     printed = console or progress_console(quiet)
     if hasattr(module, "perform"):  # not a fixed list of scenarios: a suite or a search

@@ -27,11 +27,11 @@ def promote(run_id: str, target: str, tracking_uri: str | None = None) -> Versio
         TrackingError: the store cannot be used.
     """
     name, alias = name_and_alias(target)
-    found = runs_of_id(run_id, tracking_uri)
-    if len(found) != 1:
-        several = f"names {len(found)} runs: name one by its id" if found else "is not the run of a scenario"
-        raise UsageError(f"{run_id!r} {several} (`llmtrack runs` lists them)")
-    (run,) = found
+    matches = runs_of_id(run_id, tracking_uri)
+    if len(matches) != 1:
+        reason = f"names {len(matches)} runs: name one by its id" if matches else "is not the run of a scenario"
+        raise UsageError(f"{run_id!r} {reason} (`llmtrack runs` lists them)")
+    (run,) = matches
     variant = variant_of(run)
     if os.path.isdir(variant.model):
         variant = dataclasses.replace(variant, model=os.path.abspath(variant.model))

@@ -30,9 +30,9 @@ class WhichModel(Checked):
     def variant(self, **changes: Any) -> Variant:
         """Return the requested variant; fields that the config lacks have their defaults."""
         options = tuple(sorted(dict(changes.pop("options", ())).items()))
-        asked = config_from(Variant, self, options=options, **changes)
-        backend, *words = asked.backend.split() or [""]
-        return with_words(replace(asked, backend=backend), words) if words else asked
+        variant = config_from(Variant, self, options=options, **changes)
+        backend, *words = variant.backend.split() or [""]
+        return with_words(replace(variant, backend=backend), words) if words else variant
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class ModelOptions(WhichModel, ThreadOption):
 
     def variant(self, **changes: Any) -> Variant:
         """See `WhichModel.variant`."""
-        told = dict(changes.pop("options", ()))
+        options = dict(changes.pop("options", ()))
         if self.threads:
-            told["threads"] = self.threads
-        return super().variant(options=tuple(told.items()), **changes)
+            options["threads"] = self.threads
+        return super().variant(options=tuple(options.items()), **changes)
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,14 @@ class EngineOptions(ModelOptions, BackendOption, DtypeOption, CompileOption, Dev
 
     def variant(self, **changes: Any) -> Variant:
         """See `WhichModel.variant`."""
-        asked = config_from(CompileOption, self), config_from(DevicesOption, self)
-        told = {
-            name: value for each in asked for name, value in vars(each).items() if value != getattr(type(each), name)
+        groups = config_from(CompileOption, self), config_from(DevicesOption, self)
+        options = {
+            name: value
+            for group in groups
+            for name, value in vars(group).items()
+            if value != getattr(type(group), name)
         }
-        changes["options"] = (*changes.get("options", ()), *told.items())
+        changes["options"] = (*changes.get("options", ()), *options.items())
         return super().variant(**changes)
 
 
@@ -181,10 +184,10 @@ class RunOptions(ClusterOptions, HereOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        asked = non_defaults(config_from(ClusterOptions, self), tracked_only=False)
-        if asked and self.executor != "ray":
+        cluster_options = non_defaults(config_from(ClusterOptions, self), tracked_only=False)
+        if cluster_options and self.executor != "ray":
             raise UsageError(
-                f"{' and '.join(asked)} would change nothing: use executor=ray, or leave {'it' if len(asked) == 1 else 'them'} out"
+                f"{' and '.join(cluster_options)} would change nothing: use executor=ray, or leave {'it' if len(cluster_options) == 1 else 'them'} out"
             )
 
 
@@ -193,7 +196,7 @@ class Settings(EngineOptions, TimingOptions, RunOptions):
     """All groups."""
 
 
-def unknown(experiment: str, config: type, name: str, value: object = None) -> UsageError:
+def unknown_parameter(experiment: str, config: type, name: str, value: object = None) -> UsageError:
     """Return the error for an unknown parameter, suggesting the one probably meant.
 
     Args:
@@ -206,8 +209,8 @@ def unknown(experiment: str, config: type, name: str, value: object = None) -> U
     # A parameter of other experiments is not a misspelling: only suggest its plural or singular.
     near = near or ([] if elsewhere else get_close_matches(name, known, n=1))
     if near:
-        given = "" if value is None else f"={format_value(tuple(value) if isinstance(value, list) else value)}"
-        return UsageError(f"{experiment} has no parameter {name}: did you mean {near[0]}{given}?")
+        assignment = "" if value is None else f"={format_value(tuple(value) if isinstance(value, list) else value)}"
+        return UsageError(f"{experiment} has no parameter {name}: did you mean {near[0]}{assignment}?")
     if elsewhere:
         return UsageError(f"{experiment} takes no {name}, which would change nothing here: leave it out")
     return UsageError(f"{experiment} has no parameter {name}: it takes {', '.join(known)}")

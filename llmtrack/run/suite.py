@@ -19,7 +19,7 @@ from llmtrack.report.page.output import ReportContext
 from llmtrack.report.page.reports import WrittenReport, write_suite
 from llmtrack.report.terminal import hanging, say, width_of
 from llmtrack.run.executors.executor import Executor
-from llmtrack.run.study.announce import last_time, plan_of, say_support
+from llmtrack.run.study.announce import announcement, last_duration, print_support
 from llmtrack.run.study.plan import make_plan
 from llmtrack.run.study.progress import SuiteProgress
 from llmtrack.run.study.study import Reported, StudyResult, end_study, opened, run_study
@@ -31,7 +31,7 @@ from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.read.artifacts import fetch_checkpoints
 from llmtrack.tracking.read.query import tracked_runs
 from llmtrack.tracking.store_errors import one_line
-from llmtrack.tracking.write.running import WORK_TAG, open_claimed
+from llmtrack.tracking.write.running import WORK_TAG
 from llmtrack.tracking.write.tracker import Study, Tracker
 
 
@@ -98,27 +98,26 @@ def run_suite(
     machine = executor.machine()
     _check(experiments, tracker, executor, machine)
     facts = environment(machine)
-    asked = [sorted(each.scenario_id for each in experiment.scenarios) for experiment in experiments]
-    work = digest(["suite", asked, environment_id(facts)])
+    ids = [sorted(scenario.scenario_id for scenario in experiment.scenarios) for experiment in experiments]
+    work = digest(["suite", ids, environment_id(facts)])
     start = partial(tracker.start_study, "suite", question, settings, facts, tags={WORK_TAG: work})
-    claim = partial(open_claimed, tracker, work, resume, partial(say, console), start)
     results: dict[str, StudyResult | None] = {}
     reasons: dict[str, str] = {}
-    common = SuiteCache(same, experiments, machine)
-    known = {each.name: last_time(each, environment_id(facts)) for each in experiments}
-    took = {name: seconds for name, seconds in known.items() if seconds is not None}
-    progress = SuiteProgress({each.name: _planned(each, machine) for each in experiments}, took)
-    say_support(console, machine, [scenario for each in experiments for scenario in each.scenarios])
-    for line in (plan_of(experiments, progress.total, took), *remarks):
+    cache = SuiteCache(same, experiments, machine)
+    durations = {each.name: last_duration(each, environment_id(facts)) for each in experiments}
+    took = {name: seconds for name, seconds in durations.items() if seconds is not None}
+    progress = SuiteProgress({each.name: _scenario_count(each, machine) for each in experiments}, took)
+    print_support(console, machine, [scenario for each in experiments for scenario in each.scenarios])
+    for line in (announcement(experiments, progress.total, took), *remarks):
         say(console, hanging(line, width_of(console)))
-    run: list[Experiment] = []
-    with opened(tracker, executor, claim) as suite:
+    performed: list[Experiment] = []
+    with opened(tracker, executor, console, work, resume, start) as suite:
         for planned in experiments:
             experiment = planned
             say(console, f"\n{progress.begin(experiment.name)}")
             try:
-                experiment = common.prepared(_following(planned, results))
-                results[experiment.name] = done = run_study(
+                experiment = cache.prepared(_derived(planned, results))
+                results[experiment.name] = result = run_study(
                     experiment,
                     tracker=tracker,
                     executor=executor,
@@ -126,9 +125,9 @@ def run_suite(
                     suite_id=suite.study_id,
                     resume=resume,
                     suite_progress=progress,
-                    common=common,
+                    cache=cache,
                 )
-                common.learn(experiment, done.tracked)
+                cache.learn(experiment, result.tracked)
             except Exception as error:
                 # A bug in one experiment's plots or reading must not cost the hours of the others.
                 if not isinstance(error, LlmtrackError):
@@ -136,28 +135,28 @@ def run_suite(
                 say(console, f"  FAILED: {one_line(error)}")
                 results[experiment.name] = None
                 reasons[experiment.name] = in_words(error)
-            run.append(experiment)
-        result = SuiteResult(suite, results, reasons)
-        reported = _report(result, run, tracker, console, question, remarks)
-    return replace(result, **vars(reported))
+            performed.append(experiment)
+        suite_result = SuiteResult(suite, results, reasons)
+        reported = _report(suite_result, performed, tracker, console, question, remarks)
+    return replace(suite_result, **vars(reported))
 
 
 def _check(experiments: Sequence[Experiment], tracker: Tracker, executor: Executor, machine: Mapping[str, str]) -> None:
     """Reject a suite with a missing model or text, or without any plannable experiment."""
-    refused: list[LlmtrackError] = []
-    for each in experiments:
+    rejections: list[LlmtrackError] = []
+    for experiment in experiments:
         try:
-            make_plan(each.scenarios, machine)
+            make_plan(experiment.scenarios, machine)
         except LlmtrackError as error:
-            refused.append(error)
-    if refused and len(refused) == len(experiments):
-        raise refused[0]
-    asked = [scenario for each in experiments for scenario in each.scenarios]
-    fetch_checkpoints(asked, tracker.tracking_uri)
-    executor.check(asked)
+            rejections.append(error)
+    if rejections and len(rejections) == len(experiments):
+        raise rejections[0]
+    scenarios = [scenario for experiment in experiments for scenario in experiment.scenarios]
+    fetch_checkpoints(scenarios, tracker.tracking_uri)
+    executor.check(scenarios)
 
 
-def _following(experiment: Experiment, results: Mapping[str, StudyResult | None]) -> Experiment:
+def _derived(experiment: Experiment, results: Mapping[str, StudyResult | None]) -> Experiment:
     """Return the experiment as derived from the runs tracked before it."""
     tracked = [each.tracked for each in results.values() if each is not None and each.tracked is not None]
     if experiment.follow is None or not tracked:
@@ -165,7 +164,7 @@ def _following(experiment: Experiment, results: Mapping[str, StudyResult | None]
     return experiment.follow(Runs(run for each in tracked for run in each))
 
 
-def _planned(experiment: Experiment, machine: Mapping[str, str]) -> int:
+def _scenario_count(experiment: Experiment, machine: Mapping[str, str]) -> int:
     """Return the number of scenarios to measure; 0 for an experiment that will be rejected."""
     try:
         return sum(map(len, make_plan(experiment.scenarios, machine).groups))

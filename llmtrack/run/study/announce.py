@@ -18,46 +18,44 @@ from llmtrack.spec.serialization import digest
 from llmtrack.spec.task import GenerateTask
 
 
-def plan_of(experiments: Sequence[Experiment], scenarios: int, took: Mapping[str, float]) -> str:
-    """Describe what is about to run, with its duration as far as known.
-
-    Args:
-        experiments: in order.
-        scenarios: total number to measure.
-        took: last duration in seconds by experiment name, if known.
-    """
-    what = plural(scenarios, "scenario")
+def announcement(experiments: Sequence[Experiment], scenarios: int, took: Mapping[str, float]) -> str:
+    """Describe what is about to run, with its duration as far as known by `took`: seconds per experiment, of the last time."""
+    work = plural(scenarios, "scenario")
     if len(experiments) > 1:
-        names = ", ".join(each.name for each in experiments)
-        what = f"{plural(len(experiments), 'experiment')} ({names}), {what}"
-    known = sum(took[each.name] for each in experiments if each.name in took)
-    new = [each for each in experiments if each.name not in took]
+        names = ", ".join(experiment.name for experiment in experiments)
+        work = f"{plural(len(experiments), 'experiment')} ({names}), {work}"
+    known = [experiment.name for experiment in experiments if experiment.name in took]
+    new = [experiment for experiment in experiments if experiment.name not in took]
+    seconds = sum(took[name] for name in known)
     if not new:
-        return f"Plan: {what}, about {clock_text(known)}: as long as the same took here the last time."
-    asked = (each for experiment in new for each in experiment.scenarios)
-    cap = sum(each.repeat.max_seconds for each in asked if isinstance(each.task, GenerateTask))
-    told = [f"Plan: {what}."]
-    if known:
-        names = ", ".join(each.name for each in experiments if each.name in took)
-        told.append(f"{names} took {clock_text(known)} here the last time, the others are new.")
+        return f"Plan: {work}, about {clock_text(seconds)}: as long as the same took here the last time."
+    sentences = [f"Plan: {work}."]
+    if seconds:
+        sentences.append(f"{', '.join(known)} took {clock_text(seconds)} here the last time, the others are new.")
+    cap = sum(
+        scenario.repeat.max_seconds
+        for experiment in new
+        for scenario in experiment.scenarios
+        if isinstance(scenario.task, GenerateTask)
+    )
     if cap:
-        told.append(
+        sentences.append(
             f"Counted calls take {clock_text(cap)} at most, and mostly less; loading, warming up and scoring come on top."
         )
-    return " ".join([*told, "The time left is estimated as it goes on."])
+    return " ".join([*sentences, "The time left is estimated as it goes on."])
 
 
-def last_time(experiment: Experiment, environment_id: str) -> float | None:
-    """Return the seconds that the same scenarios took last time in this environment, including the report, or None."""
+def last_duration(experiment: Experiment, environment_id: str) -> float | None:
+    """Return the seconds that the same scenarios took last time in this environment, with the report; None if unknown."""
     return durations.last_seconds(_key(experiment, environment_id))
 
 
-def keep_time(experiment: Experiment, environment_id: str, seconds: float) -> None:
+def record_duration(experiment: Experiment, environment_id: str, seconds: float) -> None:
     """Record the duration of an experiment whose scenarios were all measured."""
     durations.record_duration(_key(experiment, environment_id), seconds)
 
 
-def say_support(console: Console, machine: Mapping[str, str], scenarios: Iterable[Scenario]) -> None:
+def print_support(console: Console, machine: Mapping[str, str], scenarios: Iterable[Scenario]) -> None:
     """Print `support_notes`."""
     for note in support_notes(machine, scenarios):
         say(console, hanging(f"  {note}", width_of(console)))
@@ -68,10 +66,9 @@ def support_notes(machine: Mapping[str, str], scenarios: Iterable[Scenario], sys
 
     Args:
         machine: facts from `llmtrack.worker.machine.describe`.
-        scenarios: what is to be measured.
         system: operating system as in `platform.system`; None for this machine's.
     """
-    used = {kind_of(device_of(each.variant.device, machine)) for each in scenarios}
+    used = {kind_of(device_of(scenario.variant.device, machine)) for scenario in scenarios}
     notes = []
     if (system or platform.system()) == "Windows":
         notes.append("not supported: Windows, where llmtrack was never tried; use Linux, macOS or WSL 2")
@@ -88,5 +85,5 @@ def support_notes(machine: Mapping[str, str], scenarios: Iterable[Scenario], sys
 
 
 def _key(experiment: Experiment, environment_id: str) -> str:
-    asked = sorted(each.scenario_id for each in experiment.scenarios)
-    return f"study {digest([experiment.name, asked, environment_id])}"
+    ids = sorted(scenario.scenario_id for scenario in experiment.scenarios)
+    return f"study {digest([experiment.name, ids, environment_id])}"

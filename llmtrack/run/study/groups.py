@@ -46,33 +46,33 @@ def run_groups(
         for group in groups:
             run_undisturbed(executor, group, on_event, on_disturbed)
         return
-    told: queue.SimpleQueue[partial[None]] = queue.SimpleQueue()
-    left = len(groups)
+    calls: queue.SimpleQueue[partial[None]] = queue.SimpleQueue()
+    running = len(groups)
 
     def ended(future: Future[None]) -> None:
-        nonlocal left
-        left -= 1
+        nonlocal running
+        running -= 1
         future.result()
 
     def measure(group: Sequence[Scenario]) -> None:
         run_undisturbed(
             executor,
             group,
-            lambda event: told.put(partial(on_event, event)),
-            lambda first: told.put(partial(on_disturbed, first)),
+            lambda event: calls.put(partial(on_event, event)),
+            lambda first: calls.put(partial(on_disturbed, first)),
         )
 
     with ThreadPoolExecutor(executor.at_once, "llmtrack-group") as pool:
         try:
             for group in groups:
-                pool.submit(measure, group).add_done_callback(lambda done: told.put(partial(ended, done)))
-            while left:
-                told.get()()
+                pool.submit(measure, group).add_done_callback(lambda done: calls.put(partial(ended, done)))
+            while running:
+                calls.get()()
         except BaseException:
             executor.stop()
             pool.shutdown(cancel_futures=True)
-            while not told.empty():
-                call = told.get()
+            while not calls.empty():
+                call = calls.get()
                 if call.func is not ended:
                     call()
             raise

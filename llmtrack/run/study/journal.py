@@ -18,8 +18,8 @@ from llmtrack.tracking.write.spool import Notify, to_stderr
 class Journal:
     """Actions that are performed once, even across several processes.
 
-    The file is only appended to, or replaced atomically by a rename, so that a failed write loses nothing. If it cannot
-    be read or written, or another process uses it, work continues without it and the user is notified.
+    The file is only appended to, or replaced atomically by a rename, so that a failed write loses nothing. If it cannot be
+    read or written, or another process uses it, work continues without it and the user is notified.
 
     Args:
         path: the file; its folder is created.
@@ -51,33 +51,33 @@ class Journal:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._replace(self._known)
 
-    def act(self, key: list[Any], do: Callable[[], Any], read: Callable[[Any], Any] = lambda gave: gave) -> Any:
+    def act(self, key: list[Any], do: Callable[[], Any], decode: Callable[[Any], Any] = lambda result: result) -> Any:
         """Return the recorded result of an action, or perform and record it.
 
-        Actions must come in the same order each time; from the first mismatch on, all are performed and replace the
-        recorded ones.
+        Actions must come in the same order each time; from the first mismatch on, all are performed and replace the recorded
+        ones.
 
         Args:
-            key: identity of the action (JSON-ready).
-            do: perform it; the result must be JSON-ready.
-            read: decode the recorded result; raises ValueError if it cannot.
+            key: identity of the action, JSON-ready.
+            do: perform it; its result must be JSON-ready.
+            decode: decode a result; raises ValueError if it cannot.
         """
         if self.taken_over < len(self._known):
-            kept = self._known[self.taken_over]
-            if kept["key"] == key:
+            recorded = self._known[self.taken_over]
+            if recorded["key"] == key:
                 with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
-                    found = read(kept["gave"])
+                    result = decode(recorded["gave"])
                     self.taken_over += 1
-                    return found
+                    return result
             self._known = self._known[: self.taken_over]
             with self._if_possible():
                 self._replace(self._known)
-        gave = do()
+        result = do()
         if self._writable:
             with self._if_possible(), self.path.open("a", encoding="utf-8") as file:
-                file.write(_line({"key": key, "gave": gave}))
+                file.write(_line({"key": key, "gave": result}))
                 _flush(file)
-        return read(gave)
+        return decode(result)
 
     def done(self) -> None:
         """Delete the journal: nothing is left to resume."""

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from statistics import median
 
 from llmtrack.measure.statistics import disturbed, findings, summarize, summarize_rate
@@ -40,7 +40,7 @@ def merge_measurements(measurements: Sequence[Measurement], policy: RepeatPolicy
 
     Args:
         measurements: in order, at least one.
-        policy: repeat policy to judge the merged repeats by.
+        policy: to judge the merged repeats by.
     """
     last = measurements[-1]
     samples: dict[str, tuple[float, ...]] = {}
@@ -54,14 +54,14 @@ def merge_measurements(measurements: Sequence[Measurement], policy: RepeatPolicy
     metrics |= {name: summary.median for name, summary in summaries.items()}
     metrics |= _derived(measurements, metrics)
     # Replace the warnings about single rounds by those about all repeats.
-    of_rounds = [
+    warnings = [
         line
         for each in measurements
         for line in each.warnings
         if line not in findings(each.samples.get(_DURATION, (1.0,)), each.scenario.repeat)
     ]
     if len({each.facts.get("output_digest") for each in measurements}) > 1:
-        of_rounds.append(_NOT_DETERMINISTIC)
+        warnings.append(_NOT_DETERMINISTIC)
     durations = samples.get(_DURATION, ())
     return replace(
         last,
@@ -70,7 +70,7 @@ def merge_measurements(measurements: Sequence[Measurement], policy: RepeatPolicy
         samples=samples,
         summaries=summaries,
         facts={key: value for each in measurements for key, value in each.facts.items()},
-        warnings=tuple(dict.fromkeys((*_busiest(of_rounds), *(findings(durations, policy) if durations else ())))),
+        warnings=tuple(dict.fromkeys((*_busiest(warnings), *(findings(durations, policy) if durations else ())))),
         disturbed=were_disturbed(measurements),
         series=_series(measurements),
         texts={name: text for each in measurements for name, text in each.texts.items()},
@@ -82,29 +82,29 @@ def merge_measurements(measurements: Sequence[Measurement], policy: RepeatPolicy
 
 def _thinned(rows: Sequence[StepValues]) -> tuple[StepValues, ...]:
     """Return evenly spaced rows, numbered anew."""
-    every = max(1, math.ceil(len(rows) / MAX_POINTS))
-    return tuple(replace(row, step=number) for number, row in enumerate(rows[::every]))
+    stride = max(1, math.ceil(len(rows) / MAX_POINTS))
+    return tuple(replace(row, step=number) for number, row in enumerate(rows[::stride]))
 
 
 def _derived(measurements: Sequence[Measurement], metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics that depend on more than the last measurement."""
-    found = {}
+    derived = {}
     for name, time in _SHARES.items():
         known = [each.metrics for each in measurements if name in each.metrics and time in each.metrics]
         if known and time in metrics:
-            found[name] = known[-1][name] * known[-1][time] / metrics[time]
+            derived[name] = known[-1][name] * known[-1][time] / metrics[time]
     for name in _OF_A_PASS:
         if values := [each.metrics[name] for each in measurements if name in each.metrics]:
-            found[name] = len(values) / math.fsum(1 / value for value in values)
+            derived[name] = len(values) / math.fsum(1 / value for value in values)
     for name in _OF_ALL_CALLS:
-        known_in = [each for each in measurements if name in each.metrics]
-        calls = [len(each.samples.get(_DURATION, ())) for each in known_in]
+        with_metric = [each for each in measurements if name in each.metrics]
+        calls = [len(each.samples.get(_DURATION, ())) for each in with_metric]
         if any(calls):
-            weighed = zip(known_in, calls, strict=True)
-            found[name] = math.fsum(each.metrics[name] * n for each, n in weighed) / sum(calls)
+            weighted = zip(with_metric, calls, strict=True)
+            derived[name] = math.fsum(each.metrics[name] * n for each, n in weighted) / sum(calls)
     if peaks := [each.metrics["peak_memory_mib"] for each in measurements if "peak_memory_mib" in each.metrics]:
-        found["peak_memory_mib"] = max(peaks)
-    return found
+        derived["peak_memory_mib"] = max(peaks)
+    return derived
 
 
 def _series(measurements: Sequence[Measurement]) -> dict[str, tuple[float, ...]]:
@@ -118,12 +118,10 @@ def _series(measurements: Sequence[Measurement]) -> dict[str, tuple[float, ...]]
 
 
 def were_disturbed(measurements: Sequence[Measurement]) -> bool:
-    """Return whether the pooled repeats vary or drift, or a measurement was disturbed otherwise: by other programs, or
-    by the device.
-    """
-    of_each = [each.samples.get(_DURATION, ()) for each in measurements]
-    return disturbed([seconds for each in of_each for seconds in each]) or any(
-        each.disturbed and not disturbed(own) for each, own in zip(measurements, of_each, strict=True)
+    """Return whether the pooled repeats vary or drift, or a measurement was disturbed by other programs or the device."""
+    durations = [measurement.samples.get(_DURATION, ()) for measurement in measurements]
+    return disturbed(list(chain.from_iterable(durations))) or any(
+        measurement.disturbed and not disturbed(own) for measurement, own in zip(measurements, durations, strict=True)
     )
 
 
@@ -131,5 +129,5 @@ def _busiest(lines: Iterable[str]) -> list[str]:
     """Keep only the worst of the warnings that the machine was busy."""
     lines = list(lines)
     busy = [line for line in lines if line.startswith(_BUSY)]
-    most = max(busy, key=lambda line: max(map(int, re.findall(r"(\d+)%", line)), default=0), default=None)
-    return [line for line in lines if line == most or line not in busy]
+    busiest = max(busy, key=lambda line: max(map(int, re.findall(r"(\d+)%", line)), default=0), default=None)
+    return [line for line in lines if line == busiest or line not in busy]

@@ -72,8 +72,8 @@ def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan
 def resolved(scenario: Scenario, machine: Mapping[str, str]) -> tuple[Scenario, str]:
     """Return a scenario with device and dtype resolved and without its name, and the dtype label."""
     device = device_of(scenario.variant.device, machine)
-    able = kind_of(device) in _listed(machine, "bfloat16")
-    dtype, label = choose_dtype(scenario.variant.dtype, device, able)
+    has_bfloat16 = kind_of(device) in _listed(machine, "bfloat16")
+    dtype, label = choose_dtype(scenario.variant.dtype, device, has_bfloat16)
     variant = replace(scenario.variant, device=device, dtype=dtype)
     return replace(scenario, name="", baseline=False, variant=variant), label
 

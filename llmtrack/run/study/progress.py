@@ -55,12 +55,12 @@ class StudyProgress:
         self._shares: dict[str, float] = {}
         self._warned: set[str] = set()
         self._at = "loading"
-        self._heard = self._said = clock()
-        self._left = threading.Event()
+        self._last_event = self._printed = clock()
+        self._closed = threading.Event()
         self._bar = Progress(
             TextColumn("{task.fields[where]}", markup=False),
             BarColumn(bar_width=_BAR),
-            _Told(self, console),
+            _TimesAndStep(self, console),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -76,7 +76,7 @@ class StudyProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._left.set()
+        self._closed.set()
         self._bar.stop()
 
     @property
@@ -84,7 +84,7 @@ class StudyProgress:
         """Elapsed time, and the estimated remaining time once known."""
         return time_text(self._suite.elapsed, self._suite.left(sum(self._shares.values())))
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Show an event, if it is meant for display."""
         if isinstance(event, Log):
             self.line(event.text)
@@ -95,23 +95,23 @@ class StudyProgress:
 
     def line(self, text: str) -> None:
         """Print a line above the bar."""
-        self._heard = self._said = self._clock()
+        self._last_event = self._printed = self._clock()
         say(self._console, text)
 
     def tick(self) -> None:
-        """Print a status line after a period of silence: something slow, or something that hangs.
+        """Print a status line after a period of silence, as something slow or hanging runs.
 
-        On a terminal the bar shows it while events arrive.
+        On a terminal, the bar shows it while events arrive.
         """
         now = self._clock()
-        quiet = now - self._heard
-        if now - self._said < QUIET_SECONDS or (self._console.is_terminal and quiet < QUIET_SECONDS):
+        silence = now - self._last_event
+        if now - self._printed < QUIET_SECONDS or (self._console.is_terminal and silence < QUIET_SECONDS):
             return
-        self._said = now
-        if quiet < QUIET_SECONDS:
+        self._printed = now
+        if silence < QUIET_SECONDS:
             say(self._console, f"    {self.times}, at {self._at}")
         else:
-            say(self._console, f"    quiet for {clock_text(quiet)}, still at: {self._at}")
+            say(self._console, f"    quiet for {clock_text(silence)}, still at: {self._at}")
 
     def warn(self, text: str) -> None:
         """Print a warning, only the first of its kind; the reading lists all runs that have it."""
@@ -121,7 +121,7 @@ class StudyProgress:
 
     def step(self, step: Step) -> None:
         """Show the current step."""
-        self._heard = self._clock()
+        self._last_event = self._clock()
         self._at = f"{step.scenario}: {step.step}"
         if step.done is not None:
             self._shares[step.scenario] = step.done
@@ -138,7 +138,7 @@ class StudyProgress:
         self._show()
 
     def _watch(self) -> None:
-        while not self._left.wait(1.0):
+        while not self._closed.wait(1.0):
             with contextlib.suppress(OSError):  # the terminal may be gone
                 self.tick()
 
@@ -148,7 +148,7 @@ class StudyProgress:
         self._bar.update(self._task, completed=self._suite.ended + sum(self._shares.values()), where=on_one_line(where))
 
 
-class _Told(ProgressColumn):
+class _TimesAndStep(ProgressColumn):
     """Times and current step of a study, refreshed with the bar, truncated to one line."""
 
     def __init__(self, progress: StudyProgress, console: Console) -> None:
@@ -197,19 +197,15 @@ class SuiteProgress:
         return self._clock() - self._began
 
     def left(self, shares: float = 0.0) -> float | None:
-        """Estimate the remaining seconds; None while nothing is known.
-
-        Args:
-            shares: completed share of the scenarios being measured.
-        """
+        """Estimate the remaining seconds, given the completed share of the current scenarios; None while nothing is known."""
         done, counted = 0.0, self.ended + shares
         for name, count in self._scenarios.items():
             done += self._took[name] * min(1.0, counted / count) if counted > 0 and count else 0.0
             counted -= count
-        whole = sum(self._took.values())
+        seconds = sum(self._took.values())
         if not done and self._took is not self._scenarios:
-            return max(0.0, whole - self.elapsed)
-        return seconds_left(self.elapsed, done, whole)
+            return max(0.0, seconds - self.elapsed)
+        return seconds_left(self.elapsed, done, seconds)
 
     def begin(self, experiment: str) -> str:
         """Start an experiment; return a line with its name and the suite's progress."""
@@ -263,15 +259,12 @@ class SearchProgress(StudyProgress):
 
 
 def seconds_left(elapsed: float, finished: float, total: float) -> float | None:
-    """Estimate the remaining seconds by the mean duration of the finished scenarios.
+    """Estimate the remaining seconds by the mean duration of the finished scenarios; None while nothing is finished.
 
     Args:
         elapsed: seconds since the first scenario started.
-        finished: finished scenarios, including the known share of the current one.
+        finished: finished scenarios, with the known share of the current one.
         total: number of scenarios.
-
-    Returns:
-        None while nothing is finished.
     """
     if finished <= 0 or total <= 0:
         return None
@@ -279,7 +272,7 @@ def seconds_left(elapsed: float, finished: float, total: float) -> float | None:
 
 
 def time_text(elapsed: float, left: float | None) -> str:
-    """Return `0:34, about 1:50 left`, or only the elapsed time if nothing more is known."""
+    """Return `0:34, about 1:50 left`, or only the elapsed time if the rest is unknown."""
     return clock_text(elapsed) + (f", about {clock_text(left)} left" if left is not None else "")
 
 
@@ -288,9 +281,9 @@ def best_text(state: SearchState) -> str:
     if not state.leader:
         return ""
     if state.ratio is not None and state.ratio.high < _WIDEST * state.ratio.low:
-        told = f" {ratio_text(state.ratio)}"
+        value = f" {ratio_text(state.ratio)}"
     elif state.ratio is not None:
-        told = f" about {ratio_text(state.ratio.value)}"
+        value = f" about {ratio_text(state.ratio.value)}"
     else:
-        told = f" {significant(state.value)}" if state.value is not None else ""
-    return f"best so far: {state.leader}{told}, {state.alive} may win"
+        value = f" {significant(state.value)}" if state.value is not None else ""
+    return f"best so far: {state.leader}{value}, {state.alive} may win"

@@ -19,8 +19,9 @@ from llmtrack.spec.outcome import REPLACED, Measurement
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import RepeatPolicy
 
-# Maximum extra rounds of a disturbed scenario.
 MOST_ROUNDS = 3
+"""Maximum extra rounds of a disturbed scenario."""
+
 _DURATION = "total_latency_s"
 
 
@@ -43,7 +44,7 @@ def run_undisturbed(
     disturbed: list[Measurement] = []
 
     def hold(event: Event) -> None:
-        if isinstance(event, Measurement) and _is_to_be_repeated(event):
+        if isinstance(event, Measurement) and _needs_repeats(event):
             disturbed.append(event)
         else:
             on_event(event)
@@ -55,66 +56,66 @@ def run_undisturbed(
         while disturbed:
             first = disturbed[0]
             if not first.scenario.baseline:
-                whole = _further(executor, first, on_event)
+                repeated = _repeat(executor, first, on_event)
                 disturbed.pop(0)
-                on_event(whole)
+                on_event(repeated)
                 continue
-            newer = _again(executor, first.scenario, on_event)
+            newer = _measure_again(executor, first.scenario, on_event)
             disturbed.pop(0)
             if newer is None:
                 on_event(first)
                 continue
-            tied = f"{REPLACED}, and the newer run of the study is its baseline"
+            warning = f"{REPLACED}, and the newer run of the study is its baseline"
             scenario = replace(first.scenario, baseline=False)
-            on_disturbed(replace(first, scenario=scenario, warnings=(*first.warnings, tied)))
-            on_event(_merged(first, newer))
+            on_disturbed(replace(first, scenario=scenario, warnings=(*first.warnings, warning)))
+            on_event(_with_first_quality(first, newer))
     finally:
         # Interrupted: keep what is measured.
         for event in disturbed:
             on_event(event)
 
 
-def _is_to_be_repeated(event: Measurement) -> bool:
-    is_open = _left(event.scenario.repeat, event.samples.get(_DURATION, ())) is not None
+def _needs_repeats(event: Measurement) -> bool:
+    is_open = _remaining_policy(event.scenario.repeat, event.samples.get(_DURATION, ())) is not None
     return event.disturbed and (event.scenario.baseline or is_open)
 
 
-def _further(executor: Executor, first: Measurement, on_event: Callable[[Event], None]) -> Measurement:
+def _repeat(executor: Executor, first: Measurement, on_event: Callable[[Event], None]) -> Measurement:
     """Repeat a disturbed measurement until it is steady or its time is used up."""
-    whole, policy = first, first.scenario.repeat
+    merged, policy = first, first.scenario.repeat
     for _ in range(MOST_ROUNDS):
-        more = _left(policy, whole.samples.get(_DURATION, ()))
-        newer = more and _again(executor, replace(first.scenario, repeat=more), on_event)
+        rest = _remaining_policy(policy, merged.samples.get(_DURATION, ()))
+        newer = rest and _measure_again(executor, replace(first.scenario, repeat=rest), on_event)
         if not newer:
             break
-        whole = replace(merge_measurements((whole, newer), policy), scenario=first.scenario)
-        if (calm := calmed(whole, newer)) is not None:
+        merged = replace(merge_measurements((merged, newer), policy), scenario=first.scenario)
+        if (calm := settled(merged, newer)) is not None:
             return calm
-    return first if whole is first else still_disturbed(whole)
+    return first if merged is first else still_disturbed(merged)
 
 
-def calmed(whole: Measurement, newest: Measurement) -> Measurement | None:
+def settled(merged: Measurement, last: Measurement) -> Measurement | None:
     """Return the merged measurement as undisturbed if its newest part is steady and its median precise; else None."""
-    half = _half_width(whole.samples[_DURATION])
-    if newest.disturbed or half > NOISY_CV:
+    precision = _half_width(merged.samples[_DURATION])
+    if last.disturbed or precision > NOISY_CV:
         return None
-    calm = tuple(line for line in whole.warnings if not line.startswith(DISTURBED))
-    told = f"disturbed at first, then repeated: the median of all repeats is known to {half:.1%}"
-    return replace(whole, disturbed=False, warnings=(*calm, told))
+    warnings = tuple(line for line in merged.warnings if not line.startswith(DISTURBED))
+    note = f"disturbed at first, then repeated: the median of all repeats is known to {precision:.1%}"
+    return replace(merged, disturbed=False, warnings=(*warnings, note))
 
 
-def still_disturbed(whole: Measurement) -> Measurement:
+def still_disturbed(merged: Measurement) -> Measurement:
     """Return a measurement that stayed disturbed after more repeats."""
-    told = "still disturbed after more repeats"
-    return replace(whole, disturbed=True, warnings=(*whole.warnings, told))
+    note = "still disturbed after more repeats"
+    return replace(merged, disturbed=True, warnings=(*merged.warnings, note))
 
 
-def _left(policy: RepeatPolicy, durations: Sequence[float]) -> RepeatPolicy | None:
+def _remaining_policy(policy: RepeatPolicy, durations: Sequence[float]) -> RepeatPolicy | None:
     """Return the policy for the remaining time; None if it is used up or nothing was timed."""
-    left = policy.max_seconds - math.fsum(durations)
-    if not durations or left < 2 * max(durations):
+    seconds = policy.max_seconds - math.fsum(durations)
+    if not durations or seconds < 2 * max(durations):
         return None
-    return replace(policy, max_seconds=left)
+    return replace(policy, max_seconds=seconds)
 
 
 def _half_width(durations: Sequence[float]) -> float:
@@ -123,18 +124,18 @@ def _half_width(durations: Sequence[float]) -> float:
     return (high - low) / (high + low)
 
 
-def _again(executor: Executor, scenario: Scenario, on_event: Callable[[Event], None]) -> Measurement | None:
+def _measure_again(executor: Executor, scenario: Scenario, on_event: Callable[[Event], None]) -> Measurement | None:
     """Remeasure a scenario without its quality, which is already known; None if it failed."""
     collected = Collected(on_event)
     executor.run((replace(scenario, quality=None),), collected)
     return next((each for each in collected.outcomes if isinstance(each, Measurement)), None)
 
 
-def _merged(first: Measurement, newer: Measurement) -> Measurement:
+def _with_first_quality(first: Measurement, newer: Measurement) -> Measurement:
     """Combine the newer timing with the quality scored beside the first, which is unaffected by a busy machine."""
     before, after = (each.metrics.get("tokens_per_sec") for each in (first, newer))
-    figures = f" ({significant(before)} -> {significant(after)} tokens/s)" if before and after else ""
-    tied = f"remeasured: the first run was disturbed{figures}"
+    speeds = f" ({significant(before)} -> {significant(after)} tokens/s)" if before and after else ""
+    warning = f"remeasured: the first run was disturbed{speeds}"
     return replace(
         newer,
         scenario=first.scenario,
@@ -144,5 +145,5 @@ def _merged(first: Measurement, newer: Measurement) -> Measurement:
         samples={**first.samples, **newer.samples},
         series={**first.series, **newer.series},
         texts={**first.texts, **newer.texts},
-        warnings=(*newer.warnings, tied),
+        warnings=(*newer.warnings, warning),
     )

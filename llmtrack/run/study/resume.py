@@ -12,7 +12,7 @@ from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.read.query import tracked_runs
 
 
-def finished_already(
+def finished_runs(
     scenarios: Sequence[Scenario],
     environment_id: str,
     identify: Callable[[Scenario], Mapping[str, str]],
@@ -21,47 +21,48 @@ def finished_already(
     """Return the newest finished run of each scenario that has one, under the scenario's current name.
 
     Args:
-        environment_id: id of this machine and installation.
+        environment_id: of this machine and installation.
         identify: return the model tags that a run of a scenario would have now.
         tracking_uri: the store.
     """
-    found = tracked_runs(
+    runs = tracked_runs(
         status=FINISHED,
         search=f"tags.`llmtrack.environment_id` = '{environment_id}' and tags.`llmtrack.outcome` = 'finished'",
         tracking_uri=tracking_uri,
     )
-    asked = {(scenario.scenario_id, _workload_id(scenario), environment_id): scenario for scenario in scenarios}
-    earlier, models = list[Run](), dict[Scenario, Mapping[str, str]]()
+    requested = {(scenario.scenario_id, _workload_id(scenario), environment_id): scenario for scenario in scenarios}
+    finished, tags_of = list[Run](), dict[Scenario, Mapping[str, str]]()
     # Newest first, so that the newest of equal ones is kept.
-    for run in found:
+    for run in runs:
         ids = (run.scenario_id, run.workload_id, run.environment_id)
         # A run killed before it was remeasured, or before all of its rounds, does not count.
-        if (scenario := asked.get(ids)) is None or run.is_replaced or run.is_cut_short:
+        if (scenario := requested.get(ids)) is None or run.is_replaced or run.is_cut_short:
             continue
-        if scenario not in models:
-            models[scenario] = identify(scenario)
-        if _is_of(run, models[scenario], _scored_text(scenario)) and _calibrated_alike(run, scenario):
-            del asked[ids]
-            earlier.append(run.as_scenario(scenario.name, baseline=scenario.baseline))
-    return Runs(earlier)
+        if scenario not in tags_of:
+            tags_of[scenario] = identify(scenario)
+        if _measured_the_same(run, tags_of[scenario], _scored_text(scenario)) and _calibrated_the_same(run, scenario):
+            del requested[ids]
+            finished.append(run.as_scenario(scenario.name, baseline=scenario.baseline))
+    return Runs(finished)
 
 
-def _is_of(run: Run, model: Mapping[str, str], scored: str) -> bool:
-    """Return whether a run measured this model, against the same reference, and scored this text; without digests,
-    names decide.
+def _measured_the_same(run: Run, tags: Mapping[str, str], text_digest: str) -> bool:
+    """Return whether a run measured this model against the same reference, and scored this text.
+
+    Without digests, names decide.
     """
     columns = {"revision": "revision"} | {name: f"env.{name}" for name in (*MODEL_DIGESTS, *REFERENCE_DIGESTS)}
-    same_model = all(run.text(columns[name]) == model[name] for name in columns if name in model)
-    return same_model and scored in ("", run.text("corpus_digest"))
+    same_model = all(run.text(columns[name]) == tags[name] for name in columns if name in tags)
+    return same_model and text_digest in ("", run.text("corpus_digest"))
 
 
-def _calibrated_alike(run: Run, scenario: Scenario) -> bool:
+def _calibrated_the_same(run: Run, scenario: Scenario) -> bool:
     """Return whether a run was quantized with the same calibration text as the scenario would be now."""
-    looked_at = run.text("calibration_digest")
-    if not looked_at:
+    calibrated_with = run.text("calibration_digest")
+    if not calibrated_with:
         return True
     corpus = str(scenario.variant.option("calibration", run.text("calibration")))
-    return load_corpus(corpus).digest == looked_at
+    return load_corpus(corpus).digest == calibrated_with
 
 
 def _workload_id(scenario: Scenario) -> str:

@@ -24,12 +24,12 @@ from llmtrack.report.page.reports import WrittenReport, print_incomplete, write_
 from llmtrack.report.sentences.reading import outcome_line, outcome_note
 from llmtrack.report.terminal import hanging, say, width_of
 from llmtrack.run.executors.executor import Executor
-from llmtrack.run.study.announce import keep_time, last_time, plan_of, say_support
+from llmtrack.run.study.announce import announcement, last_duration, print_support, record_duration
 from llmtrack.run.study.groups import run_groups
 from llmtrack.run.study.journal import Journal
 from llmtrack.run.study.plan import Plan, SameAs, make_plan, model_folders
 from llmtrack.run.study.progress import StudyProgress, SuiteProgress
-from llmtrack.run.study.resume import finished_already
+from llmtrack.run.study.resume import finished_runs
 from llmtrack.run.study.suite_cache import SuiteCache
 from llmtrack.spec.events import Begun, Event, Steps
 from llmtrack.spec.outcome import Failure, Measurement
@@ -91,7 +91,7 @@ def run_study(
     suite_id: str | None = None,
     resume: bool = False,
     suite_progress: SuiteProgress | None = None,
-    common: SuiteCache | None = None,
+    cache: SuiteCache | None = None,
 ) -> StudyResult:
     """Measure every scenario of an experiment and track it.
 
@@ -102,15 +102,16 @@ def run_study(
         suite_id: id of the suite that the study belongs to.
         resume: take over finished runs of the same scenario, work and machine instead of measuring again.
         suite_progress: progress of the suite.
-        common: measurements of its suite, to reuse or pool.
+        cache: measurements of its suite, to reuse or pool.
 
     Raises:
         UsageError: the scenarios cannot be planned, or a model refers to a missing run.
         TrackingError: the store rejects the study.
     """
     began = time.monotonic()
-    prepared = _prepare(experiment, tracker, executor, console, suite_id, resume, common)
-    work = digest([sorted(each.scenario_id for each in experiment.scenarios), environment_id(prepared.environment)])
+    prepared = _prepare(experiment, tracker, executor, console, suite_id, resume, cache)
+    ids = sorted(scenario.scenario_id for scenario in experiment.scenarios)
+    work = digest([ids, environment_id(prepared.environment)])
     start = partial(
         tracker.start_study,
         experiment.name,
@@ -119,17 +120,16 @@ def run_study(
         prepared.environment,
         suite_id=suite_id,
         asked=experiment.asked,
-        scenarios=[each.name for each in experiment.scenarios],
+        scenarios=[scenario.name for scenario in experiment.scenarios],
         tags={WORK_TAG: work} | taken_over_tag(prepared.earlier),
     )
-    claim = partial(open_claimed, tracker, work, resume, partial(say, console), start)
-    with opened(tracker, executor, claim) as study:
+    with opened(tracker, executor, console, work, resume, start) as study:
         with StudyProgress(console, prepared.scenarios, suite_progress, prepared.seconds) as progress:
-            outcomes = _Outcomes(experiment, study, tracker, progress, common)
+            outcomes = _Outcomes(experiment, study, tracker, progress, cache)
             _measure(prepared, executor, outcomes, resume)
         reported = report_study(experiment, study, tracker, console, bool(outcomes.failed), prepared.earlier)
     if not prepared.earlier and not outcomes.failed and not reported.problems:
-        keep_time(experiment, environment_id(prepared.environment), time.monotonic() - began)
+        record_duration(experiment, environment_id(prepared.environment), time.monotonic() - began)
     return StudyResult(
         study=study,
         measured=outcomes.measured,
@@ -144,7 +144,6 @@ class _Prepared:
     """What a study will measure.
 
     Attributes:
-        plan: scenarios to measure, and equivalent ones to skip.
         environment: facts of the machine and versions.
         earlier: runs that are taken over.
         seconds: last duration; None if unknown.
@@ -168,9 +167,9 @@ def _prepare(
     console: Console,
     suite_id: str | None,
     resume: bool,
-    common: SuiteCache | None,
+    cache: SuiteCache | None,
 ) -> _Prepared:
-    """Plan a study, check it, and announce it; see `run_study`."""
+    """Plan a study, check its scenarios, and announce it."""
     machine = executor.machine()
     fetch_checkpoints(experiment.scenarios, tracker.tracking_uri)
     plan = make_plan(experiment.scenarios, machine)
@@ -179,26 +178,26 @@ def _prepare(
     head = Text.assemble((on_one_line(experiment.name), "bold"), ": ", on_one_line(experiment.question))
     console.print(head, soft_wrap=True)
     if suite_id is None:
-        say_support(console, machine, experiment.scenarios)
+        print_support(console, machine, experiment.scenarios)
     earlier = Runs()
     if resume and not tracker.offline:
-        earlier = finished_already(experiment.scenarios, environment_id(facts), executor.identify, tracker.tracking_uri)
+        earlier = finished_runs(experiment.scenarios, environment_id(facts), executor.identify, tracker.tracking_uri)
         plan = plan.without(set(earlier.scenarios))
         say(
             console,
             f"  resume: {len(earlier)} of {plural(len(experiment.scenarios), 'scenario')} "
             f"{'is' if len(earlier) == 1 else 'are'} measured already and skipped",
         )
-    reused = common.reused([each for group in plan.groups for each in group]) if common else []
+    reused = cache.reused([scenario for group in plan.groups for scenario in group]) if cache else []
     for run in reused:
         say(console, f"  {run.scenario}: not measured again, reused: {link_to(run)}")
     plan = plan.without({run.scenario for run in reused})
     earlier = Runs((*earlier, *reused))
-    seconds = None if earlier else last_time(experiment, environment_id(facts))
+    seconds = None if earlier else last_duration(experiment, environment_id(facts))
     prepared = _Prepared(plan, facts, earlier, seconds)
     if suite_id is None and not earlier:
         known = {} if seconds is None else {experiment.name: seconds}
-        say(console, hanging(plan_of([experiment], prepared.scenarios, known), width_of(console)))
+        say(console, hanging(announcement([experiment], prepared.scenarios, known), width_of(console)))
     return prepared
 
 
@@ -217,42 +216,42 @@ class _Outcomes:
         study: Study,
         tracker: Tracker,
         progress: StudyProgress,
-        common: SuiteCache | None,
+        cache: SuiteCache | None,
     ) -> None:
         self.measured = self.failed = self.refused = 0
         self._experiment, self.study, self.tracker = experiment, study, tracker
-        self._progress, self._common = progress, common
+        self._progress, self._cache = progress, cache
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Handle an event of the executor."""
-        self._progress.hear(event)
+        self._progress.on_event(event)
         if isinstance(event, Begun):
             self.tracker.begin(self.study, **vars(event))
         elif isinstance(event, Steps):
             self.tracker.log_steps(event.run_key, event.rows)
         elif isinstance(event, Measurement):
-            self._keep(self._common.pooled(self._experiment.name, event) if self._common else event)
+            self._track(self._cache.pooled(self._experiment.name, event) if self._cache else event)
         elif isinstance(event, Failure):
             self.failed += 1
             self.refused += event.kind == "extension"
             self.tracker.log(self.study, event, note=outcome_note(event))
             self._progress.ended(event.scenario.name, outcome_line(event))
 
-    def _keep(self, done: Measurement) -> None:
+    def _track(self, measurement: Measurement) -> None:
         self.measured += 1
-        self.tracker.log(self.study, done, note=outcome_note(done))
-        self._progress.ended(done.scenario.name, outcome_line(done))
-        if done.sample_text:
-            self._progress.line(f"    sample: {truncate(on_one_line(done.sample_text), 100)}")
-        for warning in done.warnings:
+        self.tracker.log(self.study, measurement, note=outcome_note(measurement))
+        self._progress.ended(measurement.scenario.name, outcome_line(measurement))
+        if measurement.sample_text:
+            self._progress.line(f"    sample: {truncate(on_one_line(measurement.sample_text), 100)}")
+        for warning in measurement.warnings:
             self._progress.warn(warning)
 
-    def disturbed(self, first: Measurement) -> None:
+    def on_disturbed(self, first: Measurement) -> None:
         """Track a disturbed measurement that will be remeasured."""
         self.tracker.log(self.study, first, remark=", disturbed", note=outcome_note(first))
         self._progress.line(f"{outcome_line(first)}: disturbed, will be remeasured")
 
-    def same(self, same: SameAs) -> None:
+    def skip(self, same: SameAs) -> None:
         """Track a skipped scenario that equals another one."""
         note = f"same as {same.measured.name}: {same.dtype_label}"
         self.tracker.log_same_as(self.study, same.scenario, {"dtype": same.dtype_label}, same.measured.name, note)
@@ -262,12 +261,12 @@ class _Outcomes:
 def _measure(prepared: _Prepared, executor: Executor, outcomes: _Outcomes, resume: bool) -> None:
     """Measure the plan; if interrupted, completed rounds remain in a journal to resume from."""
     groups = prepared.plan.groups
-    ids = [[each.scenario_id for each in group] for group in groups]
-    asked = digest([ids, environment_id(prepared.environment)])
-    path = outcomes.tracker.spool.folder.parent / "rounds" / f"{asked}.jsonl"
-    run_groups(executor, groups, outcomes.hear, outcomes.disturbed, partial(Journal, path, resume))
-    for same in prepared.plan.same:
-        outcomes.same(same)
+    ids = [[scenario.scenario_id for scenario in group] for group in groups]
+    key = digest([ids, environment_id(prepared.environment)])
+    path = outcomes.tracker.spool.folder.parent / "rounds" / f"{key}.jsonl"
+    run_groups(executor, groups, outcomes.on_event, outcomes.on_disturbed, partial(Journal, path, resume))
+    for skipped in prepared.plan.same:
+        outcomes.skip(skipped)
 
 
 def report_study(
@@ -280,7 +279,7 @@ def report_study(
 ) -> Reported:
     """Read the study's runs back, print and track table, plots and reading, and finish the study.
 
-    Runs taken over from earlier studies are treated as this one's.
+    Runs taken over from earlier studies count as this one's.
     """
     tracked = None
 
@@ -298,11 +297,10 @@ def end_study(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Build, print and track the report of a study or suite, and finish its run.
 
-    A failure of the report is only a warning: the study ends as its measurements did.
+    A failure of the report is only a warning: the study ends as its measurements did. There is no report while the store is
+    unreachable.
 
     Args:
-        study: identity in the tracking store.
-        tracker: there is no report while its store is unreachable.
         failed: whether a scenario failed.
         write: read the runs, print, and write files.
 
@@ -344,23 +342,29 @@ def end_study(
 def _read_back(study: Study, tracker: Tracker, earlier: Sequence[Run]) -> Runs:
     tracked = tracked_runs(study=study.study_id, tracking_uri=tracker.tracking_uri)
     if earlier:
-        taken = {run.run_id for run in earlier}
-        own = tracked.where(lambda run: run.run_id not in taken)
-        tracked = Runs((*own, *(replace(run, study_id=study.study_id) for run in earlier)))
+        ids = {run.run_id for run in earlier}
+        measured_here = tracked.where(lambda run: run.run_id not in ids)
+        tracked = Runs((*measured_here, *(replace(run, study_id=study.study_id) for run in earlier)))
     # Newest first: of a remeasured baseline, only the newer run counts.
     return with_samples(tracked.first_of_each("scenario").in_order_of_study(), tracker.tracking_uri)
 
 
 @contextmanager
-def opened(tracker: Tracker, executor: Executor, start: Callable[[], Study]) -> Iterator[Study]:
-    """Open a study; end it as killed on a signal, or as failed on an error.
+def opened(
+    tracker: Tracker, executor: Executor, console: Console, work: str, resume: bool, start: Callable[[], Study]
+) -> Iterator[Study]:
+    """Open the study of a piece of work; end it as killed on a signal, or as failed on an error.
 
     Signals are deferred while it is opened and ended, so that it is never left running.
+
+    Args:
+        work: identity of what is measured, which only one process may resume at a time.
+        start: open the study.
     """
     study: Study | None = None
     try:
         with defer_signals():
-            study = start()
+            study = open_claimed(tracker, work, resume, partial(say, console), start)
         yield study
     except BaseException as error:
         with defer_signals():

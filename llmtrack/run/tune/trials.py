@@ -292,7 +292,7 @@ class Trials:
             if isinstance(event, Progress):
                 self._at = event
             if not (quiet and isinstance(event, Log)):
-                self._progress.hear(event)
+                self._progress.on_event(event)
 
         # Initial phase: it may have to be loaded, or even built.
         self._at = Progress(scenario.name, "loading")

@@ -26,7 +26,7 @@ from llmtrack.report.sentences.reading import outcome_note
 from llmtrack.report.terminal import say
 from llmtrack.run.executors.pool import Pool
 from llmtrack.run.reproduce import as_loaded, command_line, python_lines, resolved_as
-from llmtrack.run.study.announce import say_support
+from llmtrack.run.study.announce import print_support
 from llmtrack.run.study.journal import Journal
 from llmtrack.run.study.merge import merge_measurements
 from llmtrack.run.study.plan import model_folders
@@ -40,7 +40,7 @@ from llmtrack.spec.scenario import Scalar
 from llmtrack.spec.serialization import digest
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.read.artifacts import fetch_checkpoints
-from llmtrack.tracking.write.running import WORK_TAG, open_claimed
+from llmtrack.tracking.write.running import WORK_TAG
 from llmtrack.tracking.write.tracker import Study, Tracker
 
 CHAMPION = "champion"
@@ -108,12 +108,12 @@ def run_tune(
     facts = environment(pool.machine(), model_folders(scenarios))
     say(console, f"{experiment.name}: {experiment.question}")
     say(console, f"  {len(scenarios)} candidates, {asked.seconds:.0f} s; the baseline is {scenarios[0].name}")
-    say_support(console, pool.machine(), scenarios)
+    print_support(console, pool.machine(), scenarios)
     for reason in dict.fromkeys(reason for _, reason in space.left_out):
         names = ", ".join(name for name, why in space.left_out if why == reason)
         say(console, f"  left out: {names}: {reason}")
     # The start time of a worker is not part of the request and varies.
-    same = digest([[each.scenario_id for each in scenarios], environment_id(facts), repr(replace(asked, start=0.0))])
+    work = digest([[each.scenario_id for each in scenarios], environment_id(facts), repr(replace(asked, start=0.0))])
     if not tracker.offline:
         base = scenarios[0].name
         seen = earlier_ratios(
@@ -134,11 +134,10 @@ def run_tune(
         dict(experiment.settings),
         facts,
         scenarios=[each.name for each in scenarios],
-        tags={WORK_TAG: same},
+        tags={WORK_TAG: work},
     )
-    claim = partial(open_claimed, tracker, same, resume, partial(say, console), start)
-    with opened(tracker, pool, claim) as study, ExitStack() as stack:
-        journal = Journal(tracker.spool.folder.parent / "tune" / f"{same}.jsonl", resume)
+    with opened(tracker, pool, console, work, resume, start) as study, ExitStack() as stack:
+        journal = Journal(tracker.spool.folder.parent / "tune" / f"{work}.jsonl", resume)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with SearchProgress(console, asked.seconds, began, clock) as progress:
             trials = Trials(space.candidates, asked, pool, progress, journal, folder, clock, clock())

@@ -6,7 +6,7 @@ import pytest
 
 from llmtrack.experiment import Experiment
 from llmtrack.models import durations
-from llmtrack.run.study.announce import keep_time, last_time, plan_of
+from llmtrack.run.study.announce import announcement, last_duration, record_duration
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy
 
@@ -52,13 +52,13 @@ NEW = "loading, warming up and scoring come on top. The time left is estimated a
 )
 def test_the_plan(experiments, took, words):
     number = sum(len(each.scenarios) for each in experiments)
-    assert plan_of(experiments, number, took) == words
+    assert announcement(experiments, number, took) == words
 
 
 def test_the_time_is_of_the_same_scenarios_in_the_same_environment(tmp_path, monkeypatch):
     monkeypatch.setattr(durations, "folder", lambda: tmp_path)
-    keep_time(ONE, "here", 61.0)
-    assert last_time(ONE, "here") == 61.0
-    assert last_time(ONE, "elsewhere") is None
-    assert last_time(experiment("batching", 30.0), "here") is None
-    assert last_time(TWO, "here") is None
+    record_duration(ONE, "here", 61.0)
+    assert last_duration(ONE, "here") == 61.0
+    assert last_duration(ONE, "elsewhere") is None
+    assert last_duration(experiment("batching", 30.0), "here") is None
+    assert last_duration(TWO, "here") is None

@@ -211,12 +211,12 @@ def test_another_reference_of_the_same_folder_is_compared_with_anew(name, tmp_pa
     found = identify(replace(scenario, quality=QualityCheck(reference=reference)))
     assert {each for each in found if each.startswith("reference_")} == set(REFERENCE_DIGESTS)
     run = Run("id", environment=found)
-    assert resume._is_of(run, found, "")
-    assert not resume._is_of(run, {**found, f"reference_{name}": "another"}, "")
+    assert resume._measured_the_same(run, found, "")
+    assert not resume._measured_the_same(run, {**found, f"reference_{name}": "another"}, "")
     itself = replace(scenario, quality=QualityCheck(reference=scenario.variant))
     assert identify(itself) == identify(scenario), "the reference is not compared with itself"
     gone = replace(scenario, quality=QualityCheck(reference=replace(reference, model=f"{tmp_path}/gone")))
-    assert not resume._is_of(run, identify(gone), "")
+    assert not resume._measured_the_same(run, identify(gone), "")
 
 
 def test_a_hub_model_is_told_by_its_commit(monkeypatch, tmp_path):
@@ -227,15 +227,19 @@ def test_a_hub_model_is_told_by_its_commit(monkeypatch, tmp_path):
     first, second = identify(scenario), identify(scenario)
     assert (first["revision"], second["revision"]) == ("a" * 40, "b" * 40)
     run = Run("id", params={"revision": "a" * 40}, environment=first)
-    assert resume._is_of(run, first, "")
-    assert not resume._is_of(run, second, "")
+    assert resume._measured_the_same(run, first, "")
+    assert not resume._measured_the_same(run, second, "")
     facts = {name: fact for name, fact in first.items() if name != "config_digest"}
-    assert not resume._is_of(replace(run, environment=facts), first, ""), "tracked before there was such a digest"
+    assert not resume._measured_the_same(replace(run, environment=facts), first, ""), (
+        "tracked before there was such a digest"
+    )
 
 
 def test_a_model_that_is_gone_is_no_run_s(tmp_path):
     scenario = lengths(4, model=f"{tmp_path}/gone,{tmp_path}/gone_too").scenarios[0]
-    assert not resume._is_of(Run("id", environment={"weights_digest": "safetensors:0"}), identify(scenario), "")
+    assert not resume._measured_the_same(
+        Run("id", environment={"weights_digest": "safetensors:0"}), identify(scenario), ""
+    )
 
 
 def test_another_calibration_text_of_the_same_name_is_quantized_with_again(tmp_path):
@@ -245,10 +249,10 @@ def test_another_calibration_text_of_the_same_name_is_quantized_with_again(tmp_p
     calibrated = replace(plain, variant=replace(plain.variant, options=(("calibration", str(text)),)))
     told = {"calibration": "calibration.txt", "calibration_digest": load_corpus(str(text)).digest}
     run = Run("id", params=told)
-    assert resume._calibrated_alike(run, calibrated)
+    assert resume._calibrated_the_same(run, calibrated)
     text.write_text("another text", encoding="utf-8")
-    assert not resume._calibrated_alike(run, calibrated)
-    assert resume._calibrated_alike(Run("id"), plain)
+    assert not resume._calibrated_the_same(run, calibrated)
+    assert resume._calibrated_the_same(Run("id"), plain)
 
 
 @pytest.mark.parametrize(
@@ -269,5 +273,5 @@ def test_a_run_that_was_to_be_measured_further_is_passed_over(monkeypatch, warni
     }
     newest_first = Runs([Run("r1", warnings=lines_of(warning), **ids), Run("r0", **ids)])
     monkeypatch.setattr(resume, "tracked_runs", lambda **asked: newest_first)
-    found = resume.finished_already([scenario], "here", lambda scenario: {})
+    found = resume.finished_runs([scenario], "here", lambda scenario: {})
     assert [run.run_id for run in found] == taken_over

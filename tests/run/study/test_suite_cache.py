@@ -13,7 +13,7 @@ from llmtrack.decide.verdicts import with_samples
 from llmtrack.engines.scripted import FakeClock, ScriptedEngine
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import Settings
-from llmtrack.run.study.suite_cache import HOW, POOL, REUSE, SuiteCache
+from llmtrack.run.study.suite_cache import MODES, POOL, REUSE, SuiteCache
 from llmtrack.run.suite import run_suite
 from llmtrack.spec.options import config_from
 from llmtrack.spec.scenario import QualityCheck
@@ -33,7 +33,7 @@ def experiment(name, *lengths, **changes):
 
 @pytest.mark.slow(4)
 @pytest.mark.usefixtures("_known_bandwidth")
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", MODES)
 def test_a_cell_of_two_studies_is_measured_twice_once_or_pooled_and_recommended_once(how, tracker, uri, console):
     clock, calls = FakeClock(), []
 
