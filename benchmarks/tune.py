@@ -66,7 +66,7 @@ def full_grid(trials: Trials) -> tuple[dict[str, float], dict[str, float]]:
     Returns:
         The median of the objective, and the perplexity ratio to the baseline, of the candidates that succeeded.
     """
-    task = trials.task()
+    task = trials.search_goal()
     models = trials.priors({})
     speeds: dict[str, float] = {}
     scores: dict[str, list[PartScore]] = {}
@@ -93,7 +93,7 @@ def on_this_machine(config: Config) -> None:
     """Tune a model, measure the full grid of the same candidates, and print the answer and the time of both."""
     began = time.monotonic()
     with trials_for(config) as trials:
-        tuning = Tuning(trials.task(), trials)
+        tuning = Tuning(trials.search_goal(), trials)
         tuning.run()
         measured = sum(bool(samples) for samples in tuning.race.samples.values())
         calls = sum(map(len, tuning.race.samples.values()))

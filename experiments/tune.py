@@ -37,7 +37,7 @@ from llmtrack.run.reproduce import reproduce_command
 from llmtrack.run.settings import HereOptions, JudgedText, ModelOptions
 from llmtrack.run.study.plan import device_of
 from llmtrack.run.tune.search_space import Space, make_space, parse_space, rows_of_work
-from llmtrack.run.tune.trials import Asked
+from llmtrack.run.tune.trials import TuneGoal
 from llmtrack.run.tune.tune import CHAMPION, run_tune
 from llmtrack.spec.options import Option
 from llmtrack.spec.parameter import read_number
@@ -313,7 +313,7 @@ def _objective(runs: Runs) -> str:
     return next((run.text("tuned_for") for run in runs if run.has("tuned_for")), "")
 
 
-def requirements(config: Config, cpus: int = 1, start: float = 5.0) -> Asked:
+def requirements(config: Config, cpus: int = 1, start: float = 5.0) -> TuneGoal:
     """Return the requirements on candidates, including the evaluation text.
 
     Args:
@@ -323,7 +323,7 @@ def requirements(config: Config, cpus: int = 1, start: float = 5.0) -> Asked:
     """
     from llmtrack.quality.corpora import load_corpus
 
-    return Asked(
+    return TuneGoal(
         config.objective,
         config.seconds,
         load_corpus(config.corpus),
@@ -337,7 +337,7 @@ def requirements(config: Config, cpus: int = 1, start: float = 5.0) -> Asked:
 
 
 @contextmanager
-def prepared(config: Config, make: Callable[[], Executor]) -> Iterator[tuple[Pool, Space, Asked]]:
+def prepared(config: Config, make: Callable[[], Executor]) -> Iterator[tuple[Pool, Space, TuneGoal]]:
     """Open a pool of workers; yield it with the search space of its machine and the requirements.
 
     Args:

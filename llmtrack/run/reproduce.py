@@ -22,7 +22,7 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PROMPT = "The first thing to find out is"
 
 
-def python_lines(variant: Variant, task: GenerateTask | None = None) -> str:
+def generate_program(variant: Variant, task: GenerateTask | None = None) -> str:
     """Return a program that loads a variant and generates text."""
     told = ["backend", "device", "dtype", "quantization"]
     named = {name: getattr(variant, name) for name in told if getattr(variant, name) != getattr(Variant, name)}
@@ -44,7 +44,7 @@ def python_lines(variant: Variant, task: GenerateTask | None = None) -> str:
     return f"import llmtrack\n\nengine = llmtrack.load_engine({arguments})\n{said}\n"
 
 
-def command_line(variant: Variant, task: GenerateTask | None = None) -> str:
+def generate_command(variant: Variant, task: GenerateTask | None = None) -> str:
     """Return a command that loads a variant and generates text."""
     words = ["llmtrack", "generate", "--model", variant.model]
     for name in ("revision", "backend", "device", "dtype", "quantization"):
@@ -103,7 +103,7 @@ def as_loaded(variant: Variant, facts: Mapping[str, Any]) -> Variant:
     return replace(variant, model=str(model or variant.model), revision=str(revision) if revision else variant.revision)
 
 
-def resolved_as(variant: Variant, tags: Mapping[str, str]) -> str:
+def measured_comment(variant: Variant, tags: Mapping[str, str]) -> str:
     """Return a comment line that identifies the measured model: name, revision and weights digest."""
     known = (variant.model, variant.revision and f"revision {variant.revision}", tags.get("weights_digest"))
     return f"# measured with {', '.join(each for each in known if each)}\n"
@@ -147,8 +147,8 @@ def reproduce_command(run: Run) -> list[str]:
         pad_to_multiple=int(run.number("pad_to_multiple") or 1),
     )
     variables = environment_of(run)
-    command = command_line(variant, task)
-    lines = python_lines(variant, task).splitlines()
+    command = generate_command(variant, task)
+    lines = generate_program(variant, task).splitlines()
     if variables:
         command = f"{shlex.join(['env', *(f'{name}={value}' for name, value in variables.items())])} {command}"
         lines = ["import os", "", f"os.environ.update({variables!r})", *lines]

@@ -11,13 +11,13 @@ from benchmarks.tune import REPEATS, full_grid
 from llmtrack.decide.tuning import Tuning
 from llmtrack.run.study.journal import Journal
 from llmtrack.run.study.progress import SearchProgress
-from llmtrack.run.tune.trials import Asked, Trials
+from llmtrack.run.tune.trials import Trials, TuneGoal
 from tests.run.conftest import _known_bandwidth  # noqa: F401 - fixture
 from tests.run.tune.test_tune import SHORT, WAYS, Machine, space
 
 
 def hands(machine, folder):
-    asked = Asked("decode_tokens_per_sec", 1e6, SHORT)
+    asked = TuneGoal("decode_tokens_per_sec", 1e6, SHORT)
     progress = SearchProgress(Console(file=io.StringIO()), 1e6, machine.clock(), machine.clock)
     journal = Journal(folder / "journal.jsonl", False)
     clock = machine.clock
@@ -29,7 +29,7 @@ def hands(machine, folder):
 def test_the_grid_measures_all_and_finds_what_the_search_finds_in_less_time(tmp_path):
     of_race, of_grid = Machine(WAYS), Machine(WAYS)
     raced = hands(of_race, tmp_path)
-    tuning = Tuning(raced.task(), raced)
+    tuning = Tuning(raced.search_goal(), raced)
     tuning.run()
     speeds, losses = full_grid(hands(of_grid, tmp_path))
     assert set(speeds) == set(losses) == set(WAYS)

@@ -26,7 +26,7 @@ from llmtrack.host.packages import available
 from llmtrack.report.terminal import make_console
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.promote import promote
-from llmtrack.run.reproduce import PROMPT, command_line, variant_of
+from llmtrack.run.reproduce import PROMPT, generate_command, variant_of
 from llmtrack.run.study.study import run_study
 from llmtrack.spec.pointer import Pointer, read_pointer
 from llmtrack.spec.scenario import Variant
@@ -196,7 +196,7 @@ def test_a_promoted_run_is_served_and_says_what_generate_says(tracker, uri, tmp_
         assert version.tags["weights_digest"] == run.text("env.weights_digest")
 
         (again,) = runs_of_id(run.run_id, uri)
-        words = shlex.split(command_line(variant_of(again)))
+        words = shlex.split(generate_command(variant_of(again)))
         words[words.index("--max-new-tokens") + 1] = str(NEW_TOKENS)
         said_by_command = CliRunner().invoke(main, [ASKED if each == PROMPT else each for each in words[1:]])
         assert said_by_command.exit_code == 0, said_by_command.output

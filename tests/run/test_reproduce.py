@@ -18,10 +18,10 @@ from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.reproduce import (
     PROMPT,
     as_loaded,
-    command_line,
-    python_lines,
+    generate_command,
+    generate_program,
+    measured_comment,
     reproduce_command,
-    resolved_as,
     run_settings,
     variant_of,
 )
@@ -57,9 +57,9 @@ def run_of(**params) -> Run:
     "task", [TASK, replace(TASK, use_cache=True, batch_size=3, pad_to_multiple=16)], ids=["one", "batch"]
 )
 def test_the_python_lines_and_the_command_say_the_same_text(task, capsys):
-    exec(python_lines(VARIANT, task), {})
+    exec(generate_program(VARIANT, task), {})
     printed = capsys.readouterr().out
-    program, *words = shlex.split(command_line(VARIANT, task))
+    program, *words = shlex.split(generate_command(VARIANT, task))
     assert program == "llmtrack"
     said = CliRunner().invoke(main, words, catch_exceptions=False)
     assert said.exit_code == 0
@@ -69,17 +69,17 @@ def test_the_python_lines_and_the_command_say_the_same_text(task, capsys):
 
 def test_the_files_say_which_weights_were_measured():
     pinned = replace(VARIANT, model="org/name", revision="abc")
-    assert resolved_as(pinned, {"weights_digest": "safetensors:12"}) == (
+    assert measured_comment(pinned, {"weights_digest": "safetensors:12"}) == (
         "# measured with org/name, revision abc, safetensors:12\n"
     )
-    assert resolved_as(VARIANT, {}) == "# measured with synthetic:tiny\n"
+    assert measured_comment(VARIANT, {}) == "# measured with synthetic:tiny\n"
 
 
 def test_a_tracked_run_tells_the_variant_that_it_measured():
     assert variant_of(RUN) == VARIANT
     command, *lines = reproduce_command(RUN)
-    assert command == command_line(VARIANT, TASK)
-    assert lines == python_lines(VARIANT, TASK).splitlines()
+    assert command == generate_command(VARIANT, TASK)
+    assert lines == generate_program(VARIANT, TASK).splitlines()
 
 
 def test_a_run_of_batches_is_run_in_batches():

@@ -25,7 +25,7 @@ from llmtrack.spec.scenario import Variant
 from llmtrack.tracked.run import Run
 from llmtrack.tracking.read.query import tracked_runs
 
-# Default seconds of each step, for SmolLM2 135M on two cores; this machine's recorded durations take precedence.
+# Default seconds of each step, for SmolLM2 135M on two cores; durations recorded on this machine take precedence.
 _EXPORTS = {"onnx": 60.0}
 _ENVIRONMENTS = {"genai": 60.0, "openvino": 120.0}
 _CONVERSIONS = {"genai": 60.0, "openvino": 120.0, "llamacpp": 20.0}
@@ -67,8 +67,8 @@ def prior_of(candidate: Candidate, cpus: int, measured: Mapping[str, float]) -> 
         kind = EMULATED if emulated else COMPILED if compiled else EAGER
     threads = int(variant.option("threads", 0) or 0)
     label, arithmetic = variant.dtype, variant.dtype
-    asked = (variant.backend, variant.quantization)
-    if recipe := next((each for each in recipes() if (each.backend, each.name) == asked), None):
+    key = (variant.backend, variant.quantization)
+    if recipe := next((each for each in recipes() if (each.backend, each.name) == key), None):
         label, arithmetic = recipe.dtype, recipe.arithmetic or variant.dtype
     size = measured.get("model_size_mib", 0.0) * 2**20 / _USUAL_BYTES or 1.0
     return Prior(
@@ -79,31 +79,29 @@ def prior_of(candidate: Candidate, cpus: int, measured: Mapping[str, float]) -> 
         min(1.0, threads / cpus) if threads and cpus else 1.0,
         task.batch_size or 1,
         task.use_cache,
-        {what: seconds for what, seconds, there in _builds(variant, size) if not there},
+        {step: seconds for step, seconds, is_built in _builds(variant, size) if not is_built},
         measured.get("load_time_s", _LOADS),
         _COMPILES if compiled else 0.0,
     )
 
 
 def numbers_of(variant: Variant) -> str:
-    """Return the identity of a variant's numerical results: independent of threads and compilation, except for
-    summation order.
-    """
-    same = {each.name for options in (ThreadOption, CompileOption) for each in parameters(options)}
-    told = [f"{name}={value}" for name, value in variant.options if name not in same]
-    return "/".join([variant.backend, variant.dtype, variant.quantization, *told])
+    """Identify a variant's numerical results: threads and compilation change only the order of summation."""
+    speed_only = {parameter.name for config in (ThreadOption, CompileOption) for parameter in parameters(config)}
+    options = [f"{name}={value}" for name, value in variant.options if name not in speed_only]
+    return "/".join([variant.backend, variant.dtype, variant.quantization, *options])
 
 
 def uncompiled(variant: Variant) -> Variant:
     """Return the numerically equal variant without compilation."""
-    told = tuple((name, value) for name, value in variant.options if name != "compile")
-    return replace(variant, options=told)
+    options = tuple((name, value) for name, value in variant.options if name != "compile")
+    return replace(variant, options=options)
 
 
 def bits_of(label: str) -> float:
     """Parse the bits of a dtype label: 8 for `int8`, 4 for `Q4_K_M`; 32 if it has none."""
-    found = _BITS.search(label)
-    return float(found[1]) if found else 32.0
+    match = _BITS.search(label)
+    return float(match[1]) if match else 32.0
 
 
 def earlier_ratios(
@@ -119,15 +117,12 @@ def earlier_ratios(
     An unreadable store yields nothing: the search continues without.
 
     Args:
-        candidates: ways to run the model.
-        baseline: name of the baseline.
         objective: metric to optimize.
         environment_id: hardware and versions, which must match.
         cpus: number of CPUs used by default; 0 for a GPU.
-        tracking_uri: the store.
     """
     try:
-        found = tracked_runs(
+        runs = tracked_runs(
             tags={"llmtrack.environment_id": environment_id},
             status="FINISHED",
             since=_SINCE,
@@ -137,17 +132,17 @@ def earlier_ratios(
         return {}
     keys = {each.name: _key_of(each, cpus) for each in candidates}
     values: dict[Key, dict[Key, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for run in found.measured(objective):
+    for run in runs.measured(objective):
         if (key := _tracked_key(run, cpus)) is not None:
             values[run.study_id, run.text("model_id"), run.workload_id][key].append(run.metrics[objective])
     sign = 1.0 if metric(objective).better == "higher" else -1.0
     ratios: dict[str, list[float]] = defaultdict(list)
-    for of_study in values.values():
-        if not (base := of_study.get(keys[baseline])):
+    for study in values.values():
+        if not (base_samples := study.get(keys[baseline])):
             continue
         for name, key in keys.items():
-            if name != baseline and (own := of_study.get(key)):
-                ratios[name].append((median(own) / median(base)) ** sign)
+            if name != baseline and (samples := study.get(key)):
+                ratios[name].append((median(samples) / median(base_samples)) ** sign)
     return {name: median(each) for name, each in ratios.items() if math.isfinite(median(each))}
 
 
@@ -161,30 +156,28 @@ def _builds(variant: Variant, size: float) -> Iterator[tuple[str, float, bool]]:
     label = recipe if recipe != NONE else variant.dtype
     stem = safe_name(re.split(r"[:/\\]", variant.model.split(",")[0].rstrip("/\\"))[-1])
     if backend in _EXPORTS:
-        yield _step("exporting to ONNX", _EXPORTS[backend] * size, _is_made(rf"{stem}.*-{backend}-[0-9a-f]+"))
+        yield _step("exporting to ONNX", _EXPORTS[backend] * size, _is_cached(rf"{stem}.*-{backend}-[0-9a-f]+"))
         if recipe != NONE:
             seconds = _RECIPES.get(recipe, _QUICK_RECIPE) * size
-            yield _step(f"quantizing by {recipe}", seconds, _is_made(rf"{stem}.*-{backend}-{recipe}-[0-9a-f]+"))
+            yield _step(f"quantizing by {recipe}", seconds, _is_cached(rf"{stem}.*-{backend}-{recipe}-[0-9a-f]+"))
     elif backend in _CONVERSIONS:
         if backend in _ENVIRONMENTS:
-            there = any((cache_root() / "environments").glob(f"{backend}-*/llmtrack-made"))
-            yield _step(f"making the build environment of {backend}", _ENVIRONMENTS[backend], there)
-        what = f"converting to {label} by the tool of {backend}"
-        yield _step(what, _CONVERSIONS[backend] * size, _is_made(rf"{stem}.*-{backend}-{label}-[0-9a-f]+"))
+            is_built = any((cache_root() / "environments").glob(f"{backend}-*/llmtrack-made"))
+            yield _step(f"making the build environment of {backend}", _ENVIRONMENTS[backend], is_built)
+        step = f"converting to {label} by the tool of {backend}"
+        yield _step(step, _CONVERSIONS[backend] * size, _is_cached(rf"{stem}.*-{backend}-{label}-[0-9a-f]+"))
 
 
-def _step(what: str, prior: float, there: bool) -> tuple[str, float, bool]:
-    known = durations.last_seconds(what)
-    return what, prior if known is None else known, there
+def _step(name: str, default: float, is_built: bool) -> tuple[str, float, bool]:
+    recorded = durations.last_seconds(name)
+    return name, default if recorded is None else recorded, is_built
 
 
-def _is_made(name: str) -> bool:
-    """Return whether the cache has an entry matching a pattern; one of an older version counts, and its load time will
-    show.
-    """
+def _is_cached(pattern: str) -> bool:
+    """Return whether the cache has an entry matching a pattern, even one of an older version: its load time will show."""
     folder = cache_root() / "models"
-    whole = re.compile(f"(?i){name}")
-    return folder.is_dir() and any(whole.fullmatch(each.name) for each in folder.iterdir())
+    expression = re.compile(f"(?i){pattern}")
+    return folder.is_dir() and any(expression.fullmatch(each.name) for each in folder.iterdir())
 
 
 def _key_of(candidate: Candidate, cpus: int) -> Key:
@@ -197,12 +190,12 @@ def _tracked_key(run: Run, cpus: int) -> Key | None:
         variant = variant_of(run)
     except (LlmtrackError, ValueError):
         return None
-    cached = not run.has("use_cache") or bool(run.params["use_cache"])
-    return _key(variant, int(run.number("batch_size") or 1), cached, cpus)
+    use_cache = not run.has("use_cache") or bool(run.params["use_cache"])
+    return _key(variant, int(run.number("batch_size") or 1), use_cache, cpus)
 
 
-def _key(variant: Variant, rows: int, cached: bool, cpus: int) -> Key:
-    told: Mapping[str, object] = dict(variant.options)
-    threads = int(str(told.get("threads") or 0)) or cpus
-    others = tuple(sorted((name, value) for name, value in told.items() if name not in _RESOLVED))
-    return (variant.backend, variant.dtype, variant.quantization, others, threads, rows, cached)
+def _key(variant: Variant, rows: int, use_cache: bool, cpus: int) -> Key:
+    options: Mapping[str, object] = dict(variant.options)
+    threads = int(str(options.get("threads") or 0)) or cpus
+    other_options = tuple(sorted((name, value) for name, value in options.items() if name not in _RESOLVED))
+    return (variant.backend, variant.dtype, variant.quantization, other_options, threads, rows, use_cache)

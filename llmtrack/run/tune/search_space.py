@@ -23,8 +23,9 @@ from llmtrack.spec.task import GenerateTask
 
 BASELINE = ("torch", "float32")
 BATCH_SIZES = (1, 2, 4)
-# Decoding without a cache recomputes each token: not worth trying for more new tokens than this.
+
 FEW_TOKENS = 8
+"""Most new tokens for which decoding without a cache, which recomputes each token, is worth trying."""
 
 # Objectives that benefit from batching, and those for which a cache may cost more than it saves.
 BATCHED = ("tokens_per_sec", "latency_per_sample_s", "joules_per_token")
@@ -101,8 +102,7 @@ def make_space(
         task: the work: prompts and lengths.
         objective: metric to optimize; determines which call settings matter.
         machine: facts from `llmtrack.worker.machine.describe`.
-        narrowed: patterns by name, from `parse_space`; for a setting without a fixed list of values, these are its
-            values.
+        narrowed: patterns by name, from `parse_space`; the values of a setting without a fixed list of them.
 
     Raises:
         UsageError: a name is unknown, or only the baseline is left.
@@ -113,34 +113,36 @@ def make_space(
     calls = list(_calls(task, objective, narrowed))
     backend, precision = BASELINE
     simplest = replace(variant, backend=backend, dtype=precision, quantization=NONE)
-    found = [Candidate("-".join(BASELINE), simplest, replace(task, batch_size=1), 0)]
+    candidates = [Candidate("-".join(BASELINE), simplest, replace(task, batch_size=1), 0)]
     left_out: list[tuple[str, str]] = []
-    heeded = {*KNOWN}
+    used = {*KNOWN}
     offered: dict[str, set[str]] = {"backend": {*backends()}, "precision": set(), "recipe": {NONE}}
     known = {*KNOWN, *(name for recipe in recipes() for name in _names(*recipe.option_types))}
     for backend in backends():
         try:
-            there = backend_of(backend)
+            declaration = backend_of(backend)
         except LlmtrackError as error:
             left_out.append((backend, in_words(error)))
             continue
-        known |= _names(there.options)
+        known |= _names(declaration.options)
         if not _fits(backend, narrowed.get("backend")):
             continue
-        own = replace(variant, backend=backend, quantization=NONE)
-        for loaded, label, exact, takes in _loaded(own, there.precisions, device, machine, left_out):
+        unquantized = replace(variant, backend=backend, quantization=NONE)
+        for loaded, label, exact, takes in _loaded(unquantized, declaration.precisions, device, machine, left_out):
             offered["precision" if loaded.quantization == NONE else "recipe"].add(label)
-            if not _wanted(label, loaded.quantization == NONE, narrowed):
+            if not _is_requested(label, loaded.quantization == NONE, narrowed):
                 continue
-            heeded |= _names(there.options, *takes)
-            told = _options((there.options, *takes), cpus, narrowed, objective not in OF_MODEL, dict(variant.options))
-            for (options_told, said), (call, how) in product(told, calls):
-                if (backend, label) == BASELINE and not said and not how:
+            used |= _names(declaration.options, *takes)
+            combinations = _options(
+                (declaration.options, *takes), cpus, narrowed, objective not in OF_MODEL, dict(variant.options)
+            )
+            for (changed, option_labels), (call, call_labels) in product(combinations, calls):
+                if (backend, label) == BASELINE and not option_labels and not call_labels:
                     continue
-                asked = tuple(sorted({**dict(variant.options), **dict(options_told)}.items()))
-                name = "-".join([backend, label, *said, *how])
-                changes = exact + len(said) + len(how)
-                found.append(Candidate(name, replace(loaded, options=asked), call, changes))
+                options = tuple(sorted({**dict(variant.options), **dict(changed)}.items()))
+                name = "-".join([backend, label, *option_labels, *call_labels])
+                changes = exact + len(option_labels) + len(call_labels)
+                candidates.append(Candidate(name, replace(loaded, options=options), call, changes))
     if unknown := sorted(set(narrowed) - known):
         raise UsageError(f"space has no {', '.join(unknown)}: use {', '.join((*KNOWN, *sorted(known - {*KNOWN})))}")
     for name, values in offered.items():
@@ -152,18 +154,19 @@ def make_space(
                 raise UsageError(
                     f"space {name}={pattern} is nothing that can run here{f' ({lacking})' if lacking else ''}: use {instead}"
                 )
-    if idle := sorted(set(narrowed) - heeded):
+    if idle := sorted(set(narrowed) - used):
         raise UsageError(f"space {', '.join(idle)} would change nothing: no way that is left takes it")
-    if len(found) == 1:
+    if len(candidates) == 1:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out)
         raise UsageError(f"nothing but the baseline is left of the space: widen it{f' ({why})' if why else ''}")
-    found.sort(key=lambda each: each.changes)
-    return Space(tuple(found), tuple(left_out))
+    candidates.sort(key=lambda each: each.changes)
+    return Space(tuple(candidates), tuple(left_out))
 
 
-def _wanted(label: str, is_precision: bool, narrowed: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether a precision or recipe is wanted: not if only the other kind is named; `recipe=none` means any
-    precision.
+def _is_requested(label: str, is_precision: bool, narrowed: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether a precision or recipe is requested: not if only the other kind is named.
+
+    `recipe=none` means any precision.
     """
     precisions, recipes = narrowed.get("precision"), narrowed.get("recipe")
     if not is_precision:
@@ -182,17 +185,17 @@ def _loaded(
 ) -> Iterator[tuple[Variant, str, int, tuple[type, ...]]]:
     """Yield a backend's models with their labels, distances from the baseline, and recipe options."""
     backend = variant.backend
-    able = kind_of(device) in machine.get("bfloat16", "").split(",")
+    has_bfloat16 = kind_of(device) in machine.get("bfloat16", "").split(",")
     if missing := missing_modules(backend):
         left_out.append((backend, f"{', '.join(missing)} is not installed"))
         return
-    other = int(backend != BASELINE[0])
+    distance = int(backend != BASELINE[0])
     for precision in precisions:
-        used, label = choose_dtype(precision, device, able)
+        used, label = choose_dtype(precision, device, has_bfloat16)
         if used != precision:
             left_out.append((f"{backend}/{precision}", f"it would be {label}"))
         else:
-            yield replace(variant, dtype=precision), precision, other + int(precision != BASELINE[1]), ()
+            yield replace(variant, dtype=precision), precision, distance + int(precision != BASELINE[1]), ()
     for recipe in recipes():
         if recipe.backend != backend:
             continue
@@ -207,11 +210,11 @@ def _loaded(
             )
         else:
             quantized = replace(variant, quantization=recipe.name, dtype=recipe.computes)
-            yield quantized, recipe.name, other + 1, recipe.option_types
+            yield quantized, recipe.name, distance + 1, recipe.option_types
             # On a GPU, unquantized layers are fast only in 16 bits.
-            if on_gpu(device) and able and recipe.computes == "float32" and "bfloat16" in precisions:
+            if on_gpu(device) and has_bfloat16 and recipe.computes == "float32" and "bfloat16" in precisions:
                 label = f"{recipe.name}@bfloat16"
-                yield replace(quantized, dtype="bfloat16"), label, other + 2, recipe.option_types
+                yield replace(quantized, dtype="bfloat16"), label, distance + 2, recipe.option_types
 
 
 def _options(
@@ -219,28 +222,28 @@ def _options(
     cpus: int,
     narrowed: Mapping[str, Sequence[str]],
     timed: bool,
-    alike: Mapping[str, Scalar],
+    common: Mapping[str, Scalar],
 ) -> Iterator[tuple[tuple[tuple[str, Scalar], ...], tuple[str, ...]]]:
-    """Yield option combinations of a backend and its recipe with their descriptions, leaving out defaults.
+    """Yield option combinations of a backend and its recipe with their labels, leaving out defaults.
 
     Args:
         options: option classes.
         cpus: number of CPUs used; 0 for another device.
         narrowed: values by name, instead of the suggested ones.
         timed: whether to vary options that only affect speed.
-        alike: options common to all candidates.
+        common: options common to all candidates.
     """
     axes: list[list[tuple[str, Any, bool]]] = []
     for each in (each for taken in options for each in parameters(taken)):
-        usual = alike.get(each.name, each.default)
-        tries = each.option.tries if timed and each.name not in alike else None
-        values = [usual, *(value for value in (tries(cpus) if tries else ()) if value != usual)]
+        standard = common.get(each.name, each.default)
+        tries = each.option.tries if timed and each.name not in common else None
+        values = [standard, *(value for value in (tries(cpus) if tries else ()) if value != standard)]
         if each.name in narrowed:
             values = [each.parse(text) for text in narrowed[each.name]]
-        axes.append([(each.name, value, value == usual) for value in values])
+        axes.append([(each.name, value, value == standard) for value in values])
     for chosen in product(*axes):
-        told = tuple((name, value) for name, value, default in chosen if not default)
-        yield told, tuple(f"{name}_{format_value(value)}" for name, value in told)
+        changed = tuple((name, value) for name, value, is_default in chosen if not is_default)
+        yield changed, tuple(f"{name}_{format_value(value)}" for name, value in changed)
 
 
 def _calls(
@@ -251,9 +254,9 @@ def _calls(
     sizes = _numbers("batch_size", narrowed) or (
         [size for size in BATCH_SIZES if size <= rows] if objective in BATCHED else [1]
     )
-    tried = (True, False) if objective in CACHED and task.max_new_tokens <= FEW_TOKENS else (True,)
+    caching = (True, False) if objective in CACHED and task.max_new_tokens <= FEW_TOKENS else (True,)
     use_cache = Parameter("space use_cache", bool, False, False, True, Option(""))
-    caches = [use_cache.parse(value) for value in narrowed.get("use_cache", map(format_value, tried))]
+    caches = [use_cache.parse(value) for value in narrowed.get("use_cache", map(format_value, caching))]
     pads = _numbers("pad_to_multiple", narrowed) or [1]
     for size, cache, pad in product(sizes, caches, pads):
         changed = {

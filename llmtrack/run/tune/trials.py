@@ -41,7 +41,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Asked:
+class TuneGoal:
     """What to tune for.
 
     Attributes:
@@ -102,7 +102,7 @@ class Trials:
     def __init__(
         self,
         candidates: Sequence[Candidate],
-        asked: Asked,
+        goal: TuneGoal,
         pool: Pool,
         progress: SearchProgress,
         journal: Journal,
@@ -111,7 +111,7 @@ class Trials:
         began: float,
     ) -> None:
         self.of = {each.name: each for each in candidates}
-        self.asked = asked
+        self.goal = goal
         self.rounds: dict[str, list[Measurement]] = {name: [] for name in self.of}
         # By the candidate to be proven, and by the one measured.
         self.fresh: dict[tuple[str, str], list[Measurement]] = {}
@@ -129,26 +129,26 @@ class Trials:
         self._at = Progress("", "loading")
         self._text_digests: dict[int, Scalar] = {}
         self._parts = []
-        for number, texts in enumerate(parts_of(asked.corpus)):
+        for number, texts in enumerate(parts_of(goal.corpus)):
             path = folder / f"part-{number}.jsonl"
             path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
             self._parts.append(path)
 
-    def task(self) -> Goal:
+    def search_goal(self) -> Goal:
         """Return the goal of the search."""
-        asked = self.asked
+        goal = self.goal
         return Goal(
             names=tuple(self.of),
-            objective=asked.objective,
-            better=metric(asked.objective).better,
-            seconds=asked.seconds,
-            most_perplexity=asked.most_perplexity,
+            objective=goal.objective,
+            better=metric(goal.objective).better,
+            seconds=goal.seconds,
+            most_perplexity=goal.most_perplexity,
             parts=len(self._parts),
-            limits=asked.limits,
-            rules=Rules(margin=asked.margin),
+            limits=goal.limits,
+            rules=Rules(margin=goal.margin),
             new_tokens=next(iter(self.of.values())).task.max_new_tokens,
-            on_gpu=not asked.cpus,
-            start=asked.start,
+            on_gpu=not goal.cpus,
+            start=goal.start,
             ready=self._pool.spare,
         )
 
@@ -156,15 +156,15 @@ class Trials:
         """Return the prior knowledge of each candidate; a resumed search uses what was recorded."""
 
         def look() -> Any:
-            earlier = self.asked.earlier
-            known = {
-                name: replace(prior_of(each, self.asked.cpus, measured), earlier=earlier.get(name))
-                for name, each in self.of.items()
+            earlier = self.goal.earlier
+            priors = {
+                name: replace(prior_of(candidate, self.goal.cpus, measured), earlier=earlier.get(name))
+                for name, candidate in self.of.items()
             }
-            return to_json(known, dict[str, Prior])
+            return to_json(priors, dict[str, Prior])
 
-        found: dict[str, Prior] = self._journal.act(["ways", bool(measured)], look, partial(_priors, self.of))
-        return found
+        priors: dict[str, Prior] = self._journal.act(["ways", bool(measured)], look, partial(_decode_priors, self.of))
+        return priors
 
     def show(self, state: SearchState) -> None:
         """Show the progress."""
@@ -190,7 +190,7 @@ class Trials:
 
     def score(self, name: str, part: int, seconds: float) -> PartScore:
         """Score a part of the text with a candidate, within a time limit."""
-        task = replace(self.asked.scoring, corpus=str(self._parts[part]))
+        task = replace(self.goal.scoring, corpus=str(self._parts[part]))
         # Compiling does not change scores and takes long.
         outcome, took = self._act(
             ["score", name, part],
@@ -225,7 +225,7 @@ class Trials:
         """Score the whole text with a candidate if there is time; return whether its score is known."""
         room = tuning.goal.seconds - tuning.spent
         if name not in self.answers and room >= tuning.forecast.scoring_s(name) and self.rounds[name]:
-            scenario = Scenario(name, uncompiled(self.of[name].variant), self.asked.scoring)
+            scenario = Scenario(name, uncompiled(self.of[name].variant), self.goal.scoring)
             outcome, took = self._act(["answer", name], scenario, room, quiet=True)
             tuning.spent += took
             if isinstance(outcome, Measurement):
@@ -264,19 +264,19 @@ class Trials:
             return {"outcome": to_json(outcome, Outcome), "seconds": took}
 
         before = self._journal.taken_over
-        found: tuple[Outcome, float] = self._journal.act(key, do, _read)
+        result: tuple[Outcome, float] = self._journal.act(key, do, _decode_outcome)
         if self._journal.taken_over > before:
             self._last_end = self._clock()
-        self._remember(str(key[0]), *found)
-        return found
+        self._remember(str(key[0]), *result)
+        return result
 
-    def _remember(self, what: str, outcome: Outcome, took: float) -> None:
+    def _remember(self, kind: str, outcome: Outcome, took: float) -> None:
         name = outcome.scenario.name
-        measured = {} if isinstance(outcome, Failure) else outcome.metrics
-        value = measured.get(self.asked.objective, math.nan)
+        metrics = {} if isinstance(outcome, Failure) else outcome.metrics
+        value = metrics.get(self.goal.objective, math.nan)
         began = self.acts[-1].began_s + self.acts[-1].seconds if self.acts else self.before_s
-        why = outcome.reason if isinstance(outcome, Failure) else ""
-        self.acts.append(Act(what, name, began, took, value, why))
+        reason = outcome.reason if isinstance(outcome, Failure) else ""
+        self.acts.append(Act(kind, name, began, took, value, reason))
 
     def timeline(self) -> str:
         """Return the actions with their times as CSV."""
@@ -302,20 +302,20 @@ class Trials:
         return collected.outcomes[0]
 
 
-def _priors(names: Iterable[str], gave: Any) -> dict[str, Prior]:
+def _decode_priors(names: Iterable[str], recorded: Any) -> dict[str, Prior]:
     """Decode the recorded knowledge of the candidates.
 
     Raises:
         ValueError: it is of other candidates, or none.
     """
-    found: dict[str, Prior] = from_json(gave, dict[str, Prior])
-    if found.keys() != set(names):
+    priors: dict[str, Prior] = from_json(recorded, dict[str, Prior])
+    if priors.keys() != set(names):
         raise ValueError("it is of other candidates")
-    return found
+    return priors
 
 
-def _read(gave: Any) -> tuple[Outcome, float]:
-    return from_json(gave["outcome"], Outcome), float(gave["seconds"])
+def _decode_outcome(recorded: Any) -> tuple[Outcome, float]:
+    return from_json(recorded["outcome"], Outcome), float(recorded["seconds"])
 
 
 def parts_of(corpus: Corpus) -> list[list[str]]:

@@ -25,7 +25,7 @@ from llmtrack.measure.statistics import summarize
 from llmtrack.report.sentences.reading import outcome_note
 from llmtrack.report.terminal import say
 from llmtrack.run.executors.pool import Pool
-from llmtrack.run.reproduce import as_loaded, command_line, python_lines, resolved_as
+from llmtrack.run.reproduce import as_loaded, generate_command, generate_program, measured_comment
 from llmtrack.run.study.announce import print_support
 from llmtrack.run.study.journal import Journal
 from llmtrack.run.study.merge import merge_measurements
@@ -34,7 +34,7 @@ from llmtrack.run.study.progress import SearchProgress
 from llmtrack.run.study.study import StudyResult, opened, report_study
 from llmtrack.run.tune.priors import earlier_ratios
 from llmtrack.run.tune.search_space import Space
-from llmtrack.run.tune.trials import FRESH, SAMPLE, Asked, Trials, scenario_of
+from llmtrack.run.tune.trials import FRESH, SAMPLE, Trials, TuneGoal, scenario_of
 from llmtrack.spec.outcome import Failure, Measurement, Outcome
 from llmtrack.spec.scenario import Scalar
 from llmtrack.spec.serialization import digest
@@ -73,7 +73,7 @@ class TuneResult(StudyResult):
 def run_tune(
     experiment: Experiment,
     space: Space,
-    asked: Asked,
+    goal: TuneGoal,
     *,
     tracker: Tracker,
     pool: Pool,
@@ -88,7 +88,7 @@ def run_tune(
 
     Args:
         experiment: question, plots and reading.
-        asked: what to tune for.
+        goal: what to tune for.
         resume: continue an interrupted search.
         clock: monotonic clock in seconds that decides when the time is up.
         began: start of the time budget; None for now.
@@ -97,36 +97,36 @@ def run_tune(
         UsageError: the budget is too small for the baseline.
     """
     began = clock() if began is None else began
-    if asked.seconds - (clock() - began) < _LEAST_S:
+    if goal.seconds - (clock() - began) < _LEAST_S:
         raise UsageError(
-            f"budget {budget_text(asked.seconds)} is too small: starting a worker took {asked.start:.0f} s of it, and the baseline "
-            f"must be loaded and called, too; use budget={budget_text(2 * asked.start + 60)} or more"
+            f"budget {budget_text(goal.seconds)} is too small: starting a worker took {goal.start:.0f} s of it, and the baseline "
+            f"must be loaded and called, too; use budget={budget_text(2 * goal.start + 60)} or more"
         )
     scenarios = [scenario_of(each, SAMPLE) for each in space.candidates]
     fetch_checkpoints(scenarios[:1], tracker.tracking_uri)
     pool.check(scenarios[:1])
     facts = environment(pool.machine(), model_folders(scenarios))
     say(console, f"{experiment.name}: {experiment.question}")
-    say(console, f"  {len(scenarios)} candidates, {asked.seconds:.0f} s; the baseline is {scenarios[0].name}")
+    say(console, f"  {len(scenarios)} candidates, {goal.seconds:.0f} s; the baseline is {scenarios[0].name}")
     print_support(console, pool.machine(), scenarios)
     for reason in dict.fromkeys(reason for _, reason in space.left_out):
         names = ", ".join(name for name, why in space.left_out if why == reason)
         say(console, f"  left out: {names}: {reason}")
-    # The start time of a worker is not part of the request and varies.
-    work = digest([[each.scenario_id for each in scenarios], environment_id(facts), repr(replace(asked, start=0.0))])
+    # Without the start time of a worker, which varies; by the name of the class that earlier versions hashed.
+    request = repr(replace(goal, start=0.0)).replace("TuneGoal", "Asked", 1)
+    work = digest([[scenario.scenario_id for scenario in scenarios], environment_id(facts), request])
     if not tracker.offline:
-        base = scenarios[0].name
-        seen = earlier_ratios(
+        ratios = earlier_ratios(
             space.candidates,
-            base,
-            asked.objective,
+            scenarios[0].name,
+            goal.objective,
             environment_id(facts),
-            asked.cpus,
+            goal.cpus,
             tracker.tracking_uri,
         )
-        asked = replace(asked, earlier=seen)
-        if seen:
-            say(console, f"  known from earlier runs here: {plural(len(seen), 'candidate')}")
+        goal = replace(goal, earlier=ratios)
+        if ratios:
+            say(console, f"  known from earlier runs here: {plural(len(ratios), 'candidate')}")
     start = partial(
         tracker.start_study,
         experiment.name,
@@ -139,9 +139,9 @@ def run_tune(
     with opened(tracker, pool, console, work, resume, start) as study, ExitStack() as stack:
         journal = Journal(tracker.spool.folder.parent / "tune" / f"{work}.jsonl", resume)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        with SearchProgress(console, asked.seconds, began, clock) as progress:
-            trials = Trials(space.candidates, asked, pool, progress, journal, folder, clock, clock())
-            tuning = Tuning(trials.task(), trials)
+        with SearchProgress(console, goal.seconds, began, clock) as progress:
+            trials = Trials(space.candidates, goal, pool, progress, journal, folder, clock, clock())
+            tuning = Tuning(trials.search_goal(), trials)
             tuning.spent = trials.before_s = clock() - began
             try:
                 tuning.run()
@@ -149,8 +149,8 @@ def run_tune(
             finally:
                 with defer_signals():
                     tracked = _track(study, tracker, trials, tuning)
-            taken = sum(map(len, tuning.race.samples.values()))
-            progress.line(f"  {plural(taken, 'sample')}, {spent_text(tuning.spent, asked.seconds)}")
+            samples = sum(map(len, tuning.race.samples.values()))
+            progress.line(f"  {plural(samples, 'sample')}, {spent_text(tuning.spent, goal.seconds)}")
             for outcome in tracked.values():
                 progress.ended(outcome.scenario.name, _line(outcome))
         failed = tuning.ending == "none"
@@ -168,7 +168,7 @@ def run_tune(
 
 
 def _track(study: Study, tracker: Tracker, trials: Trials, tuning: Tuning) -> dict[str, Outcome]:
-    """Track each candidate's run with its result, and return them."""
+    """Track each candidate that was started, with its result; return the outcomes by name."""
     tracked: dict[str, Outcome] = {}
     for name in trials.of:
         if not trials.rounds[name] and name not in trials.failures and name != tuning.goal.baseline:
@@ -179,30 +179,32 @@ def _track(study: Study, tracker: Tracker, trials: Trials, tuning: Tuning) -> di
 
 
 def _outcome_of(name: str, trials: Trials, tuning: Tuning) -> Outcome:
-    """Merge a candidate's rounds into one outcome; for the proven one and the baseline, only the fresh measurements."""
+    """Merge a candidate's rounds into one outcome; of the proven one and the baseline, only the fresh measurements."""
     candidate = trials.of[name]
-    is_base = name == tuning.goal.baseline
-    facts: dict[str, Scalar] = {"tuned_for": tuning.goal.objective, **_place(name, tuning)}
-    afresh = trials.fresh.get((tuning.proven_of, name), [])
-    fresh = [afresh[number] for number in tuning.proofs.rounds(tuning.proven_of)] if afresh else []
-    done = fresh or trials.rounds[name]
+    is_baseline = name == tuning.goal.baseline
+    facts: dict[str, Scalar] = {"tuned_for": tuning.goal.objective, **_result_params(name, tuning)}
+    proof_visits = trials.fresh.get((tuning.proven_of, name), [])
+    fresh = [proof_visits[number] for number in tuning.proofs.rounds(tuning.proven_of)] if proof_visits else []
+    visits = fresh or trials.rounds[name]
     if fresh:
         facts["race_proofs"] = len(tuning.proofs)
-    if not done:
-        why = str(facts["race_reason"])
+    if not visits:
+        reason = str(facts["race_reason"])
         now = time.time()
         failure = trials.failures.get(name) or Failure(
-            scenario_of(candidate, SAMPLE), "skipped", why, started_at=now, ended_at=now
+            scenario_of(candidate, SAMPLE), "skipped", reason, started_at=now, ended_at=now
         )
-        return replace(failure, scenario=replace(failure.scenario, baseline=is_base), facts={**failure.facts, **facts})
-    whole = merge_measurements(
-        done, replace(FRESH if fresh else SAMPLE, min_repeats=min(5, len(done)), max_repeats=200)
+        return replace(
+            failure, scenario=replace(failure.scenario, baseline=is_baseline), facts={**failure.facts, **facts}
+        )
+    merged = merge_measurements(
+        visits, replace(FRESH if fresh else SAMPLE, min_repeats=min(5, len(visits)), max_repeats=200)
     )
-    whole = _with_fresh(whole, tuning.goal.objective, tuning.fresh.get(name, ()))
-    price = _price(name, tuning)
-    metrics = dict(whole.metrics)
-    if price is not None:
-        metrics["reference_perplexity_ratio"] = price.value
+    merged = _with_fresh(merged, tuning.goal.objective, tuning.fresh.get(name, ()))
+    ratio = _perplexity_ratio(name, tuning)
+    metrics = dict(merged.metrics)
+    if ratio is not None:
+        metrics["reference_perplexity_ratio"] = ratio.value
     answer = trials.answers.get(name)
     if answer is not None:
         scored = (
@@ -215,40 +217,40 @@ def _outcome_of(name: str, trials: Trials, tuning: Tuning) -> Outcome:
             "bytes_scored",
         )
         metrics |= {key: value for key, value in answer.metrics.items() if key in scored}
-        whole = replace(whole, items=answer.items)
-        known = {key: value for key, value in answer.facts.items() if key not in whole.facts}
-        facts = {**known, **vars_of(answer.scenario.task), **facts}
-    texts = dict(whole.texts)
+        merged = replace(merged, items=answer.items)
+        scoring_facts = {key: value for key, value in answer.facts.items() if key not in merged.facts}
+        facts = {**scoring_facts, **scoring_params(answer.scenario.task), **facts}
+    texts = dict(merged.texts)
     if name == (tuning.winner or tuning.goal.baseline):
-        told, every = _left_out(tuning)
-        facts |= told
-        texts["not_tried.json"] = json.dumps(every, indent=1) + "\n"
+        params, reasons = _not_started(tuning)
+        facts |= params
+        texts["not_tried.json"] = json.dumps(reasons, indent=1) + "\n"
         texts["timeline.csv"] = trials.timeline()
     texts["race.json"] = json.dumps({"race": tuning.race.samples[name], "fresh": tuning.fresh.get(name, [])}) + "\n"
     if name == tuning.winner:
-        variant = as_loaded(candidate.variant, whole.facts)
-        first = resolved_as(variant, whole.tags)
-        texts["run_it.py"] = first + python_lines(variant, candidate.task)
-        texts["run_it.sh"] = first + command_line(variant, candidate.task) + "\n"
+        variant = as_loaded(candidate.variant, merged.facts)
+        comment = measured_comment(variant, merged.tags)
+        texts["run_it.py"] = comment + generate_program(variant, candidate.task)
+        texts["run_it.sh"] = comment + generate_command(variant, candidate.task) + "\n"
     return replace(
-        whole,
-        scenario=replace(whole.scenario, baseline=is_base),
+        merged,
+        scenario=replace(merged.scenario, baseline=is_baseline),
         metrics=metrics,
-        facts={**whole.facts, **facts},
+        facts={**merged.facts, **facts},
         texts=texts,
     )
 
 
-def _with_fresh(whole: Measurement, objective: str, values: Sequence[float]) -> Measurement:
+def _with_fresh(merged: Measurement, objective: str, values: Sequence[float]) -> Measurement:
     """Add the fresh measurements as samples of an objective that has one value per call (energy)."""
-    if not values or objective in whole.samples:
-        return whole
+    if not values or objective in merged.samples:
+        return merged
     summary = summarize(values)
     return replace(
-        whole,
-        samples={**whole.samples, objective: tuple(values)},
-        summaries={**whole.summaries, objective: summary},
-        metrics={**whole.metrics, objective: summary.median},
+        merged,
+        samples={**merged.samples, objective: tuple(values)},
+        summaries={**merged.summaries, objective: summary},
+        metrics={**merged.metrics, objective: summary.median},
     )
 
 
@@ -258,60 +260,60 @@ def spent_text(spent: float, budget: float) -> str:
     return f"{min(spent, budget):.0f} of {budget:.0f} s{over}"
 
 
-def vars_of(task: Any) -> dict[str, Scalar]:
+def scoring_params(task: Any) -> dict[str, Scalar]:
     """Return the scoring convention as params."""
     names = ("protocol", "max_length", "bos_rule", "max_tokens")
     return {name: getattr(task, name) for name in names}
 
 
-def _left_out(tuning: Tuning) -> tuple[dict[str, Scalar], dict[str, str]]:
-    """Return the candidates that were never started, and why: summarized as params, and in full by name."""
+def _not_started(tuning: Tuning) -> tuple[dict[str, Scalar], dict[str, str]]:
+    """Return the candidates that were never started, and why: as params in short, and in full by name."""
     hopeless = {
         name: out.why
         for name, out in tuning.race.dropped.items()
         if not tuning.race.samples[name] and out.why.startswith(CANNOT_WIN)
     }
-    told: dict[str, Scalar] = {}
+    params: dict[str, Scalar] = {}
     if hopeless:
-        told["race_hopeless"] = ", ".join(hopeless)
+        params["race_hopeless"] = ", ".join(hopeless)
     names = sorted(tuning.untried, key=tuning.forecast.promise_of, reverse=True)
     if names:
         first = [f"{name} ({tuning.untried[name]})" for name in names[:MOST_NAMED]]
         more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
-        told["race_not_tried"] = ", ".join([*first, *more])
-    return told, {**{name: tuning.untried[name] for name in names}, **hopeless}
+        params["race_not_tried"] = ", ".join([*first, *more])
+    return params, {**{name: tuning.untried[name] for name in names}, **hopeless}
 
 
-def _price(name: str, tuning: Tuning) -> Ratio | None:
-    """Return a candidate's perplexity ratio as far as scored; 1 if it computes the same numbers as the baseline."""
+def _perplexity_ratio(name: str, tuning: Tuning) -> Ratio | None:
+    """Return a candidate's perplexity relative to the baseline as far as scored; 1 if it computes the same numbers."""
     model = tuning.model_of(name)
     return Ratio(1.0, 1.0, 1.0) if model == tuning.model_of(tuning.goal.baseline) else tuning.quality.ratios.get(model)
 
 
-def _place(name: str, tuning: Tuning) -> dict[str, Scalar]:
+def _result_params(name: str, tuning: Tuning) -> dict[str, Scalar]:
     """Return a candidate's result and its reason as params."""
-    place, why = _standing(name, tuning)
-    return {"race_place": place, "race_reason": why}
+    result, reason = _result(name, tuning)
+    return {"race_place": result, "race_reason": reason}
 
 
-def _standing(name: str, tuning: Tuning) -> tuple[str, str]:
-    out = tuning.race.dropped.get(name)
+def _result(name: str, tuning: Tuning) -> tuple[str, str]:
+    drop = tuning.race.dropped.get(name)
     if name == tuning.winner:
         if tuning.ending == "unproven":
             remedy = f": use budget={budget_text(tuning.needs)}" if tuning.needs else ""
             return "unproven", f"best so far, not proven: {tuning.missing}{remedy}"
-        return "winner", _best(name, tuning)
+        return "winner", _winner_reason(name, tuning)
     if name == tuning.fallback:
         return "proven", f"proven better than the baseline, but {tuning.winner} measured better"
     if name in tuning.untried:
         return "not tried", tuning.untried[name]
     claim = tuning.claim
     if name == tuning.goal.baseline and claim is not None and tuning.winner in tuning.fresh:
-        first = f"{out.why}; " if out is not None and not out.by else ""
+        first = f"{drop.why}; " if drop is not None and not drop.by else ""
         if claim.verdict == "better":
             return "dropped", f"{first}{tuning.winner} is better, measured afresh"
-    if out is not None:
-        return "dropped", out.why
+    if drop is not None:
+        return "dropped", drop.why
     if tuning.winner is None:
         return "open", "the search did not finish"
     if claim is not None and name in tuning.fresh and name != tuning.goal.baseline:
@@ -325,23 +327,23 @@ def _standing(name: str, tuning: Tuning) -> tuple[str, str]:
         samples = len(tuning.race.samples[name])
         return "open", f"{tuning.winner} measured better, inconclusive after {plural(samples, 'sample')}"
     leader = tuning.race.leader()
-    nor = "" if leader in (name, tuning.winner) else f", nor to {leader}"
+    or_leader = "" if leader in (name, tuning.winner) else f", nor to {leader}"
     order = tuning.goal.names.index
     simpler = ", which is the simpler one" if order(name) > order(tuning.winner) else ""
-    return "equal", f"no significant difference to {tuning.winner}{nor}{simpler}"
+    return "equal", f"no significant difference to {tuning.winner}{or_leader}{simpler}"
 
 
-def _best(name: str, tuning: Tuning) -> str:
-    tried = sum(bool(samples) for samples in tuning.race.samples.values())
-    words = (
-        f"best of {tried} tried"
+def _winner_reason(name: str, tuning: Tuning) -> str:
+    count = sum(bool(samples) for samples in tuning.race.samples.values())
+    reason = (
+        f"best of {count} tried"
         if len(tuning.equal) == 1
         else "the simplest without a significant difference to the best"
     )
-    price = _price(name, tuning)
-    if price is not None and price.value != 1 and math.isfinite(price.high):
-        words += f"; perplexity {change_text(price)}"
-    return words
+    ratio = _perplexity_ratio(name, tuning)
+    if ratio is not None and ratio.value != 1 and math.isfinite(ratio.high):
+        reason += f"; perplexity {change_text(ratio)}"
+    return reason
 
 
 def _line(outcome: Outcome) -> str:

@@ -19,7 +19,7 @@ from llmtrack.report.page import reports as report_of_study
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.executors.pool import Pool
 from llmtrack.run.tune.search_space import Candidate, Space
-from llmtrack.run.tune.trials import Asked, Trials, parts_of
+from llmtrack.run.tune.trials import Trials, TuneGoal, parts_of
 from llmtrack.run.tune.tune import NOT_PROVEN, run_tune
 from llmtrack.spec.scenario import Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask
@@ -106,7 +106,7 @@ def go(tracker, console, monkeypatch, _known_bandwidth):
         return run_tune(
             replace(tune.build(tune.Config()), plots=lambda runs, series: {}),
             space(ways or machine.ways),
-            Asked("decode_tokens_per_sec", seconds, **given),
+            TuneGoal("decode_tokens_per_sec", seconds, **given),
             tracker=tracker,
             pool=machine.pool(),
             console=console,
