@@ -64,14 +64,14 @@ def compare(
     Under `mlflow run` the table is also logged to that run.
     """
     from llmtrack.decide.selection import as_selector
-    from llmtrack.report.comparison import compare_runs, compare_with_baseline
+    from llmtrack.report.comparison import show_differences, show_side_by_side
 
     if baseline:
         others = ("model", "search", "tags", "since", "until")
         if every or output or warnings or any(chosen[name] for name in others):
             raise UsageError("with --baseline, choose runs by --candidate, --study and --experiment only")
         latest = None if candidate or chosen["study"] else _latest(chosen["tracking_uri"], chosen["experiment"])
-        compare_with_baseline(
+        show_differences(
             baseline,
             candidate or (as_selector(chosen["study"] or "latest"),),
             metric or None,
@@ -85,7 +85,7 @@ def compare(
     if candidate or metric or across_environments:
         raise UsageError("--candidate, --metric and --across-environments need a --baseline")
     chosen, latest = (chosen, None) if every else _latest_unless_chosen(chosen)
-    compare_runs(
+    show_side_by_side(
         every=every,
         warnings=warnings,
         output=Path(os.path.expanduser(output)) if output else None,

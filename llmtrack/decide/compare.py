@@ -44,12 +44,12 @@ COLUMNS: dict[str, str] = {
     "baseline_run_id": "string",
 }
 
-_COMPARED = ("better", "worse", "changed", "same", "unknown")
+_WITH_RATIO = ("better", "worse", "changed", "same", "unknown")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference of a pair in one metric."""
+    """A pair compared in one metric."""
 
     pair: Pair
     difference: Difference
@@ -61,27 +61,27 @@ class Comparison:
 
     def row(self) -> dict[str, Any]:
         """Return the values of the columns `COLUMNS`; absent if unknown."""
-        found, metric = self.difference, schema.metric(self.difference.metric)
+        difference, metric = self.difference, schema.metric(self.difference.metric)
         row: dict[str, Any] = {
             "scenario": self.pair.candidate.name,
-            "metric": found.metric,
+            "metric": difference.metric,
             "unit": metric.unit,
             "better": metric.better,
-            "baseline": found.baseline,
-            "candidate": found.candidate,
-            "p_value": found.p_value,
-            "p_adjusted": found.p_adjusted,
-            "verdict": found.verdict,
-            "words": found.words,
-            "doubts": "\n".join(found.doubts) or None,
+            "baseline": difference.baseline,
+            "candidate": difference.candidate,
+            "p_value": difference.p_value,
+            "p_adjusted": difference.p_adjusted,
+            "verdict": difference.verdict,
+            "words": difference.words,
+            "doubts": "\n".join(difference.doubts) or None,
             "experiment": self.pair.candidate.experiment or None,
             "baseline_scenario": self.pair.baseline.name,
             "run_id": self.pair.candidate.run_id,
             "baseline_run_id": self.pair.baseline.run_id,
         }
-        if found.verdict in _COMPARED:
-            row |= {"n_baseline": found.n_baseline, "n_candidate": found.n_candidate}
-            if ratio := found.ratio:
+        if difference.verdict in _WITH_RATIO:
+            row |= {"n_baseline": difference.n_baseline, "n_candidate": difference.n_candidate}
+            if ratio := difference.ratio:
                 row |= {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
         return row
 
@@ -128,18 +128,18 @@ def compare(
 
 def with_samples_of_pairs(pairs: Sequence[Pair], tracking_uri: str | None) -> list[Pair]:
     """Add samples, noise floors and comparison families to the runs of pairs; see `verdicts.with_samples`."""
-    known = {run.run_id: run for run in with_samples(runs_of_pairs(pairs), tracking_uri)}
+    complete = {run.run_id: run for run in with_samples(runs_of_pairs(pairs), tracking_uri)}
 
-    def complete(run: Run) -> Run:
-        evidence = known[run.run_id]
+    def completed(run: Run) -> Run:
+        # A run may be listed under several names.
+        evidence = complete[run.run_id]
         return replace(run, samples=evidence.samples, floors=evidence.floors, family=evidence.family)
 
-    return [Pair(complete(pair.baseline), complete(pair.candidate)) for pair in pairs]
+    return [Pair(completed(pair.baseline), completed(pair.candidate)) for pair in pairs]
 
 
 def runs_of_pairs(pairs: Sequence[Pair]) -> Runs:
-    """Return the distinct runs of pairs."""
-    # Of a run listed under several names, keep the last.
+    """Return the distinct runs of pairs; of a run listed under several names, the last."""
     return Runs({run.run_id: run for pair in pairs for run in (pair.baseline, pair.candidate)}.values())
 
 
@@ -152,28 +152,25 @@ def compare_pairs(
 ) -> list[Comparison]:
     """Compare paired runs in some metrics, or in the headline metrics that any run has; see `compare`."""
     alpha = read_number("alpha", alpha, CHANCE)
-    names = _compared_metrics(pairs, None if metrics is None else require_texts("metric", metrics))
+    names = _known_metrics(pairs, None if metrics is None else require_texts("metric", metrics))
     sides = [(pair.baseline, pair.candidate) for pair in pairs]
-    of_metric = [
+    by_metric = [
         pairwise_differences(sides, name, across_environments=across_environments, alpha=alpha) for name in names
     ]
-    of_pair = zip(pairs, zip(*of_metric, strict=True), strict=bool(names))
-    compared = [Comparison(pair, difference) for pair, differences in of_pair for difference in differences]
-    if compared and all(each.difference.verdict == "not comparable" for each in compared):
-        remedy = (
-            "; pass across_environments (--across-environments) to compare nevertheless"
-            if any(each.other_environments for each in compared)
-            else ""
-        )
-        raise UsageError(f"nothing can be compared: {compared[0].difference.words}{remedy}")
-    return compared
+    by_pair = zip(pairs, zip(*by_metric, strict=True), strict=bool(names))
+    comparisons = [Comparison(pair, difference) for pair, differences in by_pair for difference in differences]
+    if comparisons and all(comparison.difference.verdict == "not comparable" for comparison in comparisons):
+        environments = any(comparison.other_environments for comparison in comparisons)
+        remedy = "; pass across_environments (--across-environments) to compare nevertheless" if environments else ""
+        raise UsageError(f"nothing can be compared: {comparisons[0].difference.words}{remedy}")
+    return comparisons
 
 
-def to_frame(compared: Sequence[Comparison]) -> pd.DataFrame:
+def to_frame(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """Convert comparisons to the table that `compare` returns."""
     import pandas as pd
 
-    return pd.DataFrame([each.row() for each in compared], columns=list(COLUMNS)).astype(COLUMNS)
+    return pd.DataFrame([comparison.row() for comparison in comparisons], columns=list(COLUMNS)).astype(COLUMNS)
 
 
 def require_metric(name: str, among: Sequence[str] = ()) -> str:
@@ -185,16 +182,16 @@ def require_metric(name: str, among: Sequence[str] = ()) -> str:
     names = [*schema.METRIC_BY_NAME, *among]
     if name in names:
         return name
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else "docs/metrics.md lists them"
+    matches = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(matches)}?" if matches else "docs/metrics.md lists them"
     raise UsageError(f"there is no metric {name!r}: {hint}")
 
 
-def _compared_metrics(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
+def _known_metrics(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
     runs = runs_of_pairs(pairs)
     if metrics is None:
         headlines = [entry.name for entry in schema.in_column_order(schema.METRICS) if entry.headline]
         return [name for name in headlines if any(run.number(name) is not None for run in runs)]
     # Plug-ins may add metrics.
-    further = {name for run in runs for name in run.metrics}
-    return [require_metric(name, sorted(further)) for name in metrics]
+    others = sorted({name for run in runs for name in run.metrics})
+    return [require_metric(name, others) for name in metrics]

@@ -19,13 +19,16 @@ from llmtrack.tracked.run import Spread
 if TYPE_CHECKING:
     import numpy as np
 
-
 Alternative = Literal["two-sided", "less", "greater"]
+Verdict = Literal["better", "worse", "changed", "same", "unknown", "not comparable", "failed", "missing"]
 
 RESAMPLES = 2000
 ALPHA = 0.05
 # Above this total number of samples, the exact distribution costs more than it gains.
 _MOST_EXACT = 100
+_MOST_REPEATS_ASKED = 100
+# Unit to the words for more and less of it.
+_WORDS = {"tokens/s": ("faster", "slower"), "s": ("longer", "shorter"), "ms": ("longer", "shorter")}
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Ratio:
 
 
 def ratio_of_medians(baseline: Sequence[float], candidate: Sequence[float]) -> Ratio:
-    """Return median(candidate) / median(baseline) and its 95 % percentile bootstrap interval.
+    """Estimate median(candidate) / median(baseline) with its 95 % percentile bootstrap interval.
 
     The sides are resampled independently. The interval is deterministic, and swapping the sides inverts it.
 
@@ -49,32 +52,32 @@ def ratio_of_medians(baseline: Sequence[float], candidate: Sequence[float]) -> R
     """
     import numpy as np
 
-    base, other = (np.asarray(side, dtype=np.float64) for side in (baseline, candidate))
-    if not len(base) or not len(other):
+    before, after = (np.asarray(side, dtype=np.float64) for side in (baseline, candidate))
+    if not len(before) or not len(after):
         raise ValueError("no samples to compare")
-    if base.min() <= 0 or other.min() <= 0:
+    if before.min() <= 0 or after.min() <= 0:
         raise ValueError("a ratio needs samples above 0")
     # Sort the sides, so that the interval of b over a is exactly the inverse of that of a over b.
-    first, second = sorted((base.tobytes(), other.tobytes()))
-    low, high = map(float, np.percentile(_medians(second, 1) / _medians(first, 0), [2.5, 97.5]))
-    if second != other.tobytes():
+    first, second = sorted((before.tobytes(), after.tobytes()))
+    low, high = map(float, np.percentile(_resampled_medians(second, 1) / _resampled_medians(first, 0), [2.5, 97.5]))
+    if second != after.tobytes():
         low, high = 1 / high, 1 / low
-    return Ratio(float(np.median(other) / np.median(base)), low, high)
+    return Ratio(float(np.median(after) / np.median(before)), low, high)
 
 
 @lru_cache(256)
-def _medians(samples: bytes, draw: int) -> np.ndarray:
+def _resampled_medians(samples: bytes, seed: int) -> np.ndarray:
     """Return the medians of a side's resamples, cached because each side is part of many pairs.
 
     Args:
         samples: float64 bytes.
-        draw: seed; different for the two sides of a pair.
+        seed: different for the two sides of a pair.
     """
     import numpy as np
 
-    side = np.frombuffer(samples)
-    picks = np.random.default_rng(draw).integers(0, len(side), size=(RESAMPLES, len(side)))
-    return np.median(side[picks], axis=1)
+    values = np.frombuffer(samples)
+    picks = np.random.default_rng(seed).integers(0, len(values), size=(RESAMPLES, len(values)))
+    return np.median(values[picks], axis=1)
 
 
 def mann_whitney_p(
@@ -116,11 +119,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Source: S. Holm, Scandinavian Journal of Statistics 6 (1979).
     """
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    corrected, highest = [0.0] * len(p_values), 0.0
+    adjusted, highest = [0.0] * len(p_values), 0.0
     for position, index in enumerate(order):
         highest = max(highest, min(1.0, (len(p_values) - position) * p_values[index]))
-        corrected[index] = highest
-    return corrected
+        adjusted[index] = highest
+    return adjusted
 
 
 def _doubled_ranks(values: Sequence[float]) -> np.ndarray:
@@ -138,14 +141,14 @@ def _exact_tails(ranks: np.ndarray, n: int) -> tuple[float, float]:
     """Return P(sum <= observed) and P(sum >= observed) over all choices of n ranks; the first n are the observed ones."""
     import numpy as np
 
-    seen, total = int(ranks[:n].sum()), int(ranks.sum())
+    observed, total = int(ranks[:n].sum()), int(ranks.sum())
     # ways[k, s]: number of choices of k ranks with sum s.
     ways = np.zeros((n + 1, total + 1))
     ways[0, 0] = 1
     for rank in map(int, ranks):
         ways[1:, rank:] += ways[:-1, : total + 1 - rank].copy()
-    chosen = ways[n] / ways[n].sum()
-    return float(chosen[: seen + 1].sum()), float(chosen[seen:].sum())
+    probabilities = ways[n] / ways[n].sum()
+    return float(probabilities[: observed + 1].sum()), float(probabilities[observed:].sum())
 
 
 def _normal_tails(ranks: np.ndarray, n: int) -> tuple[float, float]:
@@ -154,7 +157,7 @@ def _normal_tails(ranks: np.ndarray, n: int) -> tuple[float, float]:
     size = len(ranks)
     m = size - n
     # In ranks, not doubled ones.
-    seen = ranks[:n].sum() / 2
+    observed = ranks[:n].sum() / 2
     mean = n * (size + 1) / 2
     _, counts = np.unique(ranks, return_counts=True)
     ties = float((counts.astype(float) ** 3 - counts).sum()) / (size * (size - 1))
@@ -166,14 +169,7 @@ def _normal_tails(ranks: np.ndarray, n: int) -> tuple[float, float]:
         return 0.5 * math.erfc(-z / math.sqrt(2))
 
     deviation = math.sqrt(variance)
-    return lower_tail((seen + 0.5 - mean) / deviation), lower_tail((mean + 0.5 - seen) / deviation)
-
-
-Verdict = Literal["better", "worse", "changed", "same", "unknown", "not comparable", "failed", "missing"]
-
-_MOST_REPEATS_ASKED = 100
-# Unit to the words for more and less of it.
-_WORDS = {"tokens/s": ("faster", "slower"), "s": ("longer", "shorter"), "ms": ("longer", "shorter")}
+    return lower_tail((observed + 0.5 - mean) / deviation), lower_tail((mean + 0.5 - observed) / deviation)
 
 
 @dataclass(frozen=True)
@@ -181,13 +177,11 @@ class Difference:
     """A candidate's metric against a baseline's.
 
     Attributes:
-        baseline: headline value in the metric's unit.
-        candidate: likewise.
+        baseline: headline value in the metric's unit, as is `candidate`.
         ratio: candidate over baseline, with a 95 % bootstrap interval if there are raw samples, else the widest
             interval that the tracked intervals of both medians allow, else none (both ends equal the value). None if a
             value is not positive.
-        n_baseline: repeats of the baseline; 1 for a single value.
-        n_candidate: likewise.
+        n_baseline: repeats; 1 for a single value.
         p_value: two-sided Mann-Whitney p-value; None without raw samples.
         p_adjusted: corrected for multiple comparisons (Holm).
         verdict: `better`, `worse`, `changed` (neither direction is better), `same`, `unknown` (inconclusive), or why
@@ -226,7 +220,7 @@ class Difference:
         return self.verdict in ("better", "worse", "changed")
 
 
-def difference(
+def build_difference(
     metric: str,
     baseline: float,
     candidate: float,
@@ -234,15 +228,12 @@ def difference(
     candidate_samples: Sequence[float] = (),
     spreads: tuple[Spread, Spread] | None = None,
 ) -> Difference:
-    """Build a metric's difference without a verdict; see `judge`.
+    """Build the difference of two headline values without a verdict; see `judge`.
 
     Args:
-        baseline: headline value.
-        candidate: headline value.
         spreads: tracked spreads of both, used without raw samples.
     """
-    both = (*baseline_samples, *candidate_samples)
-    if not baseline_samples or not candidate_samples or min(both) <= 0:
+    if not baseline_samples or not candidate_samples or min(*baseline_samples, *candidate_samples) <= 0:
         return _without_samples(metric, baseline, candidate, spreads)
     return Difference(
         metric,
@@ -261,7 +252,7 @@ def _without_samples(
     if baseline <= 0 or candidate < 0:
         return Difference(metric, baseline, candidate, None)
     ratio = candidate / baseline
-    if spreads is None or min(each.low for each in spreads) <= 0:
+    if spreads is None or min(spread.low for spread in spreads) <= 0:
         return Difference(metric, baseline, candidate, Ratio(ratio, ratio, ratio))
     before, after = spreads
     widest = Ratio(ratio, after.low / before.high, after.high / before.low)
@@ -269,7 +260,7 @@ def _without_samples(
 
 
 def sampled_ratio(metric: str, baseline: Sequence[float], candidate: Sequence[float]) -> Ratio:
-    """Return candidate over baseline; for a rate through the times, like its headline value."""
+    """Estimate candidate over baseline; for a rate through the times, like its headline value."""
     if schema.metric(metric).rate:
         return ratio_of_medians([1 / rate for rate in candidate], [1 / rate for rate in baseline])
     return ratio_of_medians(baseline, candidate)
@@ -289,49 +280,62 @@ def judge(
         among: total number of comparisons, if there are more than these.
         floor: noise floor as a share; a difference within it is not significant.
     """
-    tests = max(among, sum(each.repeated for each in differences))
-    p_values = [each.p_value for each in differences if each.p_value is not None]
+    tests = max(among, sum(difference.repeated for difference in differences))
+    p_values = [difference.p_value for difference in differences if difference.p_value is not None]
     adjusted = iter(holm([*p_values, *[1.0] * (tests - len(p_values))]))
     judged = []
-    for each in differences:
-        corrected = next(adjusted) if each.p_value is not None else None
-        judged.append(_above_floor(_judged(dataclasses.replace(each, p_adjusted=corrected), tests, alpha), floor))
-    return judged
+    for difference in differences:
+        p_adjusted = next(adjusted) if difference.p_value is not None else None
+        judged.append(_judge_one(dataclasses.replace(difference, p_adjusted=p_adjusted), tests, alpha))
+    return [_same_within_floor(difference, floor) for difference in judged]
 
 
-def _judged(each: Difference, tests: int, alpha: float) -> Difference:
-    entry = schema.metric(each.metric)
-    if each.ratio is None:
-        zero = "the baseline is 0: no ratio" if each.baseline == 0 else "a value is below 0: no ratio"
-        return dataclasses.replace(each, words=zero)
-    if each.repeated:
-        return _judged_by_repeats(each, each.ratio, tests, alpha)
+def _judge_one(difference: Difference, tests: int, alpha: float) -> Difference:
+    entry = schema.metric(difference.metric)
+    if difference.ratio is None:
+        words = "the baseline is 0: no ratio" if difference.baseline == 0 else "a value is below 0: no ratio"
+        return dataclasses.replace(difference, words=words)
+    if difference.repeated:
+        return _judge_repeats(difference, difference.ratio, tests, alpha)
     if entry.sureness != "exact":
-        words = f"{difference_text(each)}, one value each: noise unknown"
+        words = f"{difference_text(difference)}, one value each: noise unknown"
         needed = enough_repeats(tests, alpha) if entry.sureness == "sampled" else 0
-        return dataclasses.replace(each, words=words, repeats_needed=needed)
-    if abs(each.ratio.value - 1) <= entry.tolerance:
-        beyond = f" beyond {entry.tolerance:.1%}".replace("%", " %") if entry.tolerance else ""
-        words = f"no difference{beyond}"
-        return dataclasses.replace(each, verdict="same", words=words)
-    return dataclasses.replace(each, verdict=_direction(each), words=_change_words(each))
+        return dataclasses.replace(difference, words=words, repeats_needed=needed)
+    if abs(difference.ratio.value - 1) <= entry.tolerance:
+        tolerance = f" beyond {100 * entry.tolerance:.1f} %" if entry.tolerance else ""
+        return dataclasses.replace(difference, verdict="same", words=f"no difference{tolerance}")
+    return _with_direction(difference, difference.ratio)
 
 
-def _judged_by_repeats(each: Difference, ratio: Ratio, tests: int, alpha: float) -> Difference:
-    if least_p(each.n_baseline, each.n_candidate) * tests >= alpha:
-        words = too_few_text(each.n_baseline, each.n_candidate, tests, alpha)
-        return dataclasses.replace(each, words=words, repeats_needed=enough_repeats(tests, alpha))
-    significant = each.p_adjusted is None or each.p_adjusted < alpha
+def _judge_repeats(difference: Difference, ratio: Ratio, tests: int, alpha: float) -> Difference:
+    sizes = difference.n_baseline, difference.n_candidate
+    if least_p(*sizes) * tests >= alpha:
+        words = too_few_text(*sizes, tests, alpha)
+        return dataclasses.replace(difference, words=words, repeats_needed=enough_repeats(tests, alpha))
+    significant = difference.p_adjusted is None or difference.p_adjusted < alpha
     if significant and not ratio.low <= 1 <= ratio.high:
-        return dataclasses.replace(each, verdict=_direction(each), words=_change_words(each))
-    return dataclasses.replace(each, verdict="same", words=f"no significant difference: {difference_text(each)}")
+        return _with_direction(difference, ratio)
+    words = f"no significant difference: {difference_text(difference)}"
+    return dataclasses.replace(difference, verdict="same", words=words)
 
 
-def _above_floor(found: Difference, floor: float) -> Difference:
-    """Replace a significant difference within the noise floor by `same`."""
-    if not found.conclusive or found.ratio is None or not is_within_floor(found.ratio.value, floor):
-        return found
-    return dataclasses.replace(found, verdict="same", words=f"{below_floor_text(floor)}: {difference_text(found)}")
+def _with_direction(difference: Difference, ratio: Ratio) -> Difference:
+    """Add the verdict of a significant change, in words such as `faster: 1.12x (1.08 to 1.15)`."""
+    entry = schema.metric(difference.metric)
+    more, less = _WORDS.get(entry.unit, ("higher", "lower"))
+    verdict: Verdict = "changed"
+    if entry.better != "-":
+        verdict = "better" if (ratio.value > 1) == (entry.better == "higher") else "worse"
+    words = f"{more if ratio.value > 1 else less}: {difference_text(difference)}"
+    return dataclasses.replace(difference, verdict=verdict, words=words)
+
+
+def _same_within_floor(difference: Difference, floor: float) -> Difference:
+    """Replace the verdict of a significant difference within the noise floor by `same`."""
+    if not difference.conclusive or difference.ratio is None or not is_within_floor(difference.ratio.value, floor):
+        return difference
+    words = f"{below_floor_text(floor)}: {difference_text(difference)}"
+    return dataclasses.replace(difference, verdict="same", words=words)
 
 
 def is_within_floor(ratio: float, floor: float) -> bool:
@@ -344,33 +348,16 @@ def below_floor_text(floor: float) -> str:
     return f"no more than equal settings differed here, {floor:.0%}"
 
 
-def _direction(each: Difference) -> Verdict:
-    """Return whether a change is better or worse."""
-    better = schema.metric(each.metric).better
-    if better == "-" or each.ratio is None:
-        return "changed"
-    return "better" if (each.ratio.value > 1) == (better == "higher") else "worse"
-
-
-def _change_words(each: Difference) -> str:
-    """Describe a change: `faster: 1.12x (1.08 to 1.15)`."""
-    if each.ratio is None:
-        return ""
-    more, less = _WORDS.get(schema.metric(each.metric).unit, ("higher", "lower"))
-    return f"{more if each.ratio.value > 1 else less}: {difference_text(each)}"
-
-
-def difference_text(each: Difference) -> str:
+def difference_text(difference: Difference) -> str:
     """Format the ratio with its interval, or the relative change of a quality metric; empty without a ratio."""
-    if each.ratio is None:
+    if difference.ratio is None:
         return ""
-    return comparison_text(each.metric, each.ratio, each.repeated)
+    return comparison_text(difference.metric, difference.ratio, difference.repeated)
 
 
 def comparison_text(metric: str, ratio: Ratio, interval: bool = True) -> str:
     """Format a ratio in the style of its metric; see `llmtrack.decide.differences`."""
-    write = change_text if schema.metric(metric).of_text else ratio_text
-    return write(ratio, interval)
+    return (change_text if schema.metric(metric).of_text else ratio_text)(ratio, interval)
 
 
 def too_few_text(n_baseline: int, n_candidate: int, tests: int, alpha: float = ALPHA, sides: int = 2) -> str:
@@ -381,9 +368,11 @@ def too_few_text(n_baseline: int, n_candidate: int, tests: int, alpha: float = A
         alpha: accepted probability of a false alarm.
         sides: 2 for a two-sided test, 1 for one-sided.
     """
-    enough = enough_repeats(tests, alpha, sides)
     among = f" among {tests} comparisons" if tests > 1 else ""
-    return f"too few repeats{among}, {n_baseline} against {n_candidate}: measure at least {enough} of each"
+    return (
+        f"too few repeats{among}, {n_baseline} against {n_candidate}: "
+        f"measure at least {enough_repeats(tests, alpha, sides)} of each"
+    )
 
 
 def enough_repeats(tests: int, alpha: float = ALPHA, sides: int = 2) -> int:
@@ -395,19 +384,14 @@ def enough_repeats(tests: int, alpha: float = ALPHA, sides: int = 2) -> int:
 
 
 def ratio_text(ratio: Ratio | float, interval: bool = True) -> str:
-    """Format a ratio with its interval: `5.8x (4.4 to 7.4)`.
-
-    Args:
-        ratio: with an interval, or a plain number.
-        interval: whether to show the interval.
-    """
+    """Format a ratio with its interval: `5.8x (4.4 to 7.4)`."""
     if not isinstance(ratio, Ratio):
         return f"{ratio:,.{_decimals(ratio)}f}x"
     if not interval:
         return ratio_text(ratio.value)
     # Use as many decimals for all three as the smallest needs.
     digits = _decimals(min(ratio.value, ratio.low))
-    value, low, high = (f"{each:,.{digits}f}" for each in (ratio.value, ratio.low, ratio.high))
+    value, low, high = (f"{number:,.{digits}f}" for number in (ratio.value, ratio.low, ratio.high))
     return f"{value}x ({low} to {high})"
 
 
@@ -429,7 +413,7 @@ def share_text(share: float) -> str:
 
 
 def _decimals(ratio: float) -> int:
-    """Return the number of decimals for two significant digits."""
+    """Return the decimals for two significant digits."""
     for least, digits in ((100, 0), (2, 1), (0.1, 2), (0.01, 3)):
         if abs(ratio) >= least:
             return digits

@@ -32,6 +32,9 @@ from llmtrack.spec.parameter import CHANCE, read_number, require_texts
 from llmtrack.tracked.run import FAILED, Run
 from llmtrack.tracked.runs import Runs
 
+NOT_CHECKED, GATE_FAILED = 2, 3
+"""Exit codes."""
+
 CheckOutcome = Literal["broken", "kept", "inconclusive", "missing"]
 
 _RULE = re.compile(r"\s*([\w./]+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
@@ -42,7 +45,7 @@ class Rule:
     """A forbidden relative change of a metric.
 
     Attributes:
-        below: whether a change below the limit breaks it; otherwise one above.
+        below: whether a change below the limit breaks it, not one above.
         limit: relative change, such as -0.05.
     """
 
@@ -64,12 +67,11 @@ class Check:
         why: reason of the outcome.
         p_broken: one-sided p-value of a change beyond the limit; None if nothing is tested.
         p_kept: the same of one within.
-        sizes: sample counts.
-        ratio: the measured ratio.
-        floor: noise floor of the runs.
-        verdict: verdict of `llmtrack.decide.verdicts` on the two runs, which no outcome contradicts; None if not
-            determined.
-        words: its explanation.
+        sizes: sample counts of baseline and candidate.
+        ratio: candidate over baseline.
+        floor: noise floor of the runs, as a share.
+        verdict: on the two runs (`llmtrack.decide.verdicts`), which no outcome contradicts; None if not determined.
+        words: explanation of the verdict.
     """
 
     rule: Rule
@@ -102,20 +104,20 @@ def parse_rule(text: str) -> Rule:
     Raises:
         UsageError: it is invalid, or the metric is unknown.
     """
-    found = _RULE.fullmatch(text)
-    if found is None:
+    match = _RULE.fullmatch(text)
+    if match is None:
         raise UsageError(
             f"invalid rule {text!r}: give a metric, < or >, and a change in percent, "
             "such as 'tokens_per_sec < -5%' or 'perplexity > +1%'"
         )
-    return Rule(require_metric(found[1]), found[2] == "<", read_number("change", found[3]) / 100)
+    return Rule(require_metric(match[1]), match[2] == "<", read_number("change", match[3]) / 100)
 
 
 def parse_rules(texts: Sequence[str]) -> list[Rule]:
     """Parse rules, dropping duplicates.
 
     Raises:
-        UsageError: any is invalid; the message names all of those.
+        UsageError: some are invalid; the message names them.
     """
     rules, mistakes = [], []
     for text in texts:
@@ -129,19 +131,17 @@ def parse_rules(texts: Sequence[str]) -> list[Rule]:
 
 
 def check_samples(rule: Rule, baseline: Sequence[float], candidate: Sequence[float], floor: float = 0.0) -> Check:
-    """Build a check from raw samples, without an outcome; see `decide_checks`.
+    """Build a check from positive raw samples, without an outcome; see `decide_checks`.
 
-    The baseline's samples are shifted to the limit and compared with the candidate's, one-sided (Mann-Whitney), in both
+    The baseline's samples are scaled to the limit and compared with the candidate's, one-sided (Mann-Whitney), in both
     directions.
 
     Args:
-        baseline: positive samples.
-        candidate: likewise.
-        floor: noise floor of the runs.
+        floor: noise floor of the runs, as a share.
     """
     ratio = sampled_ratio(rule.metric, baseline, candidate)
-    moved = [(1 + rule.limit) * value for value in baseline]
-    less, greater = (mann_whitney_p(moved, candidate, side) for side in ("less", "greater"))
+    at_limit = [(1 + rule.limit) * value for value in baseline]
+    less, greater = (mann_whitney_p(at_limit, candidate, side) for side in ("less", "greater"))
     p_broken, p_kept = (less, greater) if rule.below else (greater, less)
     sizes = (len(baseline), len(candidate))
     change = comparison_text(rule.metric, ratio, interval=max(sizes) > 1)
@@ -152,16 +152,15 @@ def check_values(rule: Rule, baseline: float, candidate: float) -> Check:
     """Check one value each."""
     if not baseline:
         return Check(rule, "inconclusive", why="the baseline is 0: no ratio")
-    ratio = candidate / baseline
+    entry, ratio = schema.metric(rule.metric), candidate / baseline
     change = comparison_text(rule.metric, Ratio(ratio, ratio, ratio), interval=False)
-    if schema.metric(rule.metric).sureness != "exact":
+    if entry.sureness != "exact":
         return Check(rule, "inconclusive", change, "one value each: noise unknown")
-    relative = candidate / baseline - 1
-    beyond = Check(rule, "kept").beyond(candidate / baseline)
-    tolerance = schema.metric(rule.metric).tolerance
-    if beyond and abs(relative) <= tolerance:
-        return Check(rule, "kept", change, f"within the tolerance of {100 * tolerance:g} %")
-    why = f"a single value is conclusive (tolerance {100 * tolerance:g} %)"
+    tolerance = f"{100 * entry.tolerance:g} %"
+    beyond = Check(rule, "kept").beyond(ratio)
+    if beyond and abs(ratio - 1) <= entry.tolerance:
+        return Check(rule, "kept", change, f"within the tolerance of {tolerance}")
+    why = f"a single value is conclusive (tolerance {tolerance})"
     return Check(rule, "broken" if beyond else "kept", change, why)
 
 
@@ -172,36 +171,37 @@ def decide_checks(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
     within the limit with a p-value below alpha. Otherwise it is inconclusive; also if the noise floor covers the
     difference, or if the outcome would contradict the verdict on the two runs.
     """
-    tested = [each.p_broken for each in checks if each.p_broken is not None]
-    adjusted = iter(holm(tested))
-    decided = (each if each.p_broken is None else _decided(each, next(adjusted), len(tested), alpha) for each in checks)
+    p_values = [check.p_broken for check in checks if check.p_broken is not None]
+    adjusted = iter(holm(p_values))
+    decided = [
+        check if check.p_broken is None else _decide_check(check, next(adjusted), len(p_values), alpha)
+        for check in checks
+    ]
     return [
-        dataclasses.replace(each, outcome="inconclusive", why=each.words) if each.contradicts else each
-        for each in decided
+        dataclasses.replace(check, outcome="inconclusive", why=check.words) if check.contradicts else check
+        for check in decided
     ]
 
 
-def _decided(check: Check, p_broken: float, tests: int, alpha: float) -> Check:
+def _decide_check(check: Check, p_broken: float, tests: int, alpha: float) -> Check:
+    outcome: CheckOutcome = "inconclusive"
     within = "within" if check.rule.below == (check.rule.limit < 0) else "on the right side of"
     if p_broken < alpha and is_within_floor(check.ratio, check.floor):
-        return dataclasses.replace(check, why=f"beyond the limit, but {below_floor_text(check.floor)}")
-    if p_broken < alpha:
-        return dataclasses.replace(check, outcome="broken", why=f"beyond the limit (p = {p_broken:.2g})")
-    if check.p_kept is not None and check.p_kept < alpha:
-        room = 1 + check.floor
-        if check.beyond(check.ratio / room if check.rule.below else check.ratio * room):
-            return dataclasses.replace(
-                check,
-                why=f"{within} the limit, but nearer to it than equal settings differed here, {check.floor:.0%}",
-            )
-        return dataclasses.replace(check, outcome="kept", why=f"{within} the limit (p = {check.p_kept:.2g})")
+        why = f"beyond the limit, but {below_floor_text(check.floor)}"
+    elif p_broken < alpha:
+        outcome, why = "broken", f"beyond the limit (p = {p_broken:.2g})"
+    elif check.p_kept is not None and check.p_kept < alpha:
+        floor = 1 + check.floor
+        if check.beyond(check.ratio / floor if check.rule.below else check.ratio * floor):
+            why = f"{within} the limit, but nearer to it than equal settings differed here, {check.floor:.0%}"
+        else:
+            outcome, why = "kept", f"{within} the limit (p = {check.p_kept:.2g})"
     # One-sided: half of the smallest two-sided p-value.
-    if least_p(*check.sizes) / 2 * tests >= alpha:
-        return dataclasses.replace(check, why=too_few_text(*check.sizes, tests, alpha, sides=1))
-    return dataclasses.replace(check, why="the noise includes the limit: measure more repeats")
-
-
-NOT_CHECKED, GATE_FAILED = 2, 3
+    elif least_p(*check.sizes) / 2 * tests >= alpha:
+        why = too_few_text(*check.sizes, tests, alpha, sides=1)
+    else:
+        why = "the noise includes the limit: measure more repeats"
+    return dataclasses.replace(check, outcome=outcome, why=why)
 
 
 @dataclass(frozen=True)
@@ -233,8 +233,8 @@ class GateResult:
     @property
     def failing(self) -> tuple[PairCheck, ...]:
         """The checks that fail the gate."""
-        bad = ("broken", "inconclusive") if self.strict else ("broken",)
-        return tuple(each for each in self.checks if each.check.outcome in bad)
+        failing = ("broken", "inconclusive") if self.strict else ("broken",)
+        return tuple(checked for checked in self.checks if checked.check.outcome in failing)
 
     @property
     def missing(self) -> tuple[PairCheck, ...]:
@@ -250,7 +250,7 @@ class GateResult:
 
     def of(self, outcome: str) -> tuple[PairCheck, ...]:
         """Return the checks with an outcome."""
-        return tuple(each for each in self.checks if each.check.outcome == outcome)
+        return tuple(checked for checked in self.checks if checked.check.outcome == outcome)
 
 
 def gate(
@@ -290,103 +290,98 @@ def gate(
     baselines = as_runs(baseline, experiment, tracking_uri)
     candidates = as_runs(candidate, experiment, tracking_uri)
     pairs, unmatched = pair_runs(baselines, candidates)
-    pairs, same = _measured(pairs, baselines, candidates)
+    pairs, same_as_notes = _distinct_pairs(pairs, baselines, candidates)
     pairs = with_samples_of_pairs(pairs, tracking_uri)
-    asked = [
+    undecided = [
         PairCheck(pair, check)
         for rule in rules
         for pair in pairs
         if (check := _check(rule, pair, across_environments, alpha)) is not None
     ]
-    unchecked = tuple(filter(None, (_checks_nothing(rule, asked) for rule in rules)))
+    unchecked = tuple(filter(None, (_why_unchecked(rule, undecided) for rule in rules)))
     if len(unchecked) == len(rules):
         raise UsageError("; ".join(unchecked))
-    decided = decide_checks([each.check for each in asked], alpha)
-    checks = tuple(PairCheck(each.pair, check) for each, check in zip(asked, decided, strict=True))
+    decided = decide_checks([pair_check.check for pair_check in undecided], alpha)
+    checks = tuple(PairCheck(pair_check.pair, check) for pair_check, check in zip(undecided, decided, strict=True))
     floors = noise_floor_lines(runs_of_pairs(pairs), *dict.fromkeys(rule.metric for rule in rules))
-    notes = (*_notes(baselines, pairs, unmatched), *same, *floors, *_doubts(pairs))
+    notes = (*_unpaired_notes(baselines, pairs, unmatched), *same_as_notes, *floors, *_warning_notes(pairs))
     return GateResult(checks, notes, strict, unchecked, allow_missing)
 
 
-def _measured(pairs: Sequence[Pair], baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]:
+def _distinct_pairs(pairs: Sequence[Pair], baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]:
     """Return distinct pairs of measured runs; note the scenarios that are covered by an identical one."""
     checked = {_ids(pair) for pair in pairs}
-    kept, notes = [], []
+    distinct, notes = [], []
     for pair in pairs:
-        stands = Pair(_stand_in(pair.baseline, baselines), _stand_in(pair.candidate, candidates))
-        if _ids(stands) == _ids(pair):
-            kept.append(pair)
-        elif stands.baseline.run_id == stands.candidate.run_id or _ids(stands) in checked:
+        measured = Pair(_measured_run(pair.baseline, baselines), _measured_run(pair.candidate, candidates))
+        if _ids(measured) == _ids(pair):
+            distinct.append(pair)
+        elif measured.baseline.run_id == measured.candidate.run_id or _ids(measured) in checked:
             run = next(run for run in (pair.candidate, pair.baseline) if run.same_as)
             notes.append(f"{run.name} is the same as {run.text('same_as')}: {run.text('reason')}")
         else:
-            checked.add(_ids(stands))
-            kept.append(stands)
-    return kept, notes
+            checked.add(_ids(measured))
+            distinct.append(measured)
+    return distinct, notes
 
 
 def _ids(pair: Pair) -> tuple[str, str]:
     return pair.baseline.run_id, pair.candidate.run_id
 
 
-def _stand_in(run: Run, runs: Runs) -> Run:
+def _measured_run(run: Run, runs: Runs) -> Run:
     """Return the run of the identical scenario under this run's name, else the run."""
     if not run.is_same_as:
         return run
-    found = runs.finished.where(
+    identical = runs.finished.where(
         lambda other: other.study_id == run.study_id != "" and other.scenario == run.same_as != ""
     )
-    return found[0].as_scenario(run.scenario) if found else run
+    return identical[0].as_scenario(run.scenario) if identical else run
 
 
 def _check(rule: Rule, pair: Pair, across_environments: bool, alpha: float) -> Check | None:
     """Return an undecided check, or None if the rule does not apply."""
-    then, now = (run.number(rule.metric) for run in (pair.baseline, pair.candidate))
-    if then is None and now is None:
+    baseline, candidate = pair.baseline, pair.candidate
+    before, after = baseline.number(rule.metric), candidate.number(rule.metric)
+    if before is None and after is None:
         return None
-    if not pair.candidate.is_finished:
-        failed = pair.candidate.status == FAILED
-        return Check(rule, "broken" if failed else "missing", why=pair.candidate.state)
-    if then is None or now is None:
-        lacking, side = (pair.baseline, "baseline") if then is None else (pair.candidate, "candidate")
-        return Check(rule, "missing", why=f"the {side} has no {rule.metric}{_why_none(lacking)}")
-    refused = why_not_comparable(pair.baseline, pair.candidate, rule.metric, across_environments)
-    if refused:
-        return Check(rule, "inconclusive", why=f"not comparable: {refused}")
-    before, after = (run.samples.get(rule.metric, ()) for run in (pair.baseline, pair.candidate))
-    if not before or not after or min(*before, *after) <= 0:
-        return check_values(rule, then, now)
-    check = check_samples(rule, before, after, noise_floor_of(rule.metric, pair.baseline, pair.candidate))
-    two = (pair.baseline, pair.candidate)
-    (found,) = pairwise_differences([two], rule.metric, across_environments=across_environments, alpha=alpha)
-    return dataclasses.replace(check, verdict=found.verdict, words=found.words)
+    if not candidate.is_finished:
+        return Check(rule, "broken" if candidate.status == FAILED else "missing", why=candidate.state)
+    if before is None or after is None:
+        run, side = (baseline, "baseline") if before is None else (candidate, "candidate")
+        reason = f" ({run.text('reason')})" if run.is_same_as else ""
+        return Check(rule, "missing", why=f"the {side} has no {rule.metric}{reason}")
+    if reason := why_not_comparable(baseline, candidate, rule.metric, across_environments):
+        return Check(rule, "inconclusive", why=f"not comparable: {reason}")
+    samples = baseline.samples.get(rule.metric, ()), candidate.samples.get(rule.metric, ())
+    if not all(samples) or min(map(min, samples)) <= 0:
+        return check_values(rule, before, after)
+    check = check_samples(rule, *samples, noise_floor_of(rule.metric, baseline, candidate))
+    (difference,) = pairwise_differences(
+        [(baseline, candidate)], rule.metric, across_environments=across_environments, alpha=alpha
+    )
+    return dataclasses.replace(check, verdict=difference.verdict, words=difference.words)
 
 
-def _why_none(run: Run) -> str:
-    return f" ({run.text('reason')})" if run.is_same_as else ""
-
-
-def _checks_nothing(rule: Rule, asked: Sequence[PairCheck]) -> str:
+def _why_unchecked(rule: Rule, checks: Sequence[PairCheck]) -> str:
     """Explain why a rule checks nothing; empty if it checks something."""
-    whys = [each.check.why for each in asked if each.check.rule == rule]
-    if not whys:
+    reasons = [pair_check.check.why for pair_check in checks if pair_check.check.rule == rule]
+    if not reasons:
         return f"the rule '{rule}' checks nothing: no run has {rule.metric}"
-    if all(why.startswith("not comparable") for why in whys):
-        remedy = "; --across-environments compares nevertheless" if "environments" in whys[0] else ""
-        return f"the rule '{rule}' checks nothing, the runs are {whys[0]}{remedy}"
+    if all(reason.startswith("not comparable") for reason in reasons):
+        remedy = "; --across-environments compares nevertheless" if "environments" in reasons[0] else ""
+        return f"the rule '{rule}' checks nothing, the runs are {reasons[0]}{remedy}"
     return ""
 
 
-def _notes(baselines: Runs, pairs: Sequence[Pair], unmatched: Sequence[str]) -> list[str]:
+def _unpaired_notes(baselines: Runs, pairs: Sequence[Pair], unmatched: Sequence[str]) -> list[str]:
     paired = {pair.baseline.name for pair in pairs}
-    there = dict.fromkeys(run.name for run in baselines)
-    left = [name for name in there if name not in paired]
+    unpaired = dict.fromkeys(run.name for run in baselines if run.name not in paired)
     notes = [f"{name} is not in the baseline: not checked" for name in unmatched]
-    return notes + [f"{name} is only in the baseline: not checked" for name in left]
+    return notes + [f"{name} is only in the baseline: not checked" for name in unpaired]
 
 
-def _doubts(pairs: Sequence[Pair]) -> list[str]:
-    """Return the warnings of the runs, with name and side."""
+def _warning_notes(pairs: Sequence[Pair]) -> list[str]:
     sides = [side for pair in pairs for side in (("baseline", pair.baseline), ("candidate", pair.candidate))]
     lines = (f"read with care: {run.name} ({side}): {line}" for side, run in sides for line in run.warnings)
     return list(dict.fromkeys(lines))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmtrack import metrics as schema
-from llmtrack.decide.differences import Difference, Verdict, difference, judge
+from llmtrack.decide.differences import Difference, Verdict, build_difference, judge
 from llmtrack.decide.noise_floor import with_context
 from llmtrack.decide.verdicts import differences_from, measure_command
 from llmtrack.tracked.run import Run
@@ -103,6 +103,6 @@ def _differences_in(metric: str, run: Run, rivals: Sequence[Run]) -> list[Differ
 def _quality_difference(metric: str, baseline: float, candidate: float) -> Difference:
     """Compare a quality metric; 0 (the divergence of the reference from itself) has an order but no ratio."""
     if min(baseline, candidate) > 0:
-        return difference(metric, baseline, candidate)
+        return build_difference(metric, baseline, candidate)
     better: Verdict = "better" if (candidate > baseline) == (schema.metric(metric).better == "higher") else "worse"
     return Difference(metric, baseline, candidate, None, verdict="same" if baseline == candidate else better)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from llmtrack.decide.differences import Difference, difference, enough_repeats, judge
+from llmtrack.decide.differences import Difference, build_difference, enough_repeats, judge
 
 LEAST, USUAL, MOST = 4, 5, 12
 """Samples of each side: 4 against 4 can be significant, 5 against 5 have more power."""
@@ -125,7 +125,7 @@ class Proofs:
         before, after = samples.get(self.baseline), samples.get(name)
         if not before or not after:
             return None
-        measured = difference(self.objective, median(before), median(after), before, after)
+        measured = build_difference(self.objective, median(before), median(after), before, after)
         return judge([measured], among=len(self))[0]
 
     def holds(self, name: str) -> bool:

@@ -19,23 +19,18 @@ from llmtrack.tracking.read.source import Source
 if TYPE_CHECKING:
     import pandas as pd
 
-SELECTOR_KINDS = (
-    "a run id",
-    "study:ID",
-    "latest",
-    "latest:EXPERIMENT",
-    "alias:NAME",
-    "branch:NAME",
-    "tag:KEY=VALUE",
-)
+SELECTOR_KINDS = "a run id, study:ID, latest, latest:EXPERIMENT, alias:NAME, branch:NAME, tag:KEY=VALUE"
 Selection = Union[str, Sequence[str], "pd.DataFrame", Runs]
 """Selectors, rows from `llmtrack.runs`, or runs."""
 
 BRANCH_TAG = schema.ENV_TAG_PREFIX + "git_branch"
+_NAME = ("experiment", "scenario")
+# Criteria for a counterpart, most important first.
+_CHOSEN_BY = ("workload_id", "environment_id", *VARIANT)
 
 
 def as_runs(selection: Selection, experiment: str | None, tracking_uri: str | None) -> Runs:
-    """Return the selected runs: those given, those of the rows, or what the selectors match."""
+    """Return the selected runs."""
     import pandas as pd
 
     if isinstance(selection, Runs):
@@ -51,16 +46,16 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
     Args:
         selector: one of these:
 
-                    - a run id, or the 8 characters of it that `llmtrack runs` lists: that scenario's run, or all runs of the study
-                      whose run it is;
-                    - `study:ID`, or the id alone: the scenarios of a study, or of all studies of a suite;
-                    - `latest`: the newest suite, or the newest study outside of one; `latest:EXPERIMENT`: its newest study;
-                    - `alias:NAME`: the run with the alias (`llmtrack alias`), or its study; `alias:MODEL@ALIAS`: the run behind an
-                      alias in MLflow's model registry;
-                    - `branch:NAME`: finished runs of a git branch; a comparison takes the newest of each scenario;
-                    - `tag:KEY=VALUE`: finished runs with the tag, likewise.
+            - a run id, or the 8 characters of it that `llmtrack runs` lists: that scenario's run, or all runs of the study
+              whose run it is;
+            - `study:ID`, or the id alone: the scenarios of a study, or of all studies of a suite;
+            - `latest`: the newest suite, or the newest study outside of one; `latest:EXPERIMENT`: its newest study;
+            - `alias:NAME`: the run with the alias (`llmtrack alias`), or its study; `alias:MODEL@ALIAS`: the run behind an
+              alias in MLflow's model registry;
+            - `branch:NAME`: finished runs of a git branch; a comparison takes the newest of each scenario;
+            - `tag:KEY=VALUE`: finished runs with the tag, likewise.
 
-                    Append `#SCENARIO` to keep the runs of one scenario: `latest:precision#float32`.
+            Append `#SCENARIO` to keep the runs of one scenario: `latest:precision#float32`.
         experiment: restrict to this llmtrack or MLflow experiment.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
@@ -69,15 +64,12 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
         TrackingError: the store cannot be read.
     """
     named, _, scenario = selector.strip().partition("#")
-    found = _found(named, experiment, tracking_uri)
-    if not found:
-        running = (
-            why_empty(named, tracking_uri)
-            if is_study_id(named.removeprefix("study:")) or named.startswith("latest")
-            else ""
-        )
-        raise UsageError(running or f"{selector!r} matches no tracked scenario run{_hint(selector)}")
-    return of_scenario(found, scenario, named) if scenario else found
+    runs = _matching_runs(named, experiment, tracking_uri)
+    if not runs:
+        names_study = is_study_id(named.removeprefix("study:")) or named.startswith("latest")
+        in_progress = why_empty(named, tracking_uri) if names_study else ""
+        raise UsageError(in_progress or f"{selector!r} matches no tracked scenario run{_hint(selector)}")
+    return of_scenario(runs, scenario, named) if scenario else runs
 
 
 def single_run_id(selector: str, tracking_uri: str | None = None) -> str:
@@ -101,10 +93,10 @@ def single_run_id(selector: str, tracking_uri: str | None = None) -> str:
         return run_of_alias(Source(tracking_uri), value)
     if not scenario and kind not in ("branch", "tag"):
         return study_run(named, tracking_uri).run_id
-    found = select(selector, tracking_uri=tracking_uri)
-    if len(found) > 1:
-        raise UsageError(f"{selector!r} matches {len(found)} runs: name one by its id (`llmtrack runs` lists them)")
-    return found[0].run_id
+    runs = select(selector, tracking_uri=tracking_uri)
+    if len(runs) > 1:
+        raise UsageError(f"{selector!r} matches {len(runs)} runs: name one by its id (`llmtrack runs` lists them)")
+    return runs[0].run_id
 
 
 def as_selector(study: str) -> str:
@@ -116,46 +108,35 @@ def select_all(selectors: str | Sequence[str], experiment: str | None = None, tr
     """Return the distinct runs that any of several selectors matches; see `select`."""
     names = require_texts("selector", selectors)
     if not names:
-        raise UsageError(f"no selector is given: use {', '.join(SELECTOR_KINDS)}")
-    found = [run for name in names for run in select(name, experiment, tracking_uri)]
-    return Runs(found).first_of_each("run_id")
+        raise UsageError(f"no selector is given: use {SELECTOR_KINDS}")
+    runs = [run for name in names for run in select(name, experiment, tracking_uri)]
+    return Runs(runs).first_of_each("run_id")
 
 
-def _found(selector: str, experiment: str | None, uri: str | None) -> Runs:
-    kind, colon, value = selector.partition(":")
+def _matching_runs(selector: str, experiment: str | None, uri: str | None) -> Runs:
+    kind, _, value = selector.partition(":")
     if may_be_id(selector):
         return runs_of_id(selector, uri)
     if is_study_id(selector):
         return tracked_runs(experiment, study=selector, tracking_uri=uri)
     if kind == "latest":
         return tracked_runs(None if value else experiment, study=selector, tracking_uri=uri)
-    if not colon or not value:
-        raise _not_understood(selector)
-    if kind == "study":
+    if kind == "study" and value:
         return tracked_runs(experiment, study=value, tracking_uri=uri)
-    if kind == "alias":
+    if kind == "alias" and value:
         return runs_of_id(run_of_alias(Source(uri), value, experiment), uri)
-    if kind == "branch":
+    if kind == "branch" and value:
         return tracked_runs(experiment, status=FINISHED, tracking_uri=uri, tags={BRANCH_TAG: value})
     if kind == "tag" and "=" in value:
         key, _, text = value.partition("=")
         return tracked_runs(experiment, status=FINISHED, tracking_uri=uri, tags={key: text})
-    raise _not_understood(selector)
-
-
-def _not_understood(selector: str) -> UsageError:
-    return UsageError(f"invalid selector {selector!r}: use {', '.join(SELECTOR_KINDS)}")
+    raise UsageError(f"invalid selector {selector!r}: use {SELECTOR_KINDS}")
 
 
 def _hint(selector: str) -> str:
     if selector.startswith("branch:"):
         return f" (runs of a branch carry the tag {BRANCH_TAG}; only finished ones count)"
     return "" if not selector.startswith("tag:") else " (only finished runs count)"
-
-
-_NAME = ("experiment", "scenario")
-# Criteria for a counterpart, most important first.
-_CHOSEN_BY = ("workload_id", "environment_id", *VARIANT)
 
 
 @dataclass(frozen=True)
@@ -182,17 +163,19 @@ def pair_runs(baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]
     """
     finished = baselines.finished
     if not finished:
-        raise UsageError(f"the baseline has no finished run{_why(baselines)}")
-    named = keys(finished, _NAME)
-    configured_by = finished.configuration()
+        raise UsageError(
+            f"the baseline has no finished run{f': {baselines[0].name} {baselines[0].state}' if baselines else ''}"
+        )
+    names = keys(finished, _NAME)
+    configuration = finished.configuration()
     pairs, unmatched = [], []
-    asked = candidates.newest_of_each(across_work=True).in_order_of_time()
-    for name, candidate in zip(keys(asked, _NAME), asked, strict=True):
-        there = finished if len(set(named)) == 1 else _of_the_same_name(finished, named, name)
-        if not there:
+    newest = candidates.newest_of_each(across_work=True).in_order_of_time()
+    for name, candidate in zip(keys(newest, _NAME), newest, strict=True):
+        eligible = finished if len(set(names)) == 1 else _runs_named(finished, names, name)
+        if not eligible:
             unmatched.append(candidate.name)
             continue
-        baseline = counterpart(there, candidate, configured_by)
+        baseline = counterpart(eligible, candidate, configuration)
         if baseline.run_id != candidate.run_id:
             pairs.append(Pair(baseline, candidate))
     if not pairs and unmatched:
@@ -203,33 +186,29 @@ def pair_runs(baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]
     return pairs, unmatched
 
 
-def counterpart(baselines: Sequence[Run], run: Run, configured_by: Sequence[str]) -> Run:
-    """Choose the baseline run to compare a run with.
+def counterpart(baselines: Sequence[Run], candidate: Run, configuration: Sequence[str]) -> Run:
+    """Choose the baseline run to compare a candidate with.
 
     It is the newest of the same work on the same machine, preferably of the same configuration, else of the same
     variant; else the newest of the same work, else the newest.
 
     Args:
         baselines: runs, newest first.
-        configured_by: result of `Runs.configuration`.
+        configuration: result of `Runs.configuration`.
     """
     for names in (_CHOSEN_BY, _CHOSEN_BY[:2], _CHOSEN_BY[:1]):
-        alike = [each for each in baselines if each.agrees(run, *names)]
+        alike = [baseline for baseline in baselines if baseline.agrees(candidate, *names)]
         if alike:
-            return next((each for each in alike if each.agrees(run, *configured_by)), alike[0])
+            return next((baseline for baseline in alike if baseline.agrees(candidate, *configuration)), alike[0])
     return baselines[0]
 
 
-def _of_the_same_name(runs: Runs, named: Sequence[Key], candidate: Key) -> list[Run]:
-    """Return the runs of the candidate's scenario, of the same experiment if possible.
+def _runs_named(runs: Runs, names: Sequence[Key], name: Key) -> list[Run]:
+    """Return the runs of a scenario, of the same experiment if possible.
 
     Args:
-        named: experiment and scenario of each run.
-        candidate: its experiment and scenario.
+        names: experiment and scenario of each run.
+        name: experiment and scenario.
     """
-    alike = [(run, name) for run, name in zip(runs, named, strict=True) if name[1] == candidate[1] != ""]
-    return [run for run, name in alike if name == candidate] or [run for run, _ in alike]
-
-
-def _why(runs: Runs) -> str:
-    return f": {runs[0].name} {runs[0].state}" if runs else ""
+    same_scenario = [(run, other) for run, other in zip(runs, names, strict=True) if other[1] == name[1] != ""]
+    return [run for run, other in same_scenario if other == name] or [run for run, _ in same_scenario]

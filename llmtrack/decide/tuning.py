@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 
-from llmtrack.decide.differences import Difference, difference, judge
+from llmtrack.decide.differences import Difference, build_difference, judge
 from llmtrack.decide.forecast import Forecast
 from llmtrack.decide.goal import Ending, Goal, Measurer, SearchState, Trial
 from llmtrack.decide.predictor import keeps_quality
@@ -499,7 +499,7 @@ class Tuning:
         samples = [self.race.samples[name] for name in (base, winner or base)]
         if not all(samples):
             return None
-        (exact,) = judge([difference(self.goal.objective, samples[0][-1], samples[1][-1])])
+        (exact,) = judge([build_difference(self.goal.objective, samples[0][-1], samples[1][-1])])
         return exact
 
     def _unproven(self, name: str, promising: str | None = None) -> None:

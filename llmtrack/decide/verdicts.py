@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from llmtrack.decide.comparability import why_not_comparable
-from llmtrack.decide.differences import ALPHA, Difference, Verdict, difference, judge
+from llmtrack.decide.differences import ALPHA, Difference, Verdict, build_difference, judge
 from llmtrack.decide.noise_floor import family_size, noise_floor_of, with_context, with_related_runs
 from llmtrack.host.formatting import list_some
 from llmtrack.spec.scenario import DEFAULT_MODEL, Variant
@@ -106,7 +106,7 @@ def _difference(
     known_spreads = (spreads[0], spreads[1]) if spreads[0] and spreads[1] else None
     tests, floor = family_size(baseline, candidate), noise_floor_of(metric, baseline, candidate)
     (judged,) = judge(
-        [difference(metric, before, after, samples, candidate_samples, known_spreads)], alpha, tests, floor
+        [build_difference(metric, before, after, samples, candidate_samples, known_spreads)], alpha, tests, floor
     )
     return dataclasses.replace(judged, doubts=(*named_warnings(baseline), *named_warnings(candidate)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,11 @@ from llmtrack.tracking.read.query import tracked_runs, why_empty
 # Maximum characters of a pair's differences in a cell; longer ones go below the table.
 _MOST_IN_A_CELL = 60
 # Page formats show only a study's own columns and those that distinguish runs.
-PAGES = ("markdown", "html", "latex")
-APART: tuple[schema.Role, ...] = ("configuration", "work", "convention")
+_PAGES = ("markdown", "html", "latex")
+_DISTINGUISHING: tuple[schema.Role, ...] = ("configuration", "work", "convention")
 
 
-def compare_runs(
+def show_side_by_side(
     *,
     experiment: str | None = None,
     study: str | None = None,
@@ -86,19 +86,7 @@ def compare_runs(
         )
     found = with_samples(found, tracking_uri)
     tracked = _sorted((found if every else found.newest_of_each()).in_order_of_time(), layout.sort)
-    table = with_noise_floor(summary_table(tracked, among=found), tracked)
-    experiments = {run.experiment for run in tracked} - {""}
-    if layout.columns is None and len(experiments) == 1:
-        on_page = layout.style in PAGES and not layout.wide
-        if on_page and len({run.study_id for run in tracked} - {""}) == 1:
-            module = None
-            with suppress(ExtensionError):  # show the runs even if the plug-in is broken
-                module = named_experiment(experiments.pop())
-            declared = getattr(module, "DECLARED", None)
-            own = declared.table if declared else None
-            table = with_noise_floor(summary_table(tracked, among=found, own=own), tracked)
-        else:
-            table = with_differing_params(table, tracked, APART if on_page else None)
+    table = _table(tracked, found, layout)
     title = f"{len(tracked)} of {plural(len(found), 'tracked run')}"
     parts = split_by_task(tracked)
     if console.is_terminal and layout.style == "table" and layout.columns is None and len(parts) > 1:
@@ -119,25 +107,41 @@ def compare_runs(
         if layout.style == "table":
             say(console, f"Written: {', '.join(str(path) for path in files.values())}")
     if "MLFLOW_RUN_ID" in os.environ:
-        from llmtrack.tracking.environment import environment
-        from llmtrack.tracking.write.tracker import Tracker
-
-        tracker = Tracker.open(tracking_uri)
-        chosen = {"experiment": experiment, "study": study, "model": model, "search": search}
-        question = "How do the tracked runs compare?"
-        own = tracker.start_study(
-            "compare",
-            question,
-            {name: value for name, value in chosen.items() if value is not None} | {"every": every},
-            environment(),
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            files = write_report(Path(folder), "llmtrack compare", table, tracked)
-            note = page_note(question, [f"{plural(len(tracked), 'run')} side by side."], {"": table}, own.experiment_id)
-            tracker.finish_study(own, "finished", note=note, files=files, metrics=headline(tracked))
+        filters = {"experiment": experiment, "study": study, "model": model, "search": search}
+        settings = {name: value for name, value in filters.items() if value is not None} | {"every": every}
+        _log(tracking_uri, settings, table, tracked)
 
 
-def compare_with_baseline(
+def _table(tracked: Runs, found: Runs, layout: Layout) -> Table:
+    """Lay out runs in the columns of their study on a page, else of all, with the params in which they differ."""
+    experiments = {run.experiment for run in tracked} - {""}
+    on_page = layout.style in _PAGES and not layout.wide
+    own = None
+    if layout.columns is None and len(experiments) == 1:
+        if not on_page or len({run.study_id for run in tracked} - {""}) != 1:
+            table = with_noise_floor(summary_table(tracked, among=found), tracked)
+            return with_differing_params(table, tracked, _DISTINGUISHING if on_page else None)
+        with suppress(ExtensionError):  # show the runs even if the plug-in is broken
+            declared = getattr(named_experiment(experiments.pop()), "DECLARED", None)
+            own = declared.table if declared else None
+    return with_noise_floor(summary_table(tracked, among=found, own=own), tracked)
+
+
+def _log(tracking_uri: str | None, settings: Mapping[str, Any], table: Table, tracked: Runs) -> None:
+    """Log a comparison to the run opened by `mlflow run`."""
+    from llmtrack.tracking.environment import environment
+    from llmtrack.tracking.write.tracker import Tracker
+
+    tracker = Tracker.open(tracking_uri)
+    question = "How do the tracked runs compare?"
+    study = tracker.start_study("compare", question, settings, environment())
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_report(Path(folder), "llmtrack compare", table, tracked)
+        note = page_note(question, [f"{plural(len(tracked), 'run')} side by side."], {"": table}, study.experiment_id)
+        tracker.finish_study(study, "finished", note=note, files=files, metrics=headline(tracked))
+
+
+def show_differences(
     baseline: Sequence[str],
     candidates: Sequence[str],
     metrics: Sequence[str] | None = None,
@@ -167,83 +171,76 @@ def compare_with_baseline(
         as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri)
     )
     pairs = with_samples_of_pairs(pairs, tracking_uri)
-    compared = compare_pairs(pairs, metrics, across_environments=across_environments)
+    comparisons = compare_pairs(pairs, metrics, across_environments=across_environments)
     if layout.sort is not None:
-        compared = _in_order(compared, layout.sort)
+        comparisons = _sort_comparisons(comparisons, layout.sort)
     console = make_console()
     if layout.style in ("csv", "json"):
-        frame = to_frame(compared)
+        frame = to_frame(comparisons)
         frame = frame if layout.columns is None else pick(frame, layout.columns)
         as_json = layout.style == "json"
         emit(console, frame.to_json(orient="records", indent=1) + "\n" if as_json else frame.to_csv(index=False))
         return
     # The one row of a scenario that equals another gives no figures.
-    compared = _without_repetitions(compared)
-    table = differences_table(compared, pairs, unmatched)
-    rows = [each.row() for each in compared]
-    show(
-        console,
-        "against the baseline",
-        table,
-        layout,
-        ExtraValues(list(COLUMNS), lambda name: [row.get(name) for row in rows]),
-    )
+    comparisons = _without_repetitions(comparisons)
+    table = differences_table(comparisons, pairs, unmatched)
+    rows = [comparison.row() for comparison in comparisons]
+    values = ExtraValues(list(COLUMNS), lambda name: [row.get(name) for row in rows])
+    show(console, "against the baseline", table, layout, values)
 
 
-def differences_table(compared: Sequence[Comparison], pairs: Sequence[Pair], unmatched: Sequence[str] = ()) -> Table:
+def differences_table(comparisons: Sequence[Comparison], pairs: Sequence[Pair], unmatched: Sequence[str] = ()) -> Table:
     """Lay out a comparison as a table.
 
     Args:
-        compared: result of `compare_pairs` for the pairs.
+        comparisons: result of `compare_pairs` for the pairs.
         unmatched: candidates without a counterpart.
     """
     runs = runs_of_pairs(pairs)
     shared, _ = shared_conditions(runs)
     columns = [column_of_runs(name, runs) for name in runs.params]
-    differs = {pair.candidate.run_id: _what_differs(pair, columns) for pair in pairs if not pair.candidate.is_same_as}
-    everywhere = _in_all(list(differs.values()))
-    listed = {run_id: ", ".join(each for each in texts if each not in everywhere) for run_id, texts in differs.items()}
+    differing = {
+        pair.candidate.run_id: _pair_differences(pair, columns) for pair in pairs if not pair.candidate.is_same_as
+    }
+    common = _common(list(differing.values()))
+    listed = {run_id: ", ".join(text for text in texts if text not in common) for run_id, texts in differing.items()}
     long = {run_id: text for run_id, text in listed.items() if len(text) > _MOST_IN_A_CELL}
     titles = ["scenario", "metric", "baseline", "candidate", "difference"]
-    compared = _without_repetitions(compared)
-    rows = [_row(each, runs) for each in compared]
-    run_ids = [each.pair.candidate.run_id for each in compared]
+    comparisons = _without_repetitions(comparisons)
+    rows = [_row(comparison, runs) for comparison in comparisons]
+    run_ids = [comparison.pair.candidate.run_id for comparison in comparisons]
     if set(filter(None, listed.values())) - set(long.values()):
         titles.insert(1, "differs in")
         for row, run_id in zip(rows, run_ids, strict=True):
             row.insert(1, "see below" if run_id in long else listed.get(run_id) or DASH)
+    notes = [
+        f"{pair.candidate.name} differs in: {long[pair.candidate.run_id]}"
+        for pair in pairs
+        if pair.candidate.run_id in long
+    ]
+    notes += [f"{name} has no counterpart in the baseline" for name in unmatched]
+    if any(comparison.other_environments for comparison in comparisons):
+        notes.append("--across-environments compares speed and memory of different machines or versions, too")
+    notes += noise_floor_lines(runs, *dict.fromkeys(comparison.difference.metric for comparison in comparisons))
+    notes += [f"read with care: {line}" for line in _warnings(comparisons, len(runs))]
     return Table(
         conditions=(
             *shared,
             *_same_baseline(pairs),
-            *studies_of(pairs),
-            *([f"all differ from it in: {', '.join(everywhere)}"] if everywhere else []),
+            *study_conditions(pairs),
+            *([f"all differ from it in: {', '.join(common)}"] if common else []),
         ),
         titles=tuple(titles),
         numeric=tuple(title in ("baseline", "candidate") for title in titles),
         rows=tuple(map(tuple, rows)),
         run_ids=tuple(run_ids),
-        notes=(
-            *(
-                f"{pair.candidate.name} differs in: {long[run_id]}"
-                for pair in pairs
-                if (run_id := pair.candidate.run_id) in long
-            ),
-            *(f"{name} has no counterpart in the baseline" for name in unmatched),
-            *(
-                ["--across-environments compares speed and memory of different machines or versions, too"]
-                if any(each.other_environments for each in compared)
-                else []
-            ),
-            *noise_floor_lines(runs, *dict.fromkeys(each.difference.metric for each in compared)),
-            *(f"read with care: {line}" for line in _doubts(compared, len(runs))),
-        ),
+        notes=tuple(notes),
         keys=tuple(title.replace(" ", "_") for title in titles),
     )
 
 
-def _row(compared: Comparison, runs: Runs) -> list[str]:
-    difference = compared.difference
+def _row(comparison: Comparison, runs: Runs) -> list[str]:
+    difference = comparison.difference
     column = column_of_runs(difference.metric, runs)
     values = (
         DASH if math.isnan(value) else column.render(value) for value in (difference.baseline, difference.candidate)
@@ -251,27 +248,29 @@ def _row(compared: Comparison, runs: Runs) -> list[str]:
     unit = schema.metric(difference.metric).unit
     shown_unit = "" if unit == "-" or column.title != difference.metric else f", {unit}"
     mark = {"better": "+ ", "worse": "- "}.get(difference.verdict, "")
-    return [compared.pair.candidate.name, f"{column.title}{shown_unit}", *values, mark + difference.words]
+    return [comparison.pair.candidate.name, f"{column.title}{shown_unit}", *values, mark + difference.words]
 
 
-def _without_repetitions(compared: Sequence[Comparison]) -> list[Comparison]:
+def _without_repetitions(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Keep one row of a scenario that equals another one: it has no figures of its own."""
-    first = {each.pair.candidate.run_id: number for number, each in reversed([*enumerate(compared)])}
-    return [
-        each
-        for number, each in enumerate(compared)
-        if not each.pair.candidate.is_same_as or first[each.pair.candidate.run_id] == number
-    ]
+    seen: set[str] = set()
+    kept = []
+    for comparison in comparisons:
+        candidate = comparison.pair.candidate
+        if not candidate.is_same_as or candidate.run_id not in seen:
+            kept.append(comparison)
+        seen.add(candidate.run_id)
+    return kept
 
 
-def _in_all(differences: Sequence[Sequence[str]]) -> list[str]:
-    """Return the differences common to all of several candidates, which are listed once."""
+def _common(differences: Sequence[Sequence[str]]) -> list[str]:
+    """Return the differences common to several candidates, which are listed once."""
     if len(differences) < 2:
         return []
-    return [each for each in differences[0] if all(each in other for other in differences)]
+    return [text for text in differences[0] if all(text in texts for texts in differences)]
 
 
-def _what_differs(pair: Pair, columns: Sequence[Column]) -> list[str]:
+def _pair_differences(pair: Pair, columns: Sequence[Column]) -> list[str]:
     differences = []
     for column in columns:
         before, after = (column.cell_of(run) for run in (pair.baseline, pair.candidate))
@@ -282,11 +281,10 @@ def _what_differs(pair: Pair, columns: Sequence[Column]) -> list[str]:
     return differences
 
 
-def _doubts(compared: Sequence[Comparison], runs: int) -> list[str]:
-    """Return the warnings of the compared runs, each kind once."""
-    lines = dict.fromkeys(line for each in compared for line in each.difference.doubts)
-    warned = [(name, line) for name, _, line in (each.partition(": ") for each in lines)]
-    return group_warnings(warned, runs)
+def _warnings(comparisons: Sequence[Comparison], runs: int) -> list[str]:
+    """Return the warnings of the compared runs, grouped by kind."""
+    lines = dict.fromkeys(line for comparison in comparisons for line in comparison.difference.doubts)
+    return group_warnings([(name, line) for name, _, line in (named.partition(": ") for named in lines)], runs)
 
 
 def _same_baseline(pairs: Sequence[Pair]) -> list[str]:
@@ -294,26 +292,25 @@ def _same_baseline(pairs: Sequence[Pair]) -> list[str]:
     return [f"baseline: {name} ({run_id[:8]})" for name, run_id in names] if len(names) == 1 else []
 
 
-def models_and_devices(runs: Runs) -> tuple[str, ...]:
+def model_and_device_conditions(runs: Runs) -> tuple[str, ...]:
     """Return the models and devices of runs, as conditions of a table."""
-    found = (("model", "model_id"), ("device", "device"))
-    values = (
-        (title, ", ".join(dict.fromkeys(filter(None, (run.text(name) for run in runs))))) for title, name in found
-    )
-    return tuple(f"{title}: {value}" for title, value in values if value)
+    titles = {"model_id": "model", "device": "device"}
+    values = {title: _distinct(run.text(name) for run in runs) for name, title in titles.items()}
+    return tuple(f"{title}: {value}" for title, value in values.items() if value)
 
 
-def studies_of(pairs: Sequence[Pair]) -> tuple[str, ...]:
+def study_conditions(pairs: Sequence[Pair]) -> tuple[str, ...]:
     """Return the studies of both sides, as conditions of a table."""
-    sides = [
-        ", ".join(dict.fromkeys(filter(None, (run.study_id for run in side))))
-        for side in ([pair.baseline for pair in pairs], [pair.candidate for pair in pairs])
-    ]
-    if sides[0] == sides[1]:
-        return (f"study: {sides[0]}",) if sides[0] else ()
-    return tuple(
-        f"study of the {name}: {side}" for name, side in zip(("baseline", "candidate"), sides, strict=True) if side
-    )
+    baseline = _distinct(pair.baseline.study_id for pair in pairs)
+    candidate = _distinct(pair.candidate.study_id for pair in pairs)
+    if baseline == candidate:
+        return (f"study: {baseline}",) if baseline else ()
+    sides = {"baseline": baseline, "candidate": candidate}
+    return tuple(f"study of the {side}: {studies}" for side, studies in sides.items() if studies)
+
+
+def _distinct(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(filter(None, values)))
 
 
 def _sorted(runs: Runs, sort: str | None) -> Runs:
@@ -324,13 +321,12 @@ def _sorted(runs: Runs, sort: str | None) -> Runs:
     return runs.by(name, highest_first=sort.startswith("-"))
 
 
-def _in_order(compared: Sequence[Comparison], sort: str) -> list[Comparison]:
+def _sort_comparisons(comparisons: Sequence[Comparison], sort: str) -> list[Comparison]:
     """Sort comparisons by a column of `compare`, descending with a leading `-`; those without a value come last."""
     name = sort.removeprefix("-")
     check_columns([name], list(COLUMNS))
-
-    values: list[tuple[Comparison, Any]] = [(each, each.row().get(name)) for each in compared]
-    known = [(each, value) for each, value in values if value is not None and value == value]
-    known.sort(key=lambda each: each[1], reverse=sort.startswith("-"))
-    without = [each for each, value in values if value is None or value != value]
-    return [*(each for each, _ in known), *without]
+    values: list[tuple[Comparison, Any]] = [(comparison, comparison.row().get(name)) for comparison in comparisons]
+    known = [(comparison, value) for comparison, value in values if value is not None and value == value]
+    known.sort(key=lambda pair: pair[1], reverse=sort.startswith("-"))
+    unknown = [comparison for comparison, value in values if value is None or value != value]
+    return [*(comparison for comparison, _ in known), *unknown]

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from llmtrack.decide.compare import runs_of_pairs
 from llmtrack.decide.gate import GATE_FAILED, NOT_CHECKED, GateResult, PairCheck
 from llmtrack.host.formatting import significant
-from llmtrack.report.comparison import models_and_devices, studies_of
+from llmtrack.report.comparison import model_and_device_conditions, study_conditions
 from llmtrack.report.tables.table import DASH, Table
 
 _OUTCOMES = {0: "passed", NOT_CHECKED: "not passed, it could not check everything", GATE_FAILED: "failed"}
@@ -21,7 +21,7 @@ def gate_table(result: GateResult) -> Table:
     """Lay out a row per rule and scenario."""
     pairs = [check.pair for check in result.checks]
     return Table(
-        conditions=(*models_and_devices(runs_of_pairs(pairs)), *studies_of(pairs)),
+        conditions=(*model_and_device_conditions(runs_of_pairs(pairs)), *study_conditions(pairs)),
         titles=("fail if", "scenario", "verdict", "baseline", "candidate", "change, 95 % interval", "why"),
         numeric=(False, False, False, True, True, False, False),
         rows=tuple(map(_row, result.checks)),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from llmtrack.decide.differences import (
     Ratio,
+    build_difference,
     change_text,
-    difference,
     holm,
     is_within_floor,
     judge,
@@ -128,7 +128,7 @@ def latencies(generator: np.random.Generator, n: int, median: float = 0.5) -> li
 
 
 def compared(baseline, candidate, metric="total_latency_s"):
-    return difference(metric, float(np.median(baseline)), float(np.median(candidate)), baseline, candidate)
+    return build_difference(metric, float(np.median(baseline)), float(np.median(candidate)), baseline, candidate)
 
 
 def self_comparisons(n):
@@ -197,7 +197,7 @@ def test_a_change_in_words():
 def test_the_ratio_of_a_rate_is_that_of_its_headline_values():
     # Four repeats: the median of rates is not the rate at the median time.
     times, other = [1.0, 1.0, 2.0, 4.0], [2.0, 2.0, 2.0, 2.0]
-    found = difference("tokens_per_sec", 1 / 1.5, 1 / 2, [1 / t for t in times], [1 / t for t in other])
+    found = build_difference("tokens_per_sec", 1 / 1.5, 1 / 2, [1 / t for t in times], [1 / t for t in other])
     assert found.ratio.value == pytest.approx(1.5 / 2)
 
 
@@ -218,7 +218,7 @@ def test_the_ratio_of_a_rate_is_that_of_its_headline_values():
     ],
 )
 def test_metrics_without_repeats(metric, baseline, candidate, verdict, words):
-    (found,) = judge([difference(metric, baseline, candidate)])
+    (found,) = judge([build_difference(metric, baseline, candidate)])
     assert (found.verdict, found.words, found.p_value) == (verdict, words, None)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from llmtrack.decide.comparability import why_not_comparable
 from llmtrack.decide.selection import Pair
-from llmtrack.report.comparison import _what_differs
+from llmtrack.report.comparison import _pair_differences
 from tests.report.frames import changed, made, run
 
 
@@ -33,7 +33,7 @@ def two(**facts):
 )
 def test_compare_names_what_differs_between_environments(facts, said):
     pair = two(**facts)
-    assert f"another environment ({said})" in _what_differs(pair, columns=())
+    assert f"another environment ({said})" in _pair_differences(pair, columns=())
     assert said in why_not_comparable(pair.baseline, pair.candidate, "tokens_per_sec")
     assert why_not_comparable(pair.baseline, pair.candidate, "tokens_per_sec", across_environments=True) == ""
 

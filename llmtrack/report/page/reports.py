@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from llmtrack.decide.noise_floor import noise_floor_lines, within
+from llmtrack.decide.noise_floor import noise_floor_lines, recompute_context
 from llmtrack.decide.verdicts import with_samples
 from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Declaration, Experiment, draw_nothing
@@ -127,7 +127,7 @@ def write_suite(
         remarks: notes on how it was measured.
         reasons: why experiments could not be run, one line each.
     """
-    tracked = within(Runs(run for member in members for run in member.runs))
+    tracked = recompute_context(Runs(run for member in members for run in member.runs))
     if not tracked:
         return WrittenReport(note="No experiment could be run.")
     folder, console, parts = context.folder, context.console, context.parts
