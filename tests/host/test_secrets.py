@@ -148,3 +148,68 @@ def test_the_spool_stores_no_password(tmp_path):
 def test_the_variable_pwd_is_no_password():
     environ = {"PWD": "/home/me/models", "OLDPWD": "/home/me/other", "DB_PWD": "s3cret-of-mine"}
     assert secrets_of(environ) == ("s3cret-of-mine",)
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("https://me:secret@host/x", f"https://{HIDDEN}@host/x"),
+        (
+            "see postgresql+psycopg://u:p@ss/w@db:5432/x now",
+            f"see postgresql+psycopg://{HIDDEN}@db:5432/x now",
+        ),
+        ("git+https://ghtoken@github.com/a/b", f"git+https://{HIDDEN}@github.com/a/b"),
+        ("http://h/x?token=abc&page=2", f"http://h/x?token={HIDDEN}&page=2"),
+        ("http://h/x?a=1&api_key=abc#top", f"http://h/x?a=1&api_key={HIDDEN}#top"),
+        ("s3://b/k?X-Amz-Signature=abc", f"s3://b/k?X-Amz-Signature={HIDDEN}"),
+        ("Authorization: Bearer abc.def", f"Authorization: Bearer {HIDDEN}"),
+        ("hf_abcdefghijklmnopqrstuvwxyz", f"hf_{HIDDEN}"),
+        ("postgresql://u:12345/abc@db/x", f"postgresql://{HIDDEN}@db/x"),
+        ("see http://u:12345/abc@db:1/x", f"see http://{HIDDEN}@db:1/x"),
+        ("http://u:99#pass@db/x", f"http://{HIDDEN}@db/x"),
+        ("http://u:1234?pw@db/x", f"http://{HIDDEN}@db/x"),
+        ("mysql://u:99#pass@db/x", f"mysql://{HIDDEN}@db/x"),
+        ("http://u:pa<ss@db/x", f"http://{HIDDEN}@db/x"),
+        ("http://u:it's@db/x", f"http://{HIDDEN}@db/x"),
+        ("'postgresql://u:it's@db/x'", f"'postgresql://{HIDDEN}@db/x'"),
+        ("host=db user=me password=pw dbname=x", f"host=db user=me password={HIDDEN} dbname=x"),
+        (r"password='it\'s so' host=db", f"password={HIDDEN} host=db"),
+        ("AccountName=a;AccountKey=abc==;x", f"AccountName=a;AccountKey={HIDDEN};x"),
+    ],
+)
+def test_credentials_in_texts_are_redacted(text, clean):
+    assert redact(text) == clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://localhost:5000/#/experiments/1",
+        "sqlite:////home/me/mlflow.db",
+        "mail me@example.com, see https://example.com/a@1.2",
+        "http://host:5000/path/a@b",
+        "tokens_per_sec=12; key figures: 3",
+        "packaged:smollm2,synthetic:smollm2-135m",
+    ],
+)
+def test_other_texts_are_unchanged(text):
+    assert redact(text) == text
+
+
+user = st.text(alphabet=st.characters(categories=["Ll", "Nd"]), min_size=1, max_size=8)
+password = st.text(alphabet="abcXYZ$!*@:/.-_", min_size=3, max_size=16).map(lambda text: "pw" + text + "wp")
+
+
+@given(user, password)
+def test_no_password_of_an_address_survives(user, password):
+    text = redact(f"failed for postgresql://{user}:{password}@db.example:5432/mlflow (timeout)")
+    assert password not in text
+    assert "@db.example:5432/mlflow (timeout)" in text
+
+
+def test_values_of_variables_named_like_credentials_are_redacted():
+    environ = {"MLFLOW_TRACKING_PASSWORD": "hunter2hunter2", "HF_TOKEN": "abcdefgh", "HOME": "/home/someone"}
+    secrets = secrets_of(environ)
+    assert redact("login hunter2hunter2 with abcdefgh in /home/someone", secrets) == (
+        f"login {HIDDEN} with {HIDDEN} in /home/someone"
+    )

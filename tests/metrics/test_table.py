@@ -7,7 +7,7 @@ from llmtrack.tracked.frames import ID_COLUMNS
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
-def test_the_docs_are_what_the_tables_say():
+def test_the_docs_are_up_to_date():
     assert DOCS.read_text(encoding="utf-8") == page(), "run: python -m llmtrack.metrics > docs/metrics.md"
 
 
@@ -18,7 +18,7 @@ def test_names_of_metrics_params_and_id_columns_are_disjoint():
     assert len({tag.name for tag in schema.TAGS}) == len(schema.TAGS)
 
 
-def test_every_name_is_accepted_by_mlflow_as_it_is():
+def test_every_name_is_accepted_by_mlflow_unchanged():
     from llmtrack.tracking.limits import fit_key
 
     spreads = [schema.spread_key(m.name, stat) for m in schema.METRICS for stat in schema.SPREAD_STATS]

@@ -1,4 +1,4 @@
-"""Events cross the border of a process unchanged."""
+"""Events are sent between processes unchanged."""
 
 from __future__ import annotations
 

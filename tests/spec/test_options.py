@@ -1,4 +1,4 @@
-"""A parameter is declared once: what it reads, what it refuses, how it is written, and where it comes from."""
+"""Parameters of config dataclasses: parsing, validation, formatting and defaults."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Example(Group):
 BY_NAME = {each.name: each for each in parameters(Example)}
 
 
-def test_its_own_parameters_come_first_and_a_field_without_an_option_is_none():
+def test_own_parameters_come_first_and_fields_without_an_option_are_skipped():
     assert list(BY_NAME) == [
         "sizes", "dtypes", "side", "text", "limit", "folder", "fast", "count", "share", "uri"
     ]  # fmt: skip
@@ -70,7 +70,7 @@ def test_its_own_parameters_come_first_and_a_field_without_an_option_is_none():
         ("fast", "0", False),
     ],
 )
-def test_a_text_is_read(name, text, value):
+def test_a_text_is_parsed(name, text, value):
     assert BY_NAME[name].parse(text) == value
 
 
@@ -97,7 +97,7 @@ def test_a_text_is_read(name, text, value):
         ("fast", "maybe", "fast 'maybe' is not true or false"),
     ],
 )
-def test_what_is_not_accepted_is_refused_in_one_line(name, text, says):
+def test_an_invalid_text_is_refused_in_one_line(name, text, says):
     with pytest.raises(UsageError) as refused:
         BY_NAME[name].parse(text)
     assert says in str(refused.value)
@@ -124,7 +124,7 @@ def test_what_is_not_accepted_is_refused_in_one_line(name, text, says):
         {"text": 5},
     ],
 )
-def test_a_config_made_by_a_program_is_checked_too(changes):
+def test_a_config_built_in_python_is_validated(changes):
     with pytest.raises(UsageError):
         Example(**changes)
     with pytest.raises(UsageError):
@@ -149,7 +149,7 @@ def test_a_config_made_by_a_program_is_checked_too(changes):
         ("fast", True, True),
     ],
 )
-def test_what_a_program_gives_means_what_it_means_on_the_command_line(name, given, value):
+def test_python_values_are_accepted_as_on_the_command_line(name, given, value):
     found = BY_NAME[name].accept(given)
     assert (found, [type(each) for each in found] if isinstance(found, tuple) else type(found)) == (
         value,
@@ -174,17 +174,17 @@ def test_what_a_program_gives_means_what_it_means_on_the_command_line(name, give
         ("side", True, "is not a text"),
     ],
 )
-def test_what_a_program_gives_is_refused_in_one_line_where_it_is_of_another_kind(name, given, says):
+def test_python_values_of_another_type_are_refused_in_one_line(name, given, says):
     with pytest.raises(UsageError, match=re.escape(says)):
         BY_NAME[name].accept(given)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_default_is_written_as_it_is_read(name):
+def test_formatted_defaults_parse_to_themselves(name):
     assert BY_NAME[name].parse(format_value(BY_NAME[name].default)) == BY_NAME[name].default
 
 
-def test_options_of_a_command_carry_help_default_and_bounds():
+def test_command_line_options_have_help_default_and_bounds():
     options = {each.name: each for each in click_options(Example)}
     assert options["sizes"].opts == ["--sizes"]
     assert options["sizes"].help == "Sizes.  [default: 1,2; 1 to 64]"
@@ -193,7 +193,7 @@ def test_options_of_a_command_carry_help_default_and_bounds():
     assert options["text"].default == "none"
 
 
-def test_what_is_tracked_is_plain_and_holds_no_credentials():
+def test_tracked_settings_are_plain_and_without_credentials():
     kept = tracked_settings(Example(uri="http://user:secret@host"), text="resolved", more=1)
     assert kept == {
         "sizes": "1,2", "dtypes": "none", "side": "left", "text": "resolved", "limit": 8, "folder": "",
@@ -201,6 +201,6 @@ def test_what_is_tracked_is_plain_and_holds_no_credentials():
     }  # fmt: skip
 
 
-def test_a_config_takes_what_another_one_says_of_the_same():
+def test_a_config_is_built_from_the_fields_of_another_object():
     assert config_from(Example, Group(count=5), fast=True) == Example(count=5, fast=True)
     assert config_from(Group, Example(count=5, sizes=(3,))) == Group(count=5)

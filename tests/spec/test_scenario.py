@@ -1,4 +1,4 @@
-"""The plain data: it goes through JSON and pickle unchanged, and its ids depend on what they should."""
+"""Scenarios and outcomes survive JSON and pickle, and their ids depend on the right fields."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ failures = st.builds(Failure, scenarios, texts, texts, texts, st.dictionaries(te
 
 @pytest.mark.slow(1)
 @given(st.one_of(measurements, failures))
-def test_outcomes_go_through_json_unchanged(outcome):
+def test_outcomes_survive_json(outcome):
     text = json.dumps(to_json(outcome, Outcome))
     again = from_json(json.loads(text), Outcome)
     assert again == outcome
@@ -75,20 +75,20 @@ def test_outcomes_go_through_json_unchanged(outcome):
 
 @pytest.mark.slow(1)
 @given(st.one_of(measurements, failures))
-def test_outcomes_pickle(outcome):
+def test_outcomes_survive_pickle(outcome):
     assert pickle.loads(pickle.dumps(outcome)) == outcome
 
 
 SCENARIO = Scenario("one", Variant("m"), GenerateTask(("a", "b"), max_new_tokens=4))
 
 
-def test_scenarios_are_frozen_and_can_be_keys():
+def test_scenarios_are_frozen_and_hashable():
     with pytest.raises(FrozenInstanceError):
         SCENARIO.name = "two"
     assert len({SCENARIO, replace(SCENARIO)}) == 1
 
 
-def test_the_id_of_a_scenario_is_of_what_was_asked_and_not_of_its_name():
+def test_the_scenario_id_does_not_depend_on_the_name():
     assert replace(SCENARIO, name="two", baseline=True).scenario_id == SCENARIO.scenario_id
     for other in (
         replace(SCENARIO, variant=Variant("n")),
@@ -99,7 +99,7 @@ def test_the_id_of_a_scenario_is_of_what_was_asked_and_not_of_its_name():
         assert other.scenario_id != SCENARIO.scenario_id
 
 
-def test_the_workload_is_the_work_and_not_how_it_is_done():
+def test_the_workload_id_depends_on_the_work_only():
     task, scoring = SCENARIO.task, PerplexityTask()
     same = workload_id(task)
     assert workload_id(replace(task, use_cache=False, padding_side="right")) == same

@@ -1,4 +1,4 @@
-"""One definition of the same cell: what makes two runs two configurations, and which replaces which."""
+"""The definition of a cell: when two runs are different configurations, and which replaces which."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kept(runs):
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_runs_that_differ_in_a_configuration_are_all_shown_wherever_cells_are_told(name):
+def test_runs_of_different_configurations_are_different_cells_everywhere(name):
     runs = two(name)
     assert kept(runs) == ["a1", "a2"]
     pairs, _ = pair_runs(made(run("base", run_id="b", start_time="2026-11-28T09:00:00Z")), runs)
@@ -52,14 +52,14 @@ def test_runs_that_differ_in_a_configuration_are_all_shown_wherever_cells_are_to
 
 
 @pytest.mark.parametrize("name", OF_WORK)
-def test_other_work_hides_nothing_in_a_table_and_the_newest_work_is_compared(name):
+def test_a_table_shows_all_work_and_a_comparison_the_newest(name):
     runs = two(name)
     assert kept(runs) == ["a1", "a2"]
     assert list(column(runs.newest_of_each(across_work=True), "run_id")) == ["a2"]
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_what_came_out_or_how_often_a_call_repeats_makes_no_other_configuration(name):
+def test_findings_and_repeats_make_no_other_configuration(name):
     runs = two(name)
     assert kept(runs) == ["a2"]
     assert list(column(gather_candidates(runs).runs, "run_id")) == ["a2"]
@@ -69,7 +69,7 @@ def test_what_came_out_or_how_often_a_call_repeats_makes_no_other_configuration(
 
 # What is pooled is read as JSON.
 @pytest.mark.parametrize("name", [each for each in schema.params_with("found") if each != "pooled"])
-def test_what_was_found_of_one_run_is_no_difference_between_two(name):
+def test_findings_of_a_run_are_not_shown_as_differences(name):
     one, other = two(name)
     runs = Runs((one, dataclasses.replace(other, params={**other.params, "scenario": "b"})))
     columns = with_differing_params(summary_table(runs), runs).keys
@@ -87,8 +87,8 @@ def test_another_model_under_the_same_name_is_another_configuration(digest):
 
 
 @pytest.mark.parametrize("values", [("a", "b"), ("1", "2"), ("0.25", "0.5"), ("true", "false"), (None, "1")])
-def test_an_option_that_no_table_knows_is_a_configuration(values):
-    """Such as of an engine of another package, read back from what MLflow holds: text."""
+def test_an_unknown_option_is_a_configuration(values):
+    """Such as one of an external engine, read back as text."""
     table = RunParser({})
     for number, value in enumerate(values):
         name = f"r{number}"
@@ -101,13 +101,13 @@ def test_an_option_that_no_table_knows_is_a_configuration(values):
     assert sorted(column(table.runs().newest_of_each(), "run_id")) == ["r0", "r1"]
 
 
-def test_a_metric_that_no_table_knows_is_none():
+def test_an_unknown_metric_is_not_a_configuration():
     runs = made(at(1, their_metric=1.0), at(2, their_metric=2.0))
     assert kept(runs) == ["a2"]
 
 
-def test_every_setting_of_a_task_has_its_line_and_says_what_it_is():
-    """A setting without one would be taken for a configuration of its own, which is not shown by its name."""
+def test_every_setting_of_a_task_is_in_the_table_with_a_role():
+    """A setting without an entry would count as an unnamed configuration."""
     unseen = {"prompts", "verbose", "explain", "output"}
     for task in (GenerateTask, PerplexityTask, TrainTask, RepeatPolicy):
         for field in dataclasses.fields(task):
@@ -115,8 +115,8 @@ def test_every_setting_of_a_task_has_its_line_and_says_what_it_is():
     assert {field.name for field in dataclasses.fields(RepeatPolicy)} == {*schema.params_with("repeats")}
 
 
-def test_what_failed_after_its_model_was_loaded_is_replaced_by_what_was_asked_alike():
-    """It has fewer facts than a run that was measured, so by these alone it would be another cell."""
+def test_a_failure_after_loading_is_replaced_by_a_newer_run_of_the_same_request():
+    """It has fewer facts than a measured run, so by these alone it would be another cell."""
     asked = {"model": "m", "device_requested": "auto", "dtype_requested": "auto", "scenario_id": "q1"}
     failed = {"status": "FAILED", "workload_id": None, "prompt_tokens": None, **asked}
     done = at(2, threads=2, **asked)
@@ -126,7 +126,7 @@ def test_what_failed_after_its_model_was_loaded_is_replaced_by_what_was_asked_al
 
 
 @pytest.mark.slow(1)
-def test_the_counterpart_is_of_the_same_configuration_where_there_is_one():
+def test_the_counterpart_has_the_same_configuration_if_there_is_one():
     baselines = made(at(3, threads=8), at(2, threads=1), at(1, threads=None))
     for threads, minute in ((8, 3), (1, 2), (None, 1), (4, 3)):
         ((pair,), _) = pair_runs(baselines, made(at(9, threads=threads)))

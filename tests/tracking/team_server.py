@@ -1,8 +1,8 @@
-"""What docs/team.md says, started on this machine by free ports, to try the server's bearing:
+"""Start the services of docs/team.md on free ports of this machine, and run a command as a user of the server:
 
     python -m tests.tracking.team_server python -m benchmarks.team --experiment sweep --nodes 4 --scenarios 200
 
-starts PostgreSQL, a simulated S3, the server with its passwords and a user, and runs a command as that user.
+The services are PostgreSQL, a simulated S3, and the server with its passwords.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ QUIET = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
 class Document:
-    """The blocks of docs/team.md, with free ports of this machine for the three that are written there."""
+    """The blocks of docs/team.md, with free ports in place of the written ones."""
 
     def __init__(self) -> None:
         self.database, self.store, self.server = (free_port() for _ in range(3))
@@ -49,7 +49,7 @@ class Document:
         ]
 
     def lines(self, program: str, word: str) -> list[list[str]]:
-        """Return the words of the lines that begin with a program, in the one block with a word in it."""
+        """Split the lines that begin with a program, in the only block that contains a word."""
         (block,) = (text for text in self._blocks if word in text)
         return [shlex.split(line) for line in block.splitlines() if line.split(" ")[0] == program]
 
@@ -57,9 +57,8 @@ class Document:
         return dict(pair.split("=", 1) for line in self.lines("export", word) for pair in line[1:])
 
     def member(self) -> dict[str, str]:
-        """Return the environment of somebody of the team."""
-        told = self.exports("llmtrack doctor")
-        return {**told, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.server}"}
+        """Return the environment of a team member."""
+        return {**self.exports("llmtrack doctor"), "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.server}"}
 
     def file(self, word: str) -> str:
         (block,) = (text for text in self._blocks if word in text)
@@ -67,7 +66,7 @@ class Document:
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment, in which the programs of Python and PostgreSQL are found."""
+    """Return this process's environment, with the programs of Python and PostgreSQL on the PATH."""
     path = f"{Path(sys.executable).parent}:{PROGRAMS}:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": with_folders(ROOT), **QUIET, **more}
 
@@ -104,7 +103,7 @@ def running(
 
 
 def status(url: str, host: str | None = None, user: str | None = None) -> int:
-    """Return the HTTP status of a GET; 0: nothing answers."""
+    """Return the HTTP status of a GET; 0 without an answer."""
     request = urllib.request.Request(url)
     if host:
         request.add_header("Host", host)
@@ -121,9 +120,9 @@ def status(url: str, host: str | None = None, user: str | None = None) -> int:
 
 @contextmanager
 def postgres(port: int, password: str) -> Iterator[None]:
-    """PostgreSQL with a user `mlflow`. It refuses to run as root, and then runs as the user that its package makes."""
+    """Run PostgreSQL with a user `mlflow`; root runs it as the user of its package, since it refuses to run as root."""
     user = "postgres" if os.getuid() == 0 else None
-    # pytest's own folders, which temporary files go to, are closed to other users.
+    # Other users cannot enter pytest's temporary folders.
     with tempfile.TemporaryDirectory(dir="/tmp" if user else None) as name:
         folder = Path(name)
         (folder / "password").write_text(password)
@@ -145,14 +144,14 @@ def postgres(port: int, password: str) -> Iterator[None]:
 
 @contextmanager
 def served(folder: Path) -> Iterator[Document]:
-    """What the document says, done: the databases, the bucket, the server, a user."""
+    """Do what the document says: create the databases, the bucket and a user, and start the server."""
     document = Document()
     (folder / "auth.ini").write_text(document.file("[mlflow]"))
     settings = document.exports("createdb")
     store = f"http://127.0.0.1:{document.store}"
     simulated = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(document.store)]
     (server,) = document.lines("mlflow", "mlflow server")
-    # Two workers fewer than written, and nobody else is let in.
+    # Two workers fewer, and only local connections.
     changed = {"0.0.0.0": "127.0.0.1", "4": "2"}
     server = [changed.get(word, word) for word in server]
 

@@ -1,4 +1,4 @@
-"""Runs that a killed process left RUNNING are closed; those that go on, here or elsewhere, are not."""
+"""Runs that killed processes left RUNNING are closed; runs of live processes, here or elsewhere, are not."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from tests.tracking.samples import ENVIRONMENT
 
 
 def dead_process() -> str:
-    """The tag of a process that has ended and still is a zombie."""
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    """Return the tag of a process that has exited but is still a zombie."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     host, boot, _, _ = this_process().split()
-    tag = f"{host} {boot} {child.pid} {started(child.pid)}"
+    tag = f"{host} {boot} {process.pid} {started(process.pid)}"
     assert not is_gone(tag), "it lives"
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert is_gone(tag), "nobody has asked for its exit code, but it is dead"
-    child.communicate()
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert is_gone(tag), "a zombie is dead"
+    process.communicate()
     assert is_gone(tag)
     return tag
 
 
-def test_whose_process_is_gone():
+def test_a_process_is_gone_only_if_it_ran_here_and_has_exited():
     host, boot, pid, since = this_process().split()
     assert not is_gone(this_process())
-    assert is_gone(f"{host} {boot} {pid} {since}0"), "the number was given to another process"
+    assert is_gone(f"{host} {boot} {pid} {since}0"), "the process id was reused"
     assert not is_gone(f"other {boot} {pid} {since}0"), "another machine"
-    for unclear in (
+    for invalid in (
         "",
         "x",
         f"{host} {boot}",
         f"{host} {boot} pid {since}",
         f"{host} {boot} {pid} {since} more",
     ):
-        assert not is_gone(unclear)
+        assert not is_gone(invalid)
 
 
-def test_a_machine_that_was_started_anew_has_none_of_its_processes(monkeypatch):
+def test_processes_of_an_earlier_boot_are_gone(monkeypatch):
     host, _, pid, since = this_process().split()
     before = f"{host} earlier {pid} {since}"
     monkeypatch.setattr(owner, "read_text", lambda path: "something")
@@ -60,15 +60,15 @@ def test_a_machine_that_was_started_anew_has_none_of_its_processes(monkeypatch):
     assert not is_gone(before), "a container of the same name may run elsewhere"
 
 
-def test_worlds_of_process_ids_are_told_apart(monkeypatch):
+def test_the_host_id_depends_on_the_pid_namespace(monkeypatch):
     here = host_id()
     monkeypatch.setattr(owner, "pid_namespace", lambda: "pid:[4026539999]")
     assert host_id() != here
 
 
 @pytest.fixture
-def left(tracker, uri):
-    """A suite with two studies that a killed process left, one that goes on, and others that are not ours to close."""
+def abandoned(tracker, uri):
+    """Suites of two studies by their process: killed, alive, of another machine, and unknown."""
     tags = {
         "killed": dead_process(),
         "lives": this_process(),
@@ -90,10 +90,10 @@ def left(tracker, uri):
 
 
 @pytest.mark.slow(1)
-def test_what_a_killed_process_left_is_closed_and_nothing_else(left, uri):
+def test_only_runs_of_killed_processes_are_closed(abandoned, uri):
     assert len(close_abandoned(uri)) == 3
     client = MlflowClient(tracking_uri=uri)
-    for name, run_ids in left.items():
+    for name, run_ids in abandoned.items():
         for run_id in run_ids:
             run = client.get_run(run_id)
             assert run.info.status == ("KILLED" if name == "killed" else "RUNNING"), name
@@ -105,14 +105,14 @@ def test_what_a_killed_process_left_is_closed_and_nothing_else(left, uri):
 
 
 @pytest.mark.slow(1)
-def test_what_is_read_says_so_before_anything_is_closed(left, uri):
-    """Right after a SIGKILL, from a database that is read with MLflow and without."""
+def test_abandoned_runs_are_read_as_killed_before_they_are_closed(abandoned, uri):
+    """Both read directly and through MLflow."""
     for read in (
         partial(tracked_runs, kind="study"),
         partial(tracked_runs, kind="study", search="attributes.run_name != ''"),
     ):
         found = {run.run_id: run for run in read(tracking_uri=uri)}
-        for name, run_ids in left.items():
+        for name, run_ids in abandoned.items():
             for run_id in run_ids:
                 run = found[run_id]
                 assert run.status == ("KILLED" if name == "killed" else "RUNNING"), name
@@ -123,21 +123,21 @@ def test_what_is_read_says_so_before_anything_is_closed(left, uri):
 
 
 @pytest.mark.slow(1)
-def test_doctor_repairs(left, uri):
-    said = CliRunner().invoke(main, ["doctor", "--repair", "--tracking-uri", uri])
-    assert (said.exit_code, said.output.partition(":")[0]) == (0, "3 runs ended as killed")
-    said = CliRunner().invoke(main, ["doctor", "--repair", "--tracking-uri", uri])
-    assert said.output == "0 runs ended as killed\n"
-    assert set(runs(kind="study", status="KILLED", tracking_uri=uri)["run_id"]) == set(left["killed"])
+def test_doctor_repair_closes_abandoned_runs(abandoned, uri):
+    result = CliRunner().invoke(main, ["doctor", "--repair", "--tracking-uri", uri])
+    assert (result.exit_code, result.output.partition(":")[0]) == (0, "3 runs ended as killed")
+    result = CliRunner().invoke(main, ["doctor", "--repair", "--tracking-uri", uri])
+    assert result.output == "0 runs ended as killed\n"
+    assert set(runs(kind="study", status="KILLED", tracking_uri=uri)["run_id"]) == set(abandoned["killed"])
 
 
 @pytest.mark.slow(1)
-def test_the_next_start_closes_what_is_left(left, uri, capsys):
+def test_the_next_start_closes_abandoned_runs(abandoned, uri, capsys):
     from llmtrack.run.main import open_tracker
     from llmtrack.run.settings import RunOptions
 
     open_tracker(RunOptions(tracking_uri=uri))
-    said = capsys.readouterr().err
-    assert "left RUNNING by killed processes: suite " in said
-    assert said.count("; ") == 2, "names hold commas"
-    assert set(runs(kind="study", status="KILLED", tracking_uri=uri)["run_id"]) == set(left["killed"])
+    printed = capsys.readouterr().err
+    assert "left RUNNING by killed processes: suite " in printed
+    assert printed.count("; ") == 2, "names contain commas"
+    assert set(runs(kind="study", status="KILLED", tracking_uri=uri)["run_id"]) == set(abandoned["killed"])

@@ -2,8 +2,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from llmtrack.tracking import environment as module
 from llmtrack.tracking.environment import environment, environment_id, environment_tags
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache():
+    module._git.cache_clear()
+    yield
+    module._git.cache_clear()
 
 
 def commit_in(folder: Path) -> str:
@@ -19,7 +28,7 @@ def commit_in(folder: Path) -> str:
     return head.stdout.strip()
 
 
-def test_it_names_versions_processor_and_memory_and_takes_the_workers_facts():
+def test_facts_name_versions_cpu_and_memory_and_include_the_workers():
     facts = environment({"version.torch": "2.13.0", "threads": "2"})
     assert facts["version.torch"] == "2.13.0"
     assert facts["python_version"].count(".") == 2
@@ -28,19 +37,17 @@ def test_it_names_versions_processor_and_memory_and_takes_the_workers_facts():
     assert all(isinstance(value, str) and value for value in facts.values())
 
 
-def test_the_commit_is_that_of_the_project_the_code_runs_from(tmp_path, monkeypatch):
+def test_the_commit_is_that_of_the_program(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("1")
     commit = commit_in(tmp_path)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "program.py"), raising=False)
-    module._git.cache_clear()
     assert (environment()["git_commit"], environment()["git_dirty"]) == (commit, "false")
     (tmp_path / "file").write_text("2")
     module._git.cache_clear()
     assert environment()["git_dirty"] == "true"
-    module._git.cache_clear()
 
 
-def test_the_repository_is_the_users_and_llmtracks_own_is_told_apart(tmp_path, monkeypatch):
+def test_the_users_repository_is_preferred_to_llmtracks_own(tmp_path, monkeypatch):
     theirs, models, own = (tmp_path / name for name in ("theirs", "models", "own"))
     for folder in (theirs, models, own):
         folder.mkdir()
@@ -59,13 +66,12 @@ def test_the_repository_is_the_users_and_llmtracks_own_is_told_apart(tmp_path, m
 
     assert commit(theirs) == commit(theirs, models / "file") == commits["theirs"]
     assert commit(own, models) == commit(own, models / "file") == commits["models"]
-    assert commit(own) == commits["own"], "who works on llmtrack itself is its user"
+    assert commit(own) == commits["own"], "a developer of llmtrack is its user"
     assert commit(tmp_path, models) == commits["models"]
     assert commit(tmp_path) is None
-    module._git.cache_clear()
 
 
-def test_the_branch_is_the_one_checked_out_or_what_a_build_server_names(tmp_path, monkeypatch):
+def test_the_branch_is_the_checked_out_one_or_that_of_the_ci_server(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("1")
     commit_in(tmp_path)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "program.py"), raising=False)
@@ -84,29 +90,24 @@ def test_the_branch_is_the_one_checked_out_or_what_a_build_server_names(tmp_path
     monkeypatch.setenv("GITHUB_HEAD_REF", "pull")
     assert branch("status") == "pull"
     assert branch("checkout", "feature/x") == "feature/x"
-    module._git.cache_clear()
 
 
-def test_a_virtual_environment_inside_a_repository_is_not_its_code(tmp_path, monkeypatch):
+def test_a_virtual_environment_does_not_belong_to_the_repository_around_it(tmp_path, monkeypatch):
     (tmp_path / ".gitignore").write_text(".venv/")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     commit = commit_in(tmp_path)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / ".venv/bin/tool"), raising=False)
-    # Started in the repository itself, that would be the user's.
+    # The working folder itself would be the user's.
     monkeypatch.chdir(tmp_path / ".venv")
-    module._git.cache_clear()
     assert environment().get("git_commit") != commit
-    module._git.cache_clear()
 
 
 def test_without_git_nothing_fails(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    module._git.cache_clear()
     assert "git_commit" not in environment()
-    module._git.cache_clear()
 
 
-def test_the_id_depends_on_what_affects_speed_only():
+def test_the_id_depends_only_on_facts_that_affect_speed():
     facts = {"cpu": "A", "threads": "2", "git_commit": "abc", "git_dirty": "false", "llmtrack_version": "1"}
     same = {**facts, "git_commit": "def", "git_branch": "main", "git_dirty": "true", "llmtrack_version": "2"}
     same |= {"llmtrack_git_commit": "ghi", "llmtrack_git_dirty": "true"}

@@ -1,4 +1,4 @@
-"""Against a real `mlflow server` that wants a password and takes no files: one server for both, which costs 20 s once."""
+"""A real `mlflow server` that requires a password and serves no artifacts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def guarded(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its files belong on a disk that its clients cannot write to."""
+    """A server whose artifacts are on a disk that clients cannot write to."""
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "mlflow.db").write_bytes(template_database.read_bytes())
     (folder / "blocked").write_text("a file where a folder should be")
@@ -56,13 +56,13 @@ def guarded(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
-def _known(monkeypatch):
+def _as_admin(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
 
 
-@pytest.mark.usefixtures("_known")
-def test_without_a_proxy_the_numbers_are_tracked_and_the_missing_files_named(guarded, tmp_path, said):
+@pytest.mark.usefixtures("_as_admin")
+def test_unwritable_artifacts_are_reported_and_the_numbers_tracked(guarded, tmp_path, said):
     name = f"experiment-{uuid.uuid4().hex[:8]}"
     tracker = Tracker.open(guarded.uri, name, tmp_path / "spool", said.append)
     study = tracker.start_study(name, "q", {}, ENVIRONMENT)
@@ -86,12 +86,12 @@ def test_without_a_proxy_the_numbers_are_tracked_and_the_missing_files_named(gua
     assert "table.md" in text
     assert "--no-serve-artifacts" in text
     assert "llmtrack sync" in text
-    assert len(said) == 3, "where files go, then the first run's and the study's"
-    assert len(tracker.spool.names()) == 3, "they are kept"
+    assert len(said) == 3, "where files go, then the failures of the first run and the study"
+    assert len(tracker.spool.names()) == 3, "the records stay in the spool"
 
 
 @pytest.mark.parametrize(("user", "password"), [(None, None), ("admin", "wrong"), ("nobody", PASSWORD)])
-def test_wrong_credentials_are_a_line_with_the_remedy(guarded, monkeypatch, user, password):
+def test_wrong_credentials_give_one_line_with_the_remedy(guarded, monkeypatch, user, password):
     if user is not None:
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
@@ -105,9 +105,8 @@ def test_wrong_credentials_are_a_line_with_the_remedy(guarded, monkeypatch, user
     assert PASSWORD not in done.output
 
 
-@pytest.mark.usefixtures("_known")
-def test_what_a_user_may_not_do_is_a_line(guarded, monkeypatch, tmp_path, said):
-    """Who may only read an experiment is told so, and nothing measured is lost."""
+@pytest.mark.usefixtures("_as_admin")
+def test_a_missing_permission_gives_one_line_and_loses_nothing(guarded, monkeypatch, tmp_path, said):
     from mlflow.server import get_app_client
 
     name = f"experiment-{uuid.uuid4().hex[:8]}"
@@ -123,4 +122,4 @@ def test_what_a_user_may_not_do_is_a_line(guarded, monkeypatch, tmp_path, said):
     assert f"the user {user!r} needs the permission EDIT on the experiment {name!r}" in told
     assert f"ask whoever administers {guarded.uri} for it" in told
     assert not any("cannot be reached" in line or "\n" in line for line in said)
-    assert len(tracker.spool.names()) == 2, "the study's record and the run's are kept"
+    assert len(tracker.spool.names()) == 2, "the records of study and run stay in the spool"

@@ -1,4 +1,4 @@
-"""A store is opened within seconds or found away, whatever kind it is; and the lock of a new one is held while it is made only."""
+"""Opening a store of any kind succeeds or fails within seconds; a lock is held only while tables are created."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.write.delivery import Delivery
 from llmtrack.tracking.write.spool import Spool
 
-AWAY = (
+UNREACHABLE = (
     "http://127.0.0.1:1",
     "postgresql://me:pw@127.0.0.1:1/db",
     "mysql+pymysql://127.0.0.1:1/db",
@@ -20,8 +20,8 @@ AWAY = (
 )
 
 
-@pytest.mark.parametrize("uri", AWAY)
-def test_a_store_that_does_not_answer_is_away_and_its_records_are_kept(uri, tmp_path, said):
+@pytest.mark.parametrize("uri", UNREACHABLE)
+def test_an_unreachable_store_makes_the_delivery_go_offline(uri, tmp_path, said):
     with pytest.raises(store_errors.UnreachableError, match="no answer from"):
         store.open_store(uri)
     delivery = Delivery(uri, "x", Spool(tmp_path), said.append)
@@ -33,7 +33,7 @@ def test_a_store_that_does_not_answer_is_away_and_its_records_are_kept(uri, tmp_
 
 
 class OperationalError(Exception):
-    """As SQLAlchemy raises it."""
+    """Named like the one of SQLAlchemy."""
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ class OperationalError(Exception):
         ("Access denied for user 'me'", TrackingError),
     ],
 )
-def test_a_connection_that_is_cut_while_opening_is_a_store_that_is_away(message, kind, monkeypatch):
+def test_a_connection_failure_while_opening_means_unreachable_and_a_refusal_does_not(message, kind, monkeypatch):
     def fails(uri):
         raise RuntimeError("wrapped") from OperationalError(message)
 
@@ -60,7 +60,7 @@ def test_a_connection_that_is_cut_while_opening_is_a_store_that_is_away(message,
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_a_file_that_cannot_be_opened_is_no_store_that_is_away(tmp_path):
+def test_an_unopenable_file_does_not_count_as_unreachable(tmp_path):
     (tmp_path / "x.db").write_bytes(b"no database at all" * 100)
     with pytest.raises(TrackingError) as caught:
         store.open_store(f"sqlite:///{tmp_path / 'x.db'}")
@@ -68,7 +68,7 @@ def test_a_file_that_cannot_be_opened_is_no_store_that_is_away(tmp_path):
 
 
 @pytest.mark.slow(3)
-def test_the_lock_is_held_while_tables_are_made_and_no_longer(tmp_path, monkeypatch):
+def test_the_lock_is_held_only_while_tables_are_created(tmp_path, monkeypatch):
     import filelock
 
     uri, held, asked = f"sqlite:///{tmp_path / 'x.db'}", [], []

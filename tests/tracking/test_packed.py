@@ -1,4 +1,4 @@
-"""What a run has in JSON tags and in `environment.json`, and the columns that it was always read back as."""
+"""Values packed into JSON tags and `environment.json` are read back as the same columns as ever."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FACTS = {
 TAGS = {ENV_TAG_PREFIX + key: value for key, value in FACTS.items()}
 
 
-def test_a_run_has_the_facts_in_one_tag_and_those_that_are_searched():
+def test_facts_are_in_one_tag_and_searched_ones_also_in_their_own():
     found = packed.pack({"llmtrack.kind": "scenario", **TAGS})
     assert sorted(found) == ["llmtrack.env.cpu", "llmtrack.env.git_branch", "llmtrack.kind", ENVIRONMENT_TAG]
     assert packed.facts_of(found[ENVIRONMENT_TAG]) == FACTS
@@ -40,7 +40,7 @@ OWN = {
 }
 
 
-def test_what_no_search_needs_is_in_one_tag():
+def test_unsearched_values_are_in_one_tag():
     kept = {"llmtrack.kind": "scenario", "llmtrack.outcome": "finished", "mlflow.user": "me"}
     found = packed.pack({**kept, **OWN, "llmtrack.scenario": "fp32", "llmtrack.version": "1"})
     assert {key: found[key] for key in found if key != DETAILS_TAG} == kept
@@ -53,7 +53,7 @@ def test_what_no_search_needs_is_in_one_tag():
 
 
 @pytest.mark.parametrize("long", ["llmtrack.asked", "llmtrack.spread", "llmtrack.digest.output_digest"])
-def test_a_value_without_room_stays_a_tag_and_the_others_do_not(long):
+def test_only_a_value_that_does_not_fit_has_its_own_tag(long):
     text = json.dumps({"x" * 7_950: {"n": 1}})
     found = packed.pack({**OWN, long: text})
     assert found[long] == text
@@ -61,7 +61,7 @@ def test_a_value_without_room_stays_a_tag_and_the_others_do_not(long):
     assert set(found) == {long, DETAILS_TAG}
 
 
-def test_only_a_running_run_names_its_process():
+def test_only_a_running_run_has_the_tag_of_its_process():
     tags = {"llmtrack.kind": "study", "llmtrack.process": "a b 1 2", "llmtrack.work": "w"}
     assert packed.pack(tags, running=True) == tags
     assert packed.pack(tags) == {"llmtrack.kind": "study"}
@@ -72,7 +72,7 @@ def test_without_facts_nothing_is_added():
     assert packed.artifact({"llmtrack.kind": "study"}) == {}
 
 
-def test_what_there_is_no_room_for_stays_a_tag():
+def test_facts_that_do_not_fit_have_their_own_tags():
     long = {ENV_TAG_PREFIX + f"f{n}": "x" * 3_000 for n in range(4)}
     found = packed.pack(long)
     assert len(found[ENVIRONMENT_TAG]) <= MAX_TAG_VALUE
@@ -80,13 +80,13 @@ def test_what_there_is_no_room_for_stays_a_tag():
     assert found.keys() - {ENVIRONMENT_TAG} | facts == long.keys()
 
 
-def test_a_broken_tag_is_no_fact():
+def test_an_invalid_tag_has_no_values():
     for text in ("", "{", "[]", "3", "null"):
         assert packed.facts_of(text) == {}
         assert packed.unpack(text) == {}
 
 
-def test_a_tracked_study_has_few_tags_its_facts_as_an_artifact_and_their_columns(tracker, uri, tmp_path):
+def test_a_study_has_few_tags_and_its_facts_as_an_artifact_and_columns(tracker, uri, tmp_path):
     study = tracker.start_study("precision", "Why?", {}, FACTS)
     tracker.finish_study(study, "finished")
     client = MlflowClient(tracking_uri=uri)
@@ -104,7 +104,7 @@ def test_a_tracked_study_has_few_tags_its_facts_as_an_artifact_and_their_columns
     assert len(studies(tracking_uri=uri)) == 1
 
 
-def test_runs_are_found_by_any_fact_whichever_version_tracked_them(tracker, uri):
+def test_runs_of_all_versions_are_found_by_any_fact(tracker, uri):
     new = tracker.start_study("precision", "Why?", {}, FACTS)
     old = tracker.start_study("precision", "Why?", {}, {})
     client = MlflowClient(tracking_uri=uri)
@@ -118,7 +118,7 @@ def test_runs_are_found_by_any_fact_whichever_version_tracked_them(tracker, uri)
         assert found(tags={"llmtrack.env.of_no_run": "x"}).empty
 
 
-def test_a_store_of_an_older_version_is_read_as_before(tracker, uri):
+def test_facts_in_tags_of_an_older_version_are_read(tracker, uri):
     study = tracker.start_study("precision", "Why?", {}, {})
     client = MlflowClient(tracking_uri=uri)
     client.set_tag(study.run_id, "llmtrack.env.version.torch", "2.1.0")

@@ -1,4 +1,4 @@
-"""Against a real PostgreSQL: one that is down, or whose connections are cut, takes seconds and one line, and loses nothing."""
+"""A real PostgreSQL that is down, frozen or cut off costs seconds and one line, and loses nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[int]:
-    """The port of a PostgreSQL that holds MLflow's tables."""
+    """The port of a PostgreSQL with MLflow's tables."""
     port = free_port()
     with team_server.postgres(port, PASSWORD):
         told = {"PGPASSWORD": PASSWORD}
@@ -51,7 +51,7 @@ def address(port: int) -> str:
 
 
 class Line:
-    """A port before the database, whose connections can be cut: those that are there, and all after so many more."""
+    """A port in front of the database whose connections can be cut: the present ones, and all after a number of new ones."""
 
     def __init__(self, target: int) -> None:
         self._target, self._open, self.left = target, list[socket.socket](), 10**9
@@ -111,7 +111,7 @@ def line(database: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
 
 @pytest.fixture
 def slept(monkeypatch):
-    """For how many seconds this process sleeps each time, as between retries, without sleeping."""
+    """Record the seconds of each sleep, as between retries, without sleeping."""
     seconds: list[float] = []
     monkeypatch.setattr(time, "sleep", seconds.append)
     return seconds
@@ -127,7 +127,7 @@ def track(tracker, *names):
 
 # A connection asks whether there are tables, the next ones are MLflow's own.
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 4])
-def test_a_connection_that_is_cut_while_opening_is_a_store_that_is_away(line, after, tmp_path, said, slept, caplog):
+def test_a_connection_cut_while_opening_means_unreachable(line, after, tmp_path, said, slept, caplog):
     line.cut(after)
     tracker = Tracker.open(line.uri, f"cut-{after}", tmp_path / "spool", said.append)
     study = track(tracker, "one", "two")
@@ -144,7 +144,7 @@ def test_a_connection_that_is_cut_while_opening_is_a_store_that_is_away(line, af
     assert list(studies(f"cut-{after}", tracking_uri=line.uri)["status"]) == ["FINISHED"]
 
 
-def test_a_database_that_is_down_at_the_start_is_a_store_that_is_away(tmp_path, said, slept, database):
+def test_a_database_that_is_down_at_the_start_means_offline(tmp_path, said, slept, database):
     port = free_port()
     tracker = Tracker.open(address(port), "down", tmp_path / "spool", said.append)
     track(tracker, "one")
@@ -157,9 +157,7 @@ def test_a_database_that_is_down_at_the_start_is_a_store_that_is_away(tmp_path, 
     assert sync.sync(tmp_path / "spool").left == 2
 
 
-def test_connections_that_are_cut_during_a_study_lose_nothing_and_send_nothing_twice(
-    line, tmp_path, said, slept, caplog
-):
+def test_connections_cut_during_a_study_lose_and_duplicate_nothing(line, tmp_path, said, slept, caplog):
     tracker = Tracker.open(line.uri, "mid", tmp_path / "spool", said.append)
     study = tracker.start_study("mid", "q", {}, ENVIRONMENT)
     assert tracker.log(study, measurement("before")) is not None
@@ -184,7 +182,7 @@ def test_connections_that_are_cut_during_a_study_lose_nothing_and_send_nothing_t
 
 @contextlib.contextmanager
 def frozen(port: int) -> Iterator[None]:
-    """Stop all processes of the database, as a machine that swaps or a suspended container does."""
+    """Suspend all processes of the database, as in a swapping machine or a suspended container."""
     (server,) = {
         each.pid for each in psutil.net_connections("inet") if each.status == "LISTEN" and each.laddr.port == port
     }
@@ -198,7 +196,7 @@ def frozen(port: int) -> Iterator[None]:
             each.resume()
 
 
-def test_a_database_that_is_frozen_during_a_study_takes_seconds_and_one_line(
+def test_a_database_frozen_during_a_study_costs_seconds_and_one_line(
     database, tmp_path, said, slept, caplog, monkeypatch
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address(database))
@@ -225,7 +223,7 @@ def test_a_database_that_is_frozen_during_a_study_takes_seconds_and_one_line(
     assert list(studies("frozen", tracking_uri=address(database))["status"]) == ["FINISHED"]
 
 
-def test_a_database_that_is_frozen_at_the_start_is_a_store_that_is_away(database, tmp_path, said, slept, monkeypatch):
+def test_a_database_frozen_at_the_start_means_offline(database, tmp_path, said, slept, monkeypatch):
     monkeypatch.setattr(store, "SILENCE_S", 1.0)
     monkeypatch.setattr(store, "CONNECT_S", 1.0)
     with frozen(database):
@@ -237,7 +235,7 @@ def test_a_database_that_is_frozen_at_the_start_is_a_store_that_is_away(database
     assert "\n" not in told
 
 
-def test_other_databases_of_the_process_wait_as_they_did(database, monkeypatch):
+def test_connections_to_other_databases_wait_as_before(database, monkeypatch):
     import psycopg2
 
     monkeypatch.setattr(store, "SILENCE_S", 0.2)

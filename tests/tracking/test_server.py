@@ -1,4 +1,4 @@
-"""Against a real `mlflow server`, in front of which a line can be cut."""
+"""A real `mlflow server` behind a connection that can be cut."""
 
 import time
 import uuid
@@ -65,15 +65,13 @@ def test_a_run_is_registered_and_found_by_its_aliases_through_a_server(server, e
 
 @pytest.fixture
 def slept(monkeypatch):
-    """For how many seconds this process sleeps each time, as between retries, however busy the machine is."""
+    """Record the seconds of each sleep, as between retries."""
     seconds, sleep = [], time.sleep
     monkeypatch.setattr(time, "sleep", lambda of: seconds.append(of) or sleep(of))
     return seconds
 
 
-def test_a_server_that_goes_down_loses_nothing_and_nothing_is_sent_twice(
-    server, line, experiment, tmp_path, said, spooled, slept
-):
+def test_a_server_that_goes_down_loses_and_duplicates_nothing(server, line, experiment, tmp_path, said, spooled, slept):
     tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
     study = tracker.start_study(experiment, "q", {}, ENVIRONMENT)
     assert tracker.log(study, measurement("before")) is not None
@@ -96,7 +94,7 @@ def test_a_server_that_goes_down_loses_nothing_and_nothing_is_sent_twice(
     assert list(studies(experiment, tracking_uri=server.uri)["status"]) == ["FINISHED"]
 
 
-def test_a_tracker_finds_back_to_a_server_that_came_late(server, line, experiment, tmp_path, said, spooled):
+def test_a_tracker_reconnects_to_a_server_that_starts_later(server, line, experiment, tmp_path, said, spooled):
     line.down()
     tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
     assert tracker.offline
@@ -110,7 +108,9 @@ def test_a_tracker_finds_back_to_a_server_that_came_late(server, line, experimen
     assert len(studies(experiment, tracking_uri=server.uri)) == 1
 
 
-def test_a_line_cut_after_a_run_was_created_makes_no_second_one(server, line, experiment, tmp_path, monkeypatch, said):
+def test_a_connection_cut_after_creating_a_run_makes_no_duplicate(
+    server, line, experiment, tmp_path, monkeypatch, said
+):
     tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
     study = tracker.start_study(experiment, "q", {}, ENVIRONMENT)
     real = MlflowClient.create_run
@@ -130,7 +130,7 @@ def test_a_line_cut_after_a_run_was_created_makes_no_second_one(server, line, ex
     assert found["total_latency_s"][0] == 1.5
 
 
-def test_a_record_over_one_megabyte_is_taken(server, experiment, tmp_path):
+def test_a_record_over_one_megabyte_is_accepted(server, experiment, tmp_path):
     tracker = Tracker.open(server.uri, experiment, tmp_path / "spool")
     facts = {f"fact_{index}": "é" * 5_000 for index in range(60)}
     series = {"gap": tuple(float(index) for index in range(3_000))}
@@ -140,6 +140,6 @@ def test_a_record_over_one_megabyte_is_taken(server, experiment, tmp_path):
     assert run.data.metrics["series/gap"] == 2_999.0
 
 
-def test_something_that_is_no_mlflow_server_is_a_clear_error(line, server):
+def test_another_http_server_is_a_clear_error(line, server):
     with pytest.raises(TrackingError, match="does not answer as an MLflow server"):
         store.open_store(server.uri + "/nothing/here")

@@ -25,7 +25,7 @@ from tests.forking import at_once
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("uri", "expected"),
     [
         ("sqlite:///a.db", "sqlite:///{cwd}/a.db"),
         ("sqlite:///sub/a.db?timeout=5", "sqlite:///{cwd}/sub/a.db?timeout=5"),
@@ -36,8 +36,8 @@ from tests.forking import at_once
         ("databricks", "databricks"),
     ],
 )
-def test_a_uri_means_the_same_in_every_folder(given, expected, tmp_path):
-    assert resolve_tracking_uri(given) == expected.format(cwd=tmp_path)
+def test_a_resolved_uri_does_not_depend_on_the_working_directory(uri, expected, tmp_path):
+    assert resolve_tracking_uri(uri) == expected.format(cwd=tmp_path)
 
 
 def test_the_default_is_the_environment_and_then_the_working_directory(tmp_path, monkeypatch):
@@ -46,14 +46,14 @@ def test_the_default_is_the_environment_and_then_the_working_directory(tmp_path,
     assert resolve_tracking_uri() == f"sqlite:///{tmp_path}/other.db"
 
 
-@pytest.mark.parametrize("given", ["mlruns", "./mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:"])
-def test_stores_that_keep_nothing_are_refused(given):
+@pytest.mark.parametrize("uri", ["mlruns", "./mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:"])
+def test_folders_and_in_memory_databases_are_refused(uri):
     with pytest.raises(UsageError, match="tracking URI"):
-        resolve_tracking_uri(given)
+        resolve_tracking_uri(uri)
 
 
 @pytest.mark.parametrize(
-    ("given", "remedy"),
+    ("uri", "remedy"),
     [
         ("sqlite://mlflow.db", "sqlite:///mlflow.db"),
         ("sqlite:mlflow.db", "sqlite:///mlflow.db"),
@@ -65,26 +65,26 @@ def test_stores_that_keep_nothing_are_refused(given):
         ("http://me:geheim@:5000", "http://HOST:PORT"),
     ],
 )
-def test_what_is_no_address_is_refused_with_how_one_looks(given, remedy):
+def test_an_invalid_address_is_refused_with_the_correct_form(uri, remedy):
     with pytest.raises(UsageError, match=remedy) as caught:
-        resolve_tracking_uri(given)
+        resolve_tracking_uri(uri)
     assert "geheim" not in str(caught.value)
 
 
-@pytest.mark.parametrize("given", ["http://localhost", "https://me:pw@[::1]:5000/path", "postgresql://h/d"])
-def test_an_address_stays_as_it_is(given):
-    assert resolve_tracking_uri(given) == given
+@pytest.mark.parametrize("uri", ["http://localhost", "https://me:pw@[::1]:5000/path", "postgresql://h/d"])
+def test_an_address_is_unchanged(uri):
+    assert resolve_tracking_uri(uri) == uri
 
 
-@pytest.mark.parametrize("given", ["foo://bar", "postgres://me:geheim@host/db"])
-def test_a_kind_of_store_that_mlflow_has_not_is_a_clear_error(given):
+@pytest.mark.parametrize("uri", ["foo://bar", "postgres://me:geheim@host/db"])
+def test_an_unsupported_kind_of_store_is_a_clear_error(uri):
     with pytest.raises(TrackingError, match="has no store for") as caught:
-        store.open_store(given)
+        store.open_store(uri)
     assert "geheim" not in str(caught.value)
 
 
 @pytest.mark.slow(4)
-def test_a_new_experiment_keeps_its_artifacts_beside_the_database(uri):
+def test_a_new_experiment_has_its_artifacts_beside_the_database(uri):
     client = store.open_store(uri)
     number = store.ensure_experiment(client, "my experiment/1")
     location = client.get_experiment(number).artifact_location
@@ -94,12 +94,12 @@ def test_a_new_experiment_keeps_its_artifacts_beside_the_database(uri):
 
 
 @pytest.mark.parametrize("name", ["a%20b", "50 % ü'\"", "what?#now", "now#then", "plain"])
-def test_artifacts_lie_beside_the_database_whatever_its_folder_is_called(template_database, tmp_path, name):
+def test_artifacts_are_beside_the_database_in_folders_of_any_name(template_database, tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
     shutil.copyfile(template_database, folder / "mlflow.db")
     if "?" in name and installed_version("sqlalchemy").startswith("2.0."):
-        # The last for Python 3.10 takes what follows for options.
+        # SQLAlchemy 2.0, the last for Python 3.10, parses the rest as options.
         with pytest.raises(TrackingError, match=r"cannot address .*: rename the file or folder with a \? in its name"):
             resolve_tracking_uri(str(folder / "mlflow.db"))
         return
@@ -120,7 +120,7 @@ def test_a_deleted_experiment_is_a_clear_error(uri):
         store.ensure_experiment(client, "gone")
 
 
-def test_an_experiment_made_by_another_process_meanwhile_is_taken(uri, monkeypatch):
+def test_an_experiment_created_by_another_process_meanwhile_is_used(uri, monkeypatch):
     client = store.open_store(uri)
     number = store.ensure_experiment(client, "race")
     real, answers = client.get_experiment_by_name, [None]
@@ -133,7 +133,7 @@ def test_a_missing_folder_is_a_clear_error(tmp_path):
         store.open_store(f"sqlite:///{tmp_path}/nowhere/a.db")
 
 
-def test_a_file_that_is_no_database_is_a_clear_error(tmp_path):
+def test_a_file_that_is_not_a_database_is_a_clear_error(tmp_path):
     (tmp_path / "a.db").write_text("this is no database at all" * 100)
     with pytest.raises(
         TrackingError, match=r"cannot open .*a\.db: the file is not a SQLite database: use another path$"
@@ -142,7 +142,7 @@ def test_a_file_that_is_no_database_is_a_clear_error(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [20_000, 100_000])
-def test_a_damaged_database_is_one_line_with_a_remedy(uri, kept):
+def test_a_damaged_database_gives_one_line_with_a_remedy(uri, kept):
     store.open_store(uri)
     path = store.sqlite_path(uri)
     path.write_bytes(path.read_bytes()[:kept])
@@ -151,36 +151,36 @@ def test_a_damaged_database_is_one_line_with_a_remedy(uri, kept):
 
 
 @pytest.mark.parametrize(
-    ("revision", "told"),
+    ("revision", "message"),
     [
         ("451aebb31d03", "older MLflow: copy the file, then migrate it by `mlflow db upgrade`"),
         ("ffffffffffff", "newer MLflow than the installed one: upgrade mlflow"),
     ],
 )
-def test_a_database_of_another_release_says_which_and_what_to_do(uri, monkeypatch, revision, told):
+def test_a_database_of_another_release_is_reported_with_a_remedy(uri, monkeypatch, revision, message):
     with sqlite3.connect(store.sqlite_path(uri)) as database:
         database.execute("UPDATE alembic_version SET version_num = ?", (revision,))
-    with pytest.raises(TrackingError, match=told) as caught:
+    with pytest.raises(TrackingError, match=message) as caught:
         store.open_store(uri)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert (doctor._tracking().state, doctor._tracking().text) == ("broken", str(caught.value))
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("message", "expected"),
     [
         ("database is locked", "another program has locked the database: end it, or wait until it has finished"),
         ("database or disk is full", "the disk of the database is full: free some space"),
         ("no such table: runs", "(sqlite3.OperationalError) no such table: runs"),
     ],
 )
-def test_what_a_database_says_is_told_without_its_statement(said, told):
-    error = OperationalError("SELECT 1 FROM runs", {}, sqlite3.OperationalError(said), code="e3q8")
+def test_a_database_error_is_reported_without_its_statement(message, expected):
+    error = OperationalError("SELECT 1 FROM runs", {}, sqlite3.OperationalError(message), code="e3q8")
     assert "sqlalche.me" in str(error)
-    assert store_errors.one_line(MlflowException(error)) == told
+    assert store_errors.one_line(MlflowException(error)) == expected
 
 
-def test_what_mlflow_logs_of_an_error_that_it_raises_is_not_printed_as_well(uri, caplog):
+def test_mlflows_log_of_a_raised_error_is_suppressed(uri, caplog):
     store.connect(uri)
     logger = logging.getLogger("mlflow.store.db.utils")
     logger.addHandler(caplog.handler)
@@ -192,13 +192,12 @@ def test_what_mlflow_logs_of_an_error_that_it_raises_is_not_printed_as_well(uri,
     assert {record.getMessage() for record in caplog.records} == {"something else"}
 
 
-def test_a_server_that_is_down_is_known_at_once():
-    """By its port: MLflow asks for minutes, and says it in other words."""
+def test_a_server_that_is_down_fails_at_once():
     with pytest.raises(store_errors.UnreachableError, match="no answer"):
         store.open_store("http://127.0.0.1:9")
 
 
-def test_the_users_own_retries_are_kept(uri, monkeypatch):
+def test_retries_set_by_the_user_are_kept(uri, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "9")
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
     store.connect(uri)
@@ -207,7 +206,7 @@ def test_the_users_own_retries_are_kept(uri, monkeypatch):
 
 
 @pytest.mark.slow(14)
-def test_two_processes_may_open_a_new_database_at_once(tmp_path):
+def test_processes_may_open_a_new_database_at_once(tmp_path):
     uri = f"sqlite:///{tmp_path}/new.db"
     at_once(_create, uri, number=3)
     client = MlflowClient(uri)
@@ -221,20 +220,20 @@ def _create(uri: str) -> None:
     client.create_run(store.ensure_experiment(client, "shared"), run_name="run")
 
 
-def test_reading_makes_no_database(tmp_path):
+def test_reading_creates_no_database(tmp_path):
     with pytest.raises(TrackingError, match="no tracking database"):
         store.open_existing(f"sqlite:///{tmp_path}/none.db")
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_read_only_database_says_so(uri, template_database):
+def test_an_existing_database_is_opened_for_reading(uri, template_database):
     path = store.sqlite_path(uri)
     shutil.copyfile(template_database, path)
     assert store.open_existing(uri).search_experiments(max_results=1)
 
 
 @pytest.mark.parametrize("user", ["reader", None])
-def test_who_lacks_a_permission_is_told_whom_to_ask_for_what(user, monkeypatch):
+def test_a_missing_permission_is_explained_with_whom_to_ask(user, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
     if user:
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
@@ -242,22 +241,21 @@ def test_who_lacks_a_permission_is_told_whom_to_ask_for_what(user, monkeypatch):
     assert denied.error_code == "PERMISSION_DENIED"
     assert store_errors.is_denied(denied)
     assert not store_errors.is_denied(MlflowException("a full disk"))
-    told = store_errors.missing_permission("http://name:secret@host:5000", "mine")
-    assert told.startswith(f"{'the user ' + repr(user) if user else 'this user'} needs the permission EDIT on")
-    assert "the experiment 'mine': ask whoever administers http" in told
-    assert "secret" not in told
+    message = store_errors.missing_permission("http://name:secret@host:5000", "mine")
+    assert message.startswith(f"{'the user ' + repr(user) if user else 'this user'} needs the permission EDIT on")
+    assert "the experiment 'mine': ask whoever administers http" in message
+    assert "secret" not in message
     assert "needs the permission EDIT" in store_errors.refusal("http://host:5000", denied)
 
 
-@pytest.mark.parametrize(("asked", "told"), [(None, True), ("true", True), ("false", False)])
-def test_mlflow_tells_nobody_of_our_processes_unless_it_is_asked_to(asked, told, monkeypatch):
-    """Its thread changes the environment while requests read it."""
+@pytest.mark.parametrize(("setting", "disabled"), [(None, True), ("true", True), ("false", False)])
+def test_mlflows_telemetry_is_off_unless_the_user_sets_it(setting, disabled, monkeypatch):
     for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
         monkeypatch.delenv(name, raising=False)
-    if asked is not None:
-        monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", asked)
+    if setting is not None:
+        monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", setting)
     libraries.opt_out_of_telemetry()
-    assert MLFLOW_DISABLE_TELEMETRY.get() is told
+    assert MLFLOW_DISABLE_TELEMETRY.get() is disabled
 
 
 MYSQL_LIMITS = {"connect_timeout": 5, "read_timeout": 30, "write_timeout": 30}
@@ -286,7 +284,7 @@ def without_limits(monkeypatch):
         ("psycopg2", {"host": "db", "port": 3306, "database": "mlflow"}, {}),
     ],
 )
-def test_connections_of_mysql_get_limits_unless_the_address_sets_its_own(driver, named, added):
+def test_mysql_connections_get_time_limits_unless_the_address_has_them(driver, named, added):
     store.bound_silence("mysql+pymysql://user:secret@db:3306/mlflow")
     assert event.contains(Engine, "do_connect", store._limit_mysql)
     given = dict(named)

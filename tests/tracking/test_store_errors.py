@@ -1,4 +1,4 @@
-"""A server that refuses says why in one line, with the remedy."""
+"""Errors of a store are explained in one line, with the remedy."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_refusal_names_its_cause_and_remedy(refusing, monkeypatch, answer, wor
 
 
 @pytest.mark.parametrize("place", ["/srv/mlruns/1", "file:///srv/mlruns/1"])
-def test_files_that_would_land_on_this_machines_disk_are_noticed(uri, said, tmp_path, place, monkeypatch):
+def test_artifacts_on_this_machines_disk_give_one_warning(uri, said, tmp_path, place, monkeypatch):
     tracker = Tracker.open(uri, spool=tmp_path / "spool", notify=said.append)
     assert said == [], "a database is of this machine"
     tracker.delivery.tracking_uri = "http://server:5000"
@@ -79,7 +79,7 @@ def test_files_that_would_land_on_this_machines_disk_are_noticed(uri, said, tmp_
     assert "--no-serve-artifacts" in line
 
 
-def test_files_that_a_server_takes_itself_are_not_worth_a_word(uri, said, tmp_path):
+def test_artifacts_that_a_server_stores_give_no_warning(uri, said, tmp_path):
     tracker = Tracker.open(uri, spool=tmp_path / "spool", notify=said.append)
     tracker.delivery.tracking_uri = "http://server:5000"
     client = MlflowClient(uri)

@@ -1,4 +1,4 @@
-"""docs/team.md as written: PostgreSQL, files proxied to an S3-compatible store, passwords, allowed hosts, 16 writers at once."""
+"""Execute docs/team.md: PostgreSQL, artifacts proxied to an S3-compatible store, passwords, allowed hosts, 16 writers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_only_known_hosts_and_users_are_answered(served: Document):
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="Ray is not installed: pip install llmtrack[ray]")
-def test_what_ray_nodes_measure_at_once_is_tracked_by_the_driver_each_once(served: Document):
+def test_measurements_of_ray_nodes_are_tracked_once_by_the_driver(served: Document):
     member = served.member()
     (command,) = (line for line in served.lines("python", "benchmarks.team") if "--nodes" in line)
     smaller = ["--nodes", "2", "--scenarios", "24"]
@@ -48,7 +48,7 @@ def test_what_ray_nodes_measure_at_once_is_tracked_by_the_driver_each_once(serve
     assert "a sweep on 2 Ray nodes tracked 25 runs" in done.stdout
 
 
-def test_sixteen_processes_track_at_once_and_all_arrives_once(served: Document):
+def test_sixteen_processes_track_at_once_and_each_run_arrives_once(served: Document):
     member = served.member()
     (command,) = (line for line in served.lines("python", "benchmarks.team") if "--nodes" not in line)
     done = subprocess.run(

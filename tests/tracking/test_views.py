@@ -1,4 +1,4 @@
-"""What MLflow's page opens on: the columns that matter, in the right order, and charts without hashes."""
+"""Prepared views of MLflow's page: relevant columns in the right order, and charts without hashes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RUNS = made(
 )
 
 
-def test_the_view_shows_this_study_best_first_with_what_runs_differ_in():
+def test_the_table_shows_this_study_best_first_with_the_differing_params():
     view = table_view(summary_table(RUNS), RUNS, "llmtrack.study_id", "s")
     assert view["searchFilter"] == "tags.`llmtrack.study_id` = 's' and tags.`llmtrack.kind` = 'scenario'"
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`tokens_per_sec`", False)
@@ -38,13 +38,13 @@ def test_the_view_shows_this_study_best_first_with_what_runs_differ_in():
     assert len(view["selectedColumns"]) <= 2 * MOST_OF_EACH
 
 
-def test_a_study_of_quality_is_in_the_order_of_quality():
+def test_a_study_of_quality_is_sorted_by_quality():
     runs = made(run("a", perplexity=18.0), run("b", perplexity=19.0))
     view = table_view(summary_table(runs), runs, "llmtrack.study_id", "s")
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`perplexity`", True)
 
 
-def test_the_charts_are_bars_speed_against_quality_and_parallel_coordinates_without_hashes():
+def test_charts_are_bars_speed_against_quality_and_parallel_coordinates_without_hashes():
     view = chart_view(summary_table(RUNS), RUNS, "llmtrack.study_id", "s")
     charts = {each["type"]: each for each in view["compareRunCharts"]}
     assert charts["BAR"]["metricKey"] == "tokens_per_sec"
@@ -61,7 +61,7 @@ def test_the_charts_are_bars_speed_against_quality_and_parallel_coordinates_with
     assert as_text(view) == as_text(chart_view(summary_table(RUNS), RUNS, "llmtrack.study_id", "s"))
 
 
-def test_a_study_without_figures_has_a_view_too():
+def test_a_study_without_metrics_has_a_view():
     failed = made(run("a", status="FAILED", study_id="s"))
     assert table_view(summary_table(failed), failed, "llmtrack.study_id", "s")["orderByKey"] == "attributes.start_time"
     assert "BAR" not in as_text(chart_view(summary_table(failed), failed, "llmtrack.study_id", "s"))
@@ -75,7 +75,7 @@ def _timed(name, speed, **more):
     return run(name, task="generate", tokens_per_sec=speed, decode_tokens_per_sec=speed, **more)
 
 
-# What is looked at first of each: the metrics in their order, and whether two of them are set against each other.
+# Of each study: its runs, its own table, its main metrics in order, and the metric plotted against speed.
 STUDIES = {
     "perplexity": (
         [_scored("a"), _scored("b", dtype="bfloat16")],
@@ -125,7 +125,7 @@ STUDIES = {
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_kind_of_study_opens_on_what_it_is_about(name):
+def test_each_kind_of_study_opens_on_its_main_metrics(name):
     rows, own, metrics, across = STUDIES[name]
     runs = made(*rows)
     view = chart_view(summary_table(runs, own=own), runs, "llmtrack.study_id", "s")
@@ -137,7 +137,7 @@ def test_every_kind_of_study_opens_on_what_it_is_about(name):
     assert charts.get("SCATTER", {}).get("yaxis", {}).get("key") == across
     assert ("params.`race_place`" in view["selectedColumns"]) == (name == "tune")
     assert not any("digest" in key for key in view["selectedColumns"])
-    # MLflow draws no axis of one value, and no run that has none on an axis (seen on 3.17.2).
+    # MLflow 3.17.2 draws no axis with a single value, and no run that lacks a value on an axis.
     for key in (
         *charts.get("PARALLEL", {}).get("selectedParams", ()),
         *charts.get("PARALLEL", {}).get("selectedMetrics", ()),
@@ -149,7 +149,7 @@ def test_every_kind_of_study_opens_on_what_it_is_about(name):
 
 
 @pytest.mark.slow(14)
-def test_tags_of_an_experiment_stay_bounded_however_many_studies_it_has(monkeypatch):
+def test_the_size_of_an_experiments_tags_is_bounded(monkeypatch):
     class Client:
         tags: ClassVar[dict[str, str]] = {"mlflow.sharedViewState.a-persons-own": "{}"}
 
@@ -181,7 +181,7 @@ def test_tags_of_an_experiment_stay_bounded_however_many_studies_it_has(monkeypa
 
 
 @pytest.mark.slow(1)
-def test_views_are_kept_with_the_experiment_and_the_oldest_go(tracker, uri, monkeypatch):
+def test_the_oldest_views_are_shortened_and_then_removed(tracker, uri, monkeypatch):
     study = tracker.start_study("precision", "q", {}, {})
     monkeypatch.setattr(views, "MOST_KEPT", 2)
     monkeypatch.setattr(views, "MOST_SHORT", 1)
@@ -200,11 +200,11 @@ def test_views_are_kept_with_the_experiment_and_the_oldest_go(tracker, uri, monk
 
 
 @pytest.mark.parametrize("text", ["deflate;eJyrVspJ", "{}", '{"searchFilter":"tags.a = 1"}'])
-def test_a_view_that_a_person_has_saved_over_ours_is_left_alone(text):
+def test_a_view_saved_by_the_user_is_unchanged(text):
     assert views._shortened(text) == text
 
 
-def test_a_store_that_keeps_no_views_costs_nothing():
+def test_a_missing_store_is_ignored():
     prepare_views(summary_table(RUNS), RUNS, "study_id", "1", "sqlite:////nowhere/at/all.db")
 
 

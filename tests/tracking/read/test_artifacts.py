@@ -1,4 +1,4 @@
-"""Texts beside a run's numbers: read where they lie, or asked of a server as seldom as can be."""
+"""Text artifacts are read from the local disk, or with as few requests to a server as possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmtrack.tracking.read.artifacts import artifact_text, artifact_texts, samp
 
 
 class Served:
-    """A client of a server: what is asked of it besides is no attribute of it."""
+    """A client of a server with only the methods that may be called."""
 
     def __init__(self, texts: dict[str, str]) -> None:
         self.texts, self.asked = texts, []
@@ -30,7 +30,7 @@ class Served:
         return str(Path(folder, path))
 
 
-def test_a_server_is_opened_once_for_all_texts_and_asked_for_no_run(monkeypatch):
+def test_a_server_is_opened_once_for_all_texts_and_not_asked_for_runs(monkeypatch):
     served, opened = Served({"a": '{"samples": {"loss": [1, 2]}}', "c": "broken"}), []
     monkeypatch.setattr(store, "open_existing", lambda uri: opened.append(uri) or served)
     assert artifact_texts(["a", "b"], "samples.json", "http://host:5000") == [served.texts["a"], ""]
@@ -44,7 +44,7 @@ def test_a_server_is_opened_once_for_all_texts_and_asked_for_no_run(monkeypatch)
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("known", [True, False])
-def test_a_text_on_this_machine_is_read_there_and_what_is_not_there_is_empty(uri, known, monkeypatch, tmp_path):
+def test_a_local_text_is_read_without_mlflow_and_a_missing_one_is_empty(uri, known, monkeypatch, tmp_path):
     client = store.connect(uri)
     # The artifacts of the experiment that is there by default lie in the checkout.
     experiment = client.create_experiment("own", artifact_location=(tmp_path / "artifacts").as_uri())

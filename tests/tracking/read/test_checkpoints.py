@@ -1,4 +1,4 @@
-"""A checkpoint of a tracked run that is not what it should be: one line, exit code 2, and nothing of MLflow's own words."""
+"""An unusable checkpoint of a tracked run gives one line without MLflow's messages, and exit code 2."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def circular(folder):
 
 
 def outside(folder):
-    """MLflow serves no file that lies outside of its store: nobody reads another's files by a checkpoint."""
+    """MLflow serves no file outside its store."""
     elsewhere = folder.parents[2] / "elsewhere"
     shutil.move(folder / "model.safetensors", elsewhere)
     (folder / "model.safetensors").symlink_to(elsewhere)
@@ -73,7 +73,7 @@ def a_link_to_nowhere(folder):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("fault", [dangling, circular, outside, shutil.rmtree, a_link_to_nowhere])
-def test_what_is_missing_or_leads_nowhere_is_a_line(kept, uri, fault):
+def test_a_missing_or_dangling_checkpoint_gives_one_line(kept, uri, fault):
     run_id, folder = kept
     fault(folder)
     assert f"runs:/{run_id}/checkpoint: " in refusal(run_id, uri)
@@ -89,7 +89,7 @@ def test_what_is_missing_or_leads_nowhere_is_a_line(kept, uri, fault):
         RuntimeError("x"),
     ],
 )
-def test_what_fails_while_it_is_fetched_is_a_line_and_leaves_nothing(kept, uri, monkeypatch, tmp_path, error):
+def test_a_failed_download_gives_one_line_and_leaves_nothing(kept, uri, monkeypatch, tmp_path, error):
     def fail(self, run_id, path, folder):
         Path(folder, "half").write_text("of it")
         raise error

@@ -1,4 +1,4 @@
-"""What is read straight from the database is what MLflow reads, whatever has happened to the runs."""
+"""Reading directly from the database gives what MLflow gives, after any history of the runs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def few_at_once(monkeypatch):
 
 @pytest.fixture
 def by_mlflow(monkeypatch):
-    """Reads through MLflow alone."""
+    """Read only through MLflow."""
 
     def read(**asked):
         with monkeypatch.context() as patch:
@@ -122,7 +122,7 @@ def was_direct(monkeypatch):
 
 
 def happen(chance: random.Random, client: MlflowClient, experiments: list[str], made: list[str]) -> None:
-    """Let something happen to a run: all that MLflow lets happen."""
+    """Apply one of the operations that MLflow allows on a run."""
     run_id = chance.choice(made)
     deleted = client.get_run(run_id).info.lifecycle_stage == "deleted"
     what = (
@@ -164,7 +164,7 @@ def outcome(read, asked, uri):
 
 @pytest.mark.slow(6)
 @pytest.mark.parametrize("seed", range(2))
-def test_whatever_happened_it_reads_what_mlflow_reads(uri, by_mlflow, was_direct, seed):
+def test_it_reads_what_mlflow_reads_after_any_history(uri, by_mlflow, was_direct, seed):
     client, chance = store.connect(uri), random.Random(seed)
     experiments = [client.create_experiment(name) for name in ("first", "second")]
     made = [client.create_run(each, 5).info.run_id for each in experiments]
@@ -181,7 +181,7 @@ def test_whatever_happened_it_reads_what_mlflow_reads(uri, by_mlflow, was_direct
 
 
 @pytest.mark.slow(1)
-def test_of_a_deleted_experiment_nothing_is_read(uri, by_mlflow):
+def test_runs_of_a_deleted_experiment_are_not_read(uri, by_mlflow):
     client = store.connect(uri)
     number = client.create_experiment("gone")
     client.create_run(number)
@@ -219,7 +219,7 @@ def unreadable(monkeypatch, uri):
 
 
 @pytest.mark.parametrize("strange", [newer, another_column, moved_tags, unreadable])
-def test_a_database_that_is_not_known_is_read_by_mlflow(uri, monkeypatch, was_direct, strange):
+def test_an_unknown_database_is_read_through_mlflow(uri, monkeypatch, was_direct, strange):
     client = store.connect(uri)
     client.create_run("0", tags={"llmtrack.env.cpu": "fast"})
     strange(monkeypatch, uri)
@@ -236,7 +236,7 @@ def test_a_database_that_is_not_known_is_read_by_mlflow(uri, monkeypatch, was_di
         "ALTER TABLE experiments ADD COLUMN owner TEXT",
     ],
 )
-def test_experiments_of_a_database_that_is_not_known_are_listed_by_mlflow(uri, strange):
+def test_experiments_of_an_unknown_database_are_listed_by_mlflow(uri, strange):
     client = store.connect(uri)
     for name in ("first", "second"):
         client.create_experiment(name)
@@ -246,14 +246,14 @@ def test_experiments_of_a_database_that_is_not_known_are_listed_by_mlflow(uri, s
     assert direct.experiment_names(uri) is None
 
 
-def test_where_workspaces_are_in_use_mlflow_lists_the_experiments(uri, monkeypatch):
+def test_experiments_in_workspaces_are_listed_by_mlflow(uri, monkeypatch):
     assert direct.experiment_names(uri) == {"0": "Default"}
     monkeypatch.setenv("MLFLOW_ENABLE_WORKSPACES", "true")
     assert direct.experiment_names(uri) is None
 
 
 @pytest.mark.slow(2)
-def test_what_only_reads_a_database_imports_neither_mlflow_nor_sqlalchemy(uri):
+def test_reading_a_database_imports_neither_mlflow_nor_sqlalchemy(uri):
     client = store.connect(uri)
     tags = {
         "llmtrack.kind": "scenario",
@@ -290,7 +290,7 @@ print(*{{"mlflow", "sqlalchemy", "torch", "matplotlib", "scipy"}} & set(sys.modu
     assert done.stderr.splitlines() == [latest, latest, "were imported"], done.stderr
 
 
-def test_what_only_mlflow_understands_is_asked_of_mlflow(uri, was_direct):
+def test_an_mlflow_filter_is_left_to_mlflow(uri, was_direct):
     client = store.connect(uri)
     client.log_metric(client.create_run("0").info.run_id, "loss", 1.0)
     assert len(runs(kind=None, search="metrics.loss > 0.5", tracking_uri=uri)) == 1
@@ -307,7 +307,7 @@ def test_reading_writes_nothing(uri, was_direct):
     assert [path.name for path in sqlite_path(uri).parent.iterdir()] == ["mlflow.db"]
 
 
-def test_what_is_asked_of_the_database_leaves_deleted_runs_out():
+def test_the_query_excludes_deleted_runs():
     condition, values = direct._condition(["1"], RunFilter())
     database = sqlite3.connect(":memory:")
     database.execute("CREATE TABLE runs (run_uuid, lifecycle_stage, experiment_id)")

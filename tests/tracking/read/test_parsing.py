@@ -1,4 +1,4 @@
-"""What MLflow holds as texts is read back typed, and a DataFrame of it and back is the same."""
+"""MLflow's texts are parsed to typed runs, which survive the conversion to a DataFrame and back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def parsed(*runs: tuple[dict[str, str], dict[str, float], dict[str, str]]) -> Ru
     return parser.runs()
 
 
-def test_texts_become_what_they_are():
+def test_texts_are_parsed_by_the_type_of_their_param():
     (run,) = parsed((PARAMS, METRICS, TAGS))
     assert (run.run_id, run.name, run.status, run.mlflow_experiment) == ("r0", "a", "FINISHED", "mine")
     assert (run.kind, run.experiment, run.study_id, run.suite_id) == ("scenario", "precision", "s1", "")
@@ -86,20 +86,20 @@ def test_texts_become_what_they_are():
         (("none", "2"), [2, None]),
     ],
 )
-def test_a_param_that_no_table_knows_is_of_the_narrowest_type_that_fits_all(texts, values):
+def test_an_unknown_param_has_the_narrowest_type_that_fits_all_values(texts, values):
     found = [run.params["theirs"] for run in parsed(*(({"theirs": text}, {}, {}) for text in texts))]
     assert found == values
     assert list(map(type, found)) == list(map(type, values))
 
 
-def test_a_name_that_is_taken_stands_beside_the_other():
+def test_a_clashing_name_gets_a_prefix():
     (run,) = parsed(({"status": "odd", "perplexity": "low"}, {"perplexity": 2.0, "dtype": 16.0}, {}))
     assert run.params == {"params.status": "odd", "params.perplexity": "low"}
     assert run.metrics == {"perplexity": 2.0, "metrics.dtype": 16.0}
     assert run.status == "FINISHED"
 
 
-def test_a_table_of_runs_and_back_is_the_same():
+def test_runs_survive_the_conversion_to_a_table_and_back():
     runs = parsed(
         (PARAMS, METRICS, TAGS),
         ({"theirs": "1", "batch_size": "many", "status": "odd"}, {"dtype": 16.0}, {}),
@@ -116,14 +116,14 @@ def test_a_table_of_runs_and_back_is_the_same():
         assert before.environment == after.environment
 
 
-def test_what_a_caller_changed_in_a_table_counts():
+def test_changes_of_a_table_are_kept_in_the_conversion_back():
     table = frame_of(parsed((PARAMS, METRICS, TAGS)))
     table.loc[0, "scenario"], table["mine"] = "another", 2.5
     (run,) = runs_of(table)
     assert (run.name, run.metrics["mine"]) == ("another", 2.5)
 
 
-def test_runs_without_a_value_or_a_time_come_last():
+def test_runs_without_the_sorting_value_come_last():
     runs = Runs([Run("a", metrics={"loss": 2.0}), Run("b"), Run("c", metrics={"loss": 1.0})])
     assert [run.run_id for run in runs.by("loss")] == ["c", "a", "b"]
     assert [run.run_id for run in runs.by("loss", highest_first=True)] == ["a", "c", "b"]
@@ -131,7 +131,7 @@ def test_runs_without_a_value_or_a_time_come_last():
 
 
 @pytest.mark.parametrize(("typed", "kind"), [(True, Runs), (False, pd.DataFrame)])
-def test_plots_and_readings_of_other_packages_take_a_table(typed, kind):
+def test_plots_and_readings_of_other_packages_get_a_table(typed, kind):
     seen = []
     experiment = Experiment(
         "theirs",

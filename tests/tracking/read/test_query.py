@@ -40,8 +40,8 @@ def names(**filters) -> list[str]:
 
 
 @pytest.mark.slow(1)
-def test_what_older_versions_kept_elsewhere_is_read_alike(tracker, uri):
-    """Digests were params, and the spread was metrics."""
+def test_digests_and_spreads_of_older_versions_are_read(tracker, uri):
+    """They were params and metrics."""
     study = tracker.start_study("precision", "q", {}, ENVIRONMENT)
     tracker.log(study, measurement("new", facts={"output_digest": "d1", "corpus_digest": "01"}))
     client = MlflowClient(uri)
@@ -120,7 +120,7 @@ def test_filters(filled, uri):
 
 
 @pytest.mark.slow(1)
-def test_a_study_is_found_by_its_id_its_runs_id_or_as_the_latest(filled, uri):
+def test_a_study_is_found_by_its_id_by_its_runs_id_or_as_the_latest(filled, uri):
     by_experiment = studies(experiment="precision", tracking_uri=uri).iloc[0]
     expected = ["bf16", "fp16", "fp32", "half"]
     assert names(tracking_uri=uri, study=by_experiment["study_id"]) == expected
@@ -178,7 +178,7 @@ def test_chosen_columns(filled, uri):
         ({"status": "done"}, "RUNNING"),
     ],
 )
-def test_a_bad_filter_is_one_line_with_a_remedy(filled, uri, filters, message):
+def test_an_invalid_filter_gives_one_line_with_a_remedy(filled, uri, filters, message):
     with pytest.raises(UsageError, match=message) as caught:
         runs(tracking_uri=uri, **filters)
     assert "\n" not in str(caught.value)
@@ -205,7 +205,7 @@ def test_a_series_is_read_back_by_step(tracker, uri):
 
 
 @pytest.mark.slow(1)
-def test_the_state_of_the_machine_is_a_series_under_mlflows_own_name(tracker, uri):
+def test_system_metrics_are_series_under_mlflows_own_names(tracker, uri):
     key = "system/cpu_utilization_percentage"
     steps = tuple(StepValues(step, 1_790_000_001.5 + step, {key: 50.0 + step}) for step in range(2))
     run_id = tracker.log(tracker.start_study("e", "q", {}, {}), measurement(steps=steps))
@@ -224,7 +224,7 @@ def test_no_database_is_a_clear_error(tmp_path):
 
 
 @pytest.mark.slow(1)
-def test_names_that_are_taken_get_a_prefix_and_unknown_values_get_a_type(tracker, uri):
+def test_clashing_names_get_a_prefix_and_unknown_values_a_type(tracker, uri):
     facts = {
         "status": "mine",
         "loss": "mse",
@@ -251,7 +251,7 @@ def test_names_that_are_taken_get_a_prefix_and_unknown_values_get_a_type(tracker
 
 
 @pytest.mark.slow(1)
-def test_all_pages_are_read_once_each_and_only_ours(uri):
+def test_all_pages_are_read_once_and_foreign_runs_excluded(uri):
     client = MlflowClient(uri)
     number = client.create_experiment("many")
     tags = {"llmtrack.kind": "scenario", "llmtrack.experiment": "many"}
@@ -275,7 +275,7 @@ def clone(uri: str, run_id: str, start_times: Iterable[int]) -> None:
             database.executemany(statement, rows)
 
 
-def test_runs_of_others_can_be_read_too(uri):
+def test_foreign_runs_are_read_on_request(uri):
     client = MlflowClient(uri)
     run = client.create_run("0", run_name="theirs")
     client.log_batch(run.info.run_id, [Metric("acc", 0.5, 1, 0)], [Param("lr", "0.1")], [RunTag("a", "b")])

@@ -1,4 +1,4 @@
-"""Runs are read whole while another process writes; benchmarks/read_while_writing.py is the long version."""
+"""Runs are read completely while another process writes; benchmarks/read_while_writing.py is the long version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def filled(template_database, tmp_path_factory):
 
 
 @pytest.mark.parametrize("reader", ["llmtrack", "MLflow"])
-def test_every_reading_holds_what_was_there_before_it(filled, uri, monkeypatch, reader):
+def test_each_reading_has_all_runs_written_before(filled, uri, monkeypatch, reader):
     shutil.copyfile(filled, store.sqlite_path(uri))
     # Several pages, between which the other process writes.
     monkeypatch.setattr(direct, "_ROWS_PER_SCAN", 100)

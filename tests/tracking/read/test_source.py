@@ -1,4 +1,4 @@
-"""Every page, and every run: whatever the start times are, and in whichever way the pages are asked for."""
+"""All runs are read, for any start times, by sequential and by concurrent pages."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ def store_with(uri: str, times: list[int]) -> tuple[MlflowClient, str, set[str]]
 
 
 @pytest.mark.usefixtures("small_pages")
-@pytest.mark.parametrize("way", [source._in_turn, source._from_server])
+@pytest.mark.parametrize("read", [source._in_turn, source._from_server])
 @pytest.mark.parametrize("times", TIMES.values(), ids=TIMES)
-def test_all_runs_are_read(uri, way, times):
+def test_all_runs_are_read(uri, read, times):
     client, number, expected = store_with(uri, times)
-    pages = list(way(client, [number], ""))
-    read = [run.info.run_id for page in pages for run in page]
-    assert set(read) == expected
+    pages = list(read(client, [number], ""))
+    run_ids = [run.info.run_id for page in pages for run in page]
+    assert set(run_ids) == expected
     assert len(expected) == len(times)
     assert max(map(len, pages)) <= 5
-    assert len(read) <= 3 * len(times)
+    assert len(run_ids) <= 3 * len(times)
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_a_filter_holds_for_every_stretch(uri):
+def test_a_filter_applies_to_every_interval(uri):
     client, number, _ = store_with(uri, list(range(1, 20)))
     pages = source._from_server(client, [number], "attributes.start_time < 12")
     assert {run.info.start_time for page in pages for run in page} == set(range(1, 12))
 
 
-def test_newest(uri):
+def test_the_newest_runs(uri):
     client, number, _ = store_with(uri, [5, 9, 7])
     assert [run.info.start_time for run in newest_runs(client, [number], "", 2)] == [9, 7]
     assert newest_runs(client, [], "") == []
 
 
-def test_collecting_goes_on_afterwards_also_after_an_error(uri):
+def test_garbage_collection_resumes_even_after_an_error(uri):
     client, number, _ = store_with(uri, [1, 2])
     assert gc.isenabled()
     for _ in read_pages(client, [number], ""):

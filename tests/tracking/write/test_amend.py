@@ -1,4 +1,4 @@
-"""Under `mlflow run`, a usage error says in the run why it failed."""
+"""Under `mlflow run`, a usage error is written into the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmtrack.tracking.write.amend import explain_refusal
 
 @pytest.fixture
 def made(uri, monkeypatch):
-    """A run as `mlflow run -e baseline` makes it."""
+    """A run as created by `mlflow run -e baseline`."""
     client = MlflowClient(tracking_uri=uri)
     run = client.create_run(client.create_experiment("e"), run_name="nosy-bear-123")
     client.set_tag(run.info.run_id, "mlflow.project.entryPoint", "baseline")
@@ -38,12 +38,12 @@ def test_a_usage_error_is_written_into_the_run(made, arguments, reason):
     assert run.data.tags["llmtrack.outcome"] == "failed"
 
 
-def test_a_secret_in_the_reason_stays_hidden(made):
+def test_a_secret_in_the_reason_is_redacted(made):
     explain_refusal("cannot use http://me:password@host")
     assert "password" not in made().data.tags["llmtrack.reason"]
 
 
-def test_a_store_that_cannot_be_had_changes_nothing(made, monkeypatch):
+def test_an_unusable_store_is_ignored(made, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////no/such/folder/mlflow.db")
     explain_refusal("why")
     monkeypatch.delenv("MLFLOW_RUN_ID")

@@ -1,4 +1,4 @@
-"""What runs and studies read is in MLflow as its data sets."""
+"""The inputs of runs and studies are data sets in MLflow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def columns(schema: str) -> list[tuple[str, str]]:
     return [(column["name"], column["type"]) for column in json.loads(schema)["mlflow_colspec"]]
 
 
-def test_a_prompt_set_is_told_by_its_texts_which_are_not_tracked():
+def test_a_prompt_set_is_identified_by_its_texts_which_are_not_tracked():
     found = prompt_set(("secret one", "two"))
     assert (found.name, found.context, json.loads(found.profile)) == ("2 prompts", "evaluation", {"num_rows": 2})
     assert columns(found.schema) == [("prompt", "string")]
@@ -42,7 +42,7 @@ def test_a_prompt_set_is_told_by_its_texts_which_are_not_tracked():
     ("name", "source_type", "source"),
     [("my_texts.jsonl", "local", {"uri": "my_texts.jsonl"}), ("builtin", "code", None), ("pydoc", "code", None)],
 )
-def test_a_corpus_has_a_source_that_mlflow_reads_and_a_schema(name, source_type, source):
+def test_a_corpus_has_a_schema_and_a_source_that_mlflow_can_read(name, source_type, source):
     found = corpus_of({"corpus": name, "corpus_digest": "d"}, {})
     assert (found.identity, found.source_type, columns(found.schema)) == (
         (name, "d"),
@@ -54,7 +54,7 @@ def test_a_corpus_has_a_source_that_mlflow_reads_and_a_schema(name, source_type,
     assert source is None or read.to_dict() == source
 
 
-def test_a_digest_may_be_a_tag_as_in_what_is_kept_in_the_spool():
+def test_the_digest_may_be_a_tag():
     assert corpus_of({"corpus": "a.txt"}, {"llmtrack.digest.corpus_digest": "d"}).identity == ("a.txt", "d")
     assert corpus_of({"corpus": "a.txt"}, {}) is None
 
@@ -63,7 +63,7 @@ def names(task, params) -> list[tuple[str, str]]:
     return [(each.name, each.context) for each in data_sets_of(Scenario("s", Variant("m"), task), params)]
 
 
-def test_a_scenario_reads_its_prompts_its_corpus_and_what_it_was_calibrated_on():
+def test_the_inputs_of_a_scenario_are_prompts_corpus_and_calibration_text():
     assert names(GenerateTask(("a",)), CORPUS | CALIBRATION) == [
         ("1 prompt", "evaluation"),
         ("my_texts.jsonl", "evaluation"),
@@ -73,7 +73,7 @@ def test_a_scenario_reads_its_prompts_its_corpus_and_what_it_was_calibrated_on()
     assert names(TrainTask(), CORPUS | {"task": "train"}) == [("my_texts.jsonl", "training")]
 
 
-def test_no_credential_is_in_what_was_read():
+def test_credentials_are_redacted_in_inputs():
     record = scenario_record(measurement(facts={**CORPUS, "corpus": "s3cr3t.txt"}), STUDY)
     assert "s3cr3t" in str(record.inputs)
     assert "s3cr3t" not in str(redacted(record, ("s3cr3t",)).inputs)
@@ -95,7 +95,7 @@ TEXT = (("my_texts.jsonl", "0123456789abcdef"), "evaluation")
 
 
 @pytest.mark.slow(1)
-def test_runs_have_what_they_read_and_their_study_and_suite_all_of_it(tracker):
+def test_runs_have_their_inputs_and_study_and_suite_all_of_them(tracker):
     suite = tracker.start_study("suite", "q", {}, ENVIRONMENT)
     study = tracker.start_study("precision", "q", {}, ENVIRONMENT, suite_id=suite.study_id)
     timed = tracker.log(study, measurement("plain"))
@@ -111,7 +111,7 @@ def test_runs_have_what_they_read_and_their_study_and_suite_all_of_it(tracker):
 
 
 @pytest.mark.slow(2)
-def test_a_server_is_sent_them_and_the_spool_keeps_them(server, line, tmp_path, said):
+def test_inputs_reach_a_server_and_survive_the_spool(server, line, tmp_path, said):
     tracker = Tracker.open(line.uri, "inputs", tmp_path / "spool", said.append)
     study = start(tracker)
     line.down()
@@ -124,10 +124,8 @@ def test_a_server_is_sent_them_and_the_spool_keeps_them(server, line, tmp_path, 
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("refusals", [1, 2, 3])
-def test_a_data_set_that_another_writer_makes_at_the_same_moment_refuses_no_record(
-    tracker, monkeypatch, spooled, refusals
-):
-    """Two are read, so that two may be in the way; what is refused once more is refused for another reason."""
+def test_a_data_set_created_by_another_writer_meanwhile_rejects_no_record(tracker, monkeypatch, spooled, refusals):
+    """Two inputs may be rejected twice; a further rejection has another reason."""
     study, real, left = start(tracker), MlflowClient.log_inputs, [*range(refusals)]
 
     def refuse(self, *args, **kwargs):
@@ -144,7 +142,7 @@ def test_a_data_set_that_another_writer_makes_at_the_same_moment_refuses_no_reco
 
 
 @pytest.mark.slow(1)
-def test_a_record_that_an_older_version_kept_still_names_its_corpus(tracker):
+def test_a_record_of_an_older_version_has_its_corpus_as_input(tracker):
     study = start(tracker)
     record = scenario_record(measurement(facts=CORPUS), study.context)
     run_id = tracker.delivery.write(dataclasses.replace(record, inputs=()))

@@ -1,4 +1,4 @@
-"""Results of single documents as MLflow's evaluation table: read by MLflow's own API, from SQLite and a server."""
+"""Results of documents, and generations, are MLflow evaluation tables, readable by MLflow's own API."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_run_without_items_has_no_table():
 
 @pytest.mark.slow(3)
 @pytest.mark.parametrize("kind", ["uri", "server"])
-def test_mlflow_loads_the_tables_of_two_runs_side_by_side(kind, request, tmp_path):
+def test_mlflow_loads_the_tables_of_two_runs_together(kind, request, tmp_path):
     there = request.getfixturevalue(kind)
     uri = there if isinstance(there, str) else there.uri
     tracker = Tracker.open(uri, "evaluation", tmp_path / "spool")
@@ -79,7 +79,7 @@ def test_prompts_and_their_outputs_are_a_table_of_their_own():
 
 
 @pytest.mark.slow(1)
-def test_a_table_that_was_kept_in_the_spool_arrives(uri, tmp_path, monkeypatch):
+def test_a_table_survives_the_spool(uri, tmp_path, monkeypatch):
     tracker = Tracker.open(uri, "evaluation", tmp_path / "spool")
     study = tracker.start_study("perplexity", "q", {}, ENVIRONMENT)
     with monkeypatch.context() as away:

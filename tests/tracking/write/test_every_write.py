@@ -1,4 +1,4 @@
-"""A write that fails, whichever it is of all that the journal and the spool make, loses nothing that they had."""
+"""A failure of any single write of the journal or the spool loses nothing that was stored before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST = 200
 
 
 class Failing:
-    """Fails the nth call that writes, and all after it or that one alone; what a file gets then is cut in half."""
+    """Fail the nth writing call, alone or with all after it; a failing write stores half of its content."""
 
     def __init__(self, patch: pytest.MonkeyPatch, nth: int, code: int, lasting: bool) -> None:
         self.calls, self.nth, self.code, self.lasting = 0, nth, code, lasting
@@ -91,7 +91,7 @@ class Halved:
 
 
 def each_write(monkeypatch, code, lasting, work) -> None:
-    """Do some work with its first write failing, then its second, and so on until none fails."""
+    """Repeat some work with its first write failing, then its second, and so on until none fails."""
     for nth in range(1, MOST):
         with monkeypatch.context() as patch:
             prove = work(nth, lambda patch=patch, nth=nth: Failing(patch, nth, code, lasting))

@@ -1,4 +1,4 @@
-"""A spool that cannot be written does not break a store that can; only what neither takes is lost, and is named."""
+"""An unwritable spool does not stop tracking to the store; what neither accepts is lost and reported."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def finish(tracker: Tracker, study, tmp_path: Path) -> None:
     )
 
 
-def is_whole(tracker: Tracker, study) -> None:
-    """The study and its two scenarios are there as if nothing had been."""
+def check_complete(tracker: Tracker, study) -> None:
+    """Check that the study and its two scenarios are complete."""
     client = MlflowClient(tracker.tracking_uri)
     assert {run.data.params["scenario"]: run.info.status for run in scenario_runs(tracker)} == {
         "p64": "FINISHED",
@@ -75,7 +75,7 @@ def test_a_small_disk_that_fills_up_loses_nothing(uri, small_disk, tmp_path, sai
     tracker.log(study, measurement())
     tracker.log(study, failure("p128"))
     finish(tracker, study, tmp_path)
-    is_whole(tracker, study)
+    check_complete(tracker, study)
     (line,) = said
     assert "No space left" in line
     assert "directly" in line
@@ -83,7 +83,7 @@ def test_a_small_disk_that_fills_up_loses_nothing(uri, small_disk, tmp_path, sai
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("kept", ["a file", "no such place"])
-def test_a_folder_that_cannot_be_made_loses_nothing(uri, tmp_path, said, kept):
+def test_a_folder_that_cannot_be_created_loses_nothing(uri, tmp_path, said, kept):
     (tmp_path / "file").write_text("")
     folder = tmp_path / "file" / "spool" if kept == "a file" else Path("/proc/nowhere/spool")
     tracker = Tracker.open(uri, spool=folder, notify=said.append)
@@ -92,24 +92,24 @@ def test_a_folder_that_cannot_be_made_loses_nothing(uri, tmp_path, said, kept):
     tracker.log(study, measurement())  # The same outcome, logged twice.
     tracker.log(study, failure("p128"))
     finish(tracker, study, tmp_path)
-    is_whole(tracker, study)
+    check_complete(tracker, study)
     assert len(said) == 1
 
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("step", ["update", "remove"])
-def test_a_spool_that_becomes_read_only_on_the_way_loses_nothing(tracker, tmp_path, monkeypatch, said, step):
+def test_a_spool_that_becomes_read_only_meanwhile_loses_nothing(tracker, tmp_path, monkeypatch, said, step):
     study = start(tracker)
     monkeypatch.setattr(Spool, step, read_only)
     tracker.log(study, measurement())
     tracker.log(study, failure("p128"))
     monkeypatch.undo()
     finish(tracker, study, tmp_path)
-    is_whole(tracker, study)
+    check_complete(tracker, study)
     assert tracker.spool.names() == []
 
 
-def test_a_disk_with_no_room_for_artifacts_ends_the_run_and_names_what_is_lost(uri, tmp_path, monkeypatch, said):
+def test_a_full_disk_ends_the_run_and_reports_lost_artifacts(uri, tmp_path, monkeypatch, said):
     tracker = Tracker.open(uri, spool=Path("/proc/nowhere"), notify=said.append)
     study = start(tracker)
     monkeypatch.setattr(pushing.tempfile, "TemporaryDirectory", no_space)
@@ -124,7 +124,7 @@ def test_a_disk_with_no_room_for_artifacts_ends_the_run_and_names_what_is_lost(u
     assert not any("cannot be reached" in line for line in said)
 
 
-def test_without_spool_and_store_it_is_said_that_nothing_can_be_kept(uri, monkeypatch, said):
+def test_without_spool_and_store_the_loss_is_an_error(uri, monkeypatch, said):
     tracker = Tracker.open(uri, spool=Path("/proc/nowhere"), notify=said.append)
     study = start(tracker)
     monkeypatch.setattr(MlflowClient, "create_run", lambda *a, **k: (_ for _ in ()).throw(ConnectionError("down")))

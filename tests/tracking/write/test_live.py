@@ -1,4 +1,4 @@
-"""Runs that are written to while they go on: step by step, exactly once, whatever happens to the store."""
+"""Runs are written while they go on: each step exactly once, whatever happens to the store."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ EXPECTED = [(n, 7 - n / 10) for n in range(1, 7)]
 
 
 @pytest.mark.slow(1)
-def test_steps_are_there_while_it_goes_on(tracker, uri):
+def test_steps_are_readable_during_the_run(tracker, uri):
     study = start(tracker)
     run_id = begin(tracker, study)
     tracker.log_steps(KEY, rows(1, 3))
@@ -72,7 +72,7 @@ def test_steps_are_there_while_it_goes_on(tracker, uri):
     assert not tracker.spool.names()
 
 
-def test_each_bunch_is_one_request(tracker, monkeypatch):
+def test_each_batch_of_steps_is_one_request(tracker, monkeypatch):
     study = start(tracker)
     begin(tracker, study)
     calls = []
@@ -87,7 +87,7 @@ def test_each_bunch_is_one_request(tracker, monkeypatch):
 
 
 @pytest.mark.slow(1)
-def test_what_a_store_did_not_take_comes_with_the_outcome(tracker, uri, monkeypatch, said):
+def test_steps_that_failed_are_written_with_the_outcome(tracker, uri, monkeypatch, said):
     study = start(tracker)
     run_id = begin(tracker, study)
     tracker.log_steps(KEY, rows(1, 2))
@@ -108,7 +108,7 @@ def test_what_a_store_did_not_take_comes_with_the_outcome(tracker, uri, monkeypa
 
 
 @pytest.mark.slow(1)
-def test_interrupted_and_resumed_is_one_run(uri, tmp_path):
+def test_an_interrupted_and_resumed_training_is_one_run(uri, tmp_path):
     first = Tracker.open(uri, spool=tmp_path / "one")
     study = start(first)
     run_id = begin(first, study)
@@ -144,7 +144,7 @@ def test_interrupted_and_resumed_is_one_run(uri, tmp_path):
 
 
 @pytest.mark.slow(1)
-def test_without_a_store_all_of_it_is_kept_and_sent_once(uri, tmp_path, monkeypatch, said):
+def test_everything_is_spooled_without_a_store_and_sent_once(uri, tmp_path, monkeypatch, said):
     from llmtrack.tracking import store, store_errors
     from llmtrack.tracking.write import sync
 
@@ -167,7 +167,7 @@ def test_without_a_store_all_of_it_is_kept_and_sent_once(uri, tmp_path, monkeypa
     assert history(uri, found["run_id"][0]) == EXPECTED
 
 
-def test_values_that_are_not_finite_are_left_out(tracker, uri):
+def test_non_finite_values_are_omitted(tracker, uri):
     study = start(tracker)
     run_id = begin(tracker, study)
     bad = dataclasses.replace(rows(1, 1)[0], values={"train_loss": float("nan"), "grad_norm": 2.0})
@@ -188,7 +188,7 @@ def test_files_of_a_measurement_become_artifacts(tracker, uri, tmp_path):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("path", ["checkpoint", "missing"])
-def test_a_checkpoint_is_fetched_once_or_said_to_be_missing(tracker, uri, tmp_path, tiny_model_dir, monkeypatch, path):
+def test_a_checkpoint_is_downloaded_once_or_reported_missing(tracker, uri, tmp_path, tiny_model_dir, monkeypatch, path):
     from llmtrack.errors import UsageError
     from llmtrack.models.source import missing_path, parse_candidates
     from llmtrack.tracking.read.artifacts import fetch_checkpoints

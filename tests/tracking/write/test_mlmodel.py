@@ -1,4 +1,4 @@
-"""A quantized model that was logged is loaded back by MLflow, and generates what the engine generates."""
+"""A logged quantized model is loaded by MLflow, and generates what its engine generates."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_logged_model_is_loaded_back_and_generates(tracker, tmp_path, monkeypa
 
 
 @pytest.mark.slow(1)
-def test_a_folder_of_safetensors_is_laid_out_and_loaded_back(tiny_model_dir):
+def test_a_folder_of_safetensors_is_packaged_and_loaded_back(tiny_model_dir):
     mlflow = pytest.importorskip("mlflow")
     with mlflow_model(tiny_model_dir) as files:
         assert {"model/MLmodel", "model/requirements.txt"} <= set(files)

@@ -1,4 +1,4 @@
-"""Each way to run is one logged model of MLflow's, with the metrics of all runs of it; against SQLite and a server."""
+"""Each configuration is one MLflow logged model with the metrics of all its runs, in SQLite and on a server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ QUALITY = {"perplexity": 12.5, "bits_per_byte": 1.25}
 
 
 def measurement(name: str = "p64", **changes):
-    """A measurement whose values have no spread, unless it is given."""
+    """A measurement without spread, unless given."""
     return samples.measurement(name, **{"summaries": {}, **changes})
 
 
@@ -65,13 +65,13 @@ def logged_models(uri: str, experiment_id: str, text: str | None = None):
 
 
 def bound(model) -> dict[tuple[str, str], float]:
-    """Values of a logged model by metric and run; a value that is there twice fails."""
+    """Return the values of a logged model by metric and run; fail for a duplicate."""
     counts = Counter((metric.key, metric.run_id) for metric in model.metrics)
     assert set(counts.values()) <= {1}
     return {(metric.key, metric.run_id): metric.value for metric in model.metrics}
 
 
-def test_a_way_is_named_as_people_say_it_and_holds_its_settings_and_digests():
+def test_a_configuration_has_a_readable_name_its_settings_and_digests():
     found = way()
     assert found.name == "smollm2 · onnx int8-weight-only · 2 threads"
     assert found.params == {name: str(value) for name, value in LOADED.items()}
@@ -91,7 +91,7 @@ def test_a_way_is_named_as_people_say_it_and_holds_its_settings_and_digests():
         ({"model_id": "meta/Llama-3.2-1B", "threads": "some"}, "Llama-3_2-1B · onnx int8-weight-only"),
     ],
 )  # fmt: skip
-def test_a_name_holds_what_tells_ways_apart_and_no_character_that_mlflow_refuses(facts, name):
+def test_a_name_has_the_distinctive_settings_and_only_valid_characters(facts, name):
     assert way(facts={**LOADED, **facts}).name == name
 
 
@@ -99,16 +99,16 @@ CHANGES = {"threads": 1, "dtype": "float32", "compile": "default", "block_size":
 
 
 @pytest.mark.parametrize("changed", CHANGES.items(), ids=list(CHANGES))
-def test_what_configures_the_loaded_model_makes_another_way(changed):
+def test_settings_of_the_loaded_model_make_another_configuration(changed):
     assert way(facts={**LOADED, **dict([changed])}).key != way().key
 
 
 @pytest.mark.parametrize("digest", ["weights_digest", "config_digest", "tokenizer_digest"])
-def test_other_files_make_another_way(digest):
+def test_other_files_make_another_configuration(digest):
     assert way(tags={"weights_digest": "w1", "tokenizer_digest": "t1", digest: "other"}).key != way().key
 
 
-def test_other_calibration_makes_another_way():
+def test_another_calibration_makes_another_configuration():
     assert way(facts={**LOADED, "calibration_digest": "c1"}).key != way().key
 
 
@@ -121,16 +121,16 @@ def test_other_calibration_makes_another_way():
         {"race_place": "winner", "revision": "main"},
     ],
 )
-def test_what_a_run_did_with_it_makes_no_other_way(facts):
+def test_the_workload_makes_no_other_configuration(facts):
     assert way("another name", facts={**LOADED, **facts}).key == way().key
 
 
-def test_generating_and_scoring_are_runs_of_one_way():
+def test_generating_and_scoring_share_a_configuration():
     scored = measurement("ppl", scenario=perplexity("ppl"), facts={**LOADED, **CORPUS}, tags={"weights_digest": "w1"})
     assert configuration_of(scenario_record(scored, STUDY)).key == way(tags={"weights_digest": "w1"}).key
 
 
-def test_what_measured_no_way_to_run_has_none():
+def test_studies_trainings_and_failures_have_no_configuration():
     training = scenario_record(measurement(facts=LOADED), STUDY)
     assert configuration_of(replace(training, params={**training.params, "task": "train"})) is None
     assert configuration_of(scenario_record(failure(facts=LOADED), STUDY)) is None
@@ -143,13 +143,13 @@ def test_what_measured_no_way_to_run_has_none():
 
 @pytest.fixture(params=["sqlite", "server"])
 def there(request, tmp_path, said) -> tuple[Tracker, str]:
-    """A tracker, and an address of its store; the server is one that runs."""
+    """A tracker and the address of its store."""
     uri = request.getfixturevalue("uri") if request.param == "sqlite" else request.getfixturevalue("server").uri
     return Tracker.open(uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", said.append), uri
 
 
 @pytest.mark.slow(5)
-def test_metrics_of_each_run_are_those_of_its_way_and_of_the_text_that_was_scored(there, monkeypatch):
+def test_metrics_are_linked_to_the_configuration_and_the_scored_text(there, monkeypatch):
     tracker, uri = there
     study, batches, log_batch = start(tracker), [], MlflowClient.log_batch
 
@@ -208,7 +208,7 @@ def test_metrics_of_each_run_are_those_of_its_way_and_of_the_text_that_was_score
 
 
 @pytest.mark.slow(3)
-def test_ways_are_found_by_mlflows_own_search(there):
+def test_logged_models_are_found_by_mlflows_search(there):
     tracker, uri = there
     study = start(tracker)
     repeated = {"decode_tokens_per_sec": replace(SUMMARY, ci_low=59.0, ci_high=61.0)}
@@ -285,9 +285,7 @@ def test_a_crash_at_any_call_leaves_one_logged_model_with_each_metric_once(
 
 
 @pytest.mark.slow(3)
-def test_what_was_measured_while_the_store_was_away_is_bound_to_the_same_logged_model(
-    server, line, tmp_path, said, spooled
-):
+def test_records_sent_later_are_linked_to_the_same_logged_model(server, line, tmp_path, said, spooled):
     experiment = f"e-{uuid.uuid4().hex[:8]}"
     tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
     study = start(tracker)
@@ -304,15 +302,15 @@ def test_what_was_measured_while_the_store_was_away_is_bound_to_the_same_logged_
 
 
 @pytest.mark.slow(10)
-def test_eight_writers_at_once_share_one_logged_model_of_each_way(there, tmp_path):
+def test_eight_writers_at_once_share_one_logged_model_per_configuration(there, tmp_path):
     tracker, uri = there
-    at_once(_track_two_ways, uri, tracker.delivery.experiment, tmp_path, number=8)
+    at_once(_track_two_configurations, uri, tracker.delivery.experiment, tmp_path, number=8)
     found = logged_models(uri, tracker.delivery.experiment_id)
     assert {model.params["threads"]: len(bound(model)) for model in found} == {"1": 8, "2": 8}
     assert len(found) == 2
 
 
-def _track_two_ways(uri: str, experiment: str, folder: Path) -> None:
+def _track_two_configurations(uri: str, experiment: str, folder: Path) -> None:
     tracker = Tracker.open(uri, experiment, folder / f"spool-{uuid.uuid4().hex}")
     study = start(tracker)
     for threads in (1, 2):
@@ -323,8 +321,8 @@ def _track_two_ways(uri: str, experiment: str, folder: Path) -> None:
 
 
 @pytest.mark.slow(3)
-def test_two_machines_that_are_as_fast_keep_the_older_logged_model(server, tmp_path, monkeypatch):
-    """No lock is between them: both find none, and both create one."""
+def test_of_two_logged_models_created_at_once_the_older_is_kept(server, tmp_path, monkeypatch):
+    """Machines share no lock: both find none, and both create one."""
     experiment = f"e-{uuid.uuid4().hex[:8]}"
     tracker = Tracker.open(server.uri, experiment, tmp_path / "spool")
     study, real = start(tracker), MlflowClient.create_logged_model
@@ -342,7 +340,7 @@ def test_two_machines_that_are_as_fast_keep_the_older_logged_model(server, tmp_p
 
 
 @pytest.mark.slow(1)
-def test_a_logged_model_that_somebody_deleted_comes_back_as_a_new_one(tracker):
+def test_a_deleted_logged_model_is_replaced_by_a_new_one(tracker):
     client = MlflowClient(tracker.tracking_uri)
     study = start(tracker)
     tracker.log(study, measurement("a", facts=LOADED, metrics=SPEED))
@@ -356,7 +354,7 @@ def test_a_logged_model_that_somebody_deleted_comes_back_as_a_new_one(tracker):
 
 
 def _without_logged_models(patch: pytest.MonkeyPatch) -> list[str]:
-    """Have MLflow answer as a server that is older than logged models; return what was asked."""
+    """Let MLflow answer like a server without logged models; return the list of its calls."""
     asked: list[str] = []
 
     def unknown(self, experiment_ids, filter_string=None, **more):
@@ -368,7 +366,7 @@ def _without_logged_models(patch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.slow(1)
-def test_a_store_without_them_keeps_everything_else_and_is_asked_once(tracker, uri, monkeypatch, said, spooled):
+def test_a_store_without_logged_models_gets_everything_else_and_is_asked_once(tracker, uri, monkeypatch, said, spooled):
     asked = _without_logged_models(monkeypatch)
     study = start(tracker)
     run_ids = [tracker.log(study, measurement(name, facts=LOADED, metrics=SPEED)) for name in ("a", "b")]
@@ -380,7 +378,7 @@ def test_a_store_without_them_keeps_everything_else_and_is_asked_once(tracker, u
 
 @contextmanager
 def _old_server() -> Iterator[str]:
-    """A server that lists experiments and knows nothing of logged models, as MLflow 2 did."""
+    """A server that lists experiments but has no logged models, like MLflow 2."""
 
     class Old(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -408,7 +406,7 @@ def _old_server() -> Iterator[str]:
 
 
 @pytest.mark.slow(1)
-def test_the_doctor_says_in_one_line_what_a_store_does_not_keep(uri, monkeypatch):
+def test_the_doctor_reports_what_a_store_does_not_support(uri, monkeypatch):
     from llmtrack.cli.doctor import _tracking
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)

@@ -56,7 +56,7 @@ def test_a_failure_becomes_a_failed_record_with_its_reason_in_one_line():
     assert "Traceback" in record.texts["failure.txt"]
 
 
-def test_same_as_is_finished_without_metrics():
+def test_a_covered_scenario_is_finished_without_metrics():
     record = same_as_record(
         scenario("fp16"), {"dtype": "float32 (forced on CPU)"}, "fp32", "no float16 here", STUDY, 5.0
     )
@@ -73,20 +73,20 @@ def test_a_record_survives_json(outcome):
     assert from_json(json.loads(json.dumps(to_json(record))), RunRecord) == record
 
 
-def test_the_same_outcome_is_the_same_record_and_another_is_another():
+def test_records_are_identified_by_their_outcome():
     first = scenario_record(measurement(), STUDY)
     assert scenario_record(measurement(), STUDY).record_id == first.record_id
     assert scenario_record(measurement(metrics={"loss": 1.0}), STUDY).record_id != first.record_id
 
 
-def test_numbers_of_numpy_and_broken_text_are_taken():
+def test_numpy_numbers_and_lone_surrogates_are_accepted():
     facts = {"parameters": np.int64(5), "share": np.float32(0.5), "odd": object}
     record = scenario_record(measurement(facts=facts, metrics={"loss": np.float32(2.0)}, sample_text="\ud800"), STUDY)
     assert record.params["parameters"] == 5
     json.dumps(to_json(record))
 
 
-def test_params_say_what_was_asked_and_no_more():
+def test_params_are_those_of_the_request_that_are_set():
     params = params_of(scenario())
     assert params["batch_size"] == 2
     assert params["decoding"] == "greedy"
@@ -111,18 +111,18 @@ def test_params_say_what_was_asked_and_no_more():
         ("training", ["x" * 99], f"training 11:02, study of {'x' * 40}"),
     ],
 )
-def test_a_study_is_called_by_what_it_is_of_and_when_it_began(experiment, models, expected):
+def test_a_study_is_named_by_its_models_and_start(experiment, models, expected):
     assert study_name(StudyContext(f"{experiment}-20261128-110211-3f2a", experiment), models) == expected
 
 
-def test_a_study_begins_with_the_model_that_was_asked_for():
+def test_a_starting_study_is_named_by_the_requested_model():
     study = StudyContext("precision-20261128-110211-3f2a", "precision")
     assert study_record(study, "q", {"model": "hub/m"}, 5).run_name == "precision 11:02, study of m"
 
 
 @pytest.mark.parametrize("name", ["output_digest", "corpus_digest", "calibration_digest", "digest_of_a_plugin_digest"])
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_digest_is_a_tag_and_no_param(name, ended):
+def test_a_digest_is_a_tag_not_a_param(name, ended):
     facts = {name: "0123abcd", "dtype": "float32"}
     record = (
         scenario_record(measurement(facts=facts), STUDY)
@@ -134,7 +134,7 @@ def test_a_digest_is_a_tag_and_no_param(name, ended):
     assert record.tags[f"llmtrack.digest.{name}"] == "0123abcd"
 
 
-def test_a_spread_survives_its_tag_and_what_has_no_room_is_left_out():
+def test_a_spread_survives_its_tag_up_to_the_size_limit():
     metrics = {f"spread/m{number}.{stat}": 1 / 3 for number in range(200) for stat in ("n", "ci_low")}
     own, tags = packed.split_spread({"loss": 1.0, **metrics, "spread/odd.mean": float("nan")})
     assert own == {"loss": 1.0}
@@ -155,7 +155,7 @@ def test_a_spread_survives_its_tag_and_what_has_no_room_is_left_out():
         ("of_a_plugin", 12, False),
     ],
 )
-def test_the_interval_of_a_metric_that_tables_show_is_two_metrics(name, n, are_metrics):
+def test_the_interval_of_a_shown_metric_is_two_metrics(name, n, are_metrics):
     record = scenario_record(measurement(metrics={name: 1.5}, summaries={name: replace(SUMMARY, n=n)}), STUDY)
     assert record.metrics == {name: 1.5, **({f"{name}.low": 1.4, f"{name}.high": 1.6} if are_metrics else {})}
     spread = packed.join_spread(packed.unpack(record.tags[packed.SPREAD]))
@@ -163,7 +163,7 @@ def test_the_interval_of_a_metric_that_tables_show_is_two_metrics(name, n, are_m
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": {"n": "x"}}'])
-def test_a_broken_spread_is_none(text):
+def test_an_invalid_spread_is_empty(text):
     assert packed.join_spread(packed.unpack(text)) == {}
 
 
@@ -178,7 +178,7 @@ def test_a_broken_spread_is_none(text):
         ("prompt_length", "prompt_16", "", "prompt_length/prompt_16"),
     ],
 )
-def test_a_run_is_called_by_its_experiment_and_scenario(experiment, scenario_name, remark, expected):
+def test_a_run_is_named_by_its_experiment_and_scenario(experiment, scenario_name, remark, expected):
     study = StudyContext("s", experiment)
     assert scenario_record(measurement(scenario_name), study, remark).run_name == expected
     plain = scenario_record(measurement(scenario_name), study)

@@ -35,7 +35,7 @@ def read(spool: Spool, name: str) -> Entry:
         return found
 
 
-def test_what_is_put_can_be_read_in_another_process(spool):
+def test_an_entry_can_be_read_by_another_process(spool):
     put = spool.put(entry(), {"plots/a.png": b"png"})
     again = Spool(spool.folder)
     assert again.names() == [put.name]
@@ -43,7 +43,7 @@ def test_what_is_put_can_be_read_in_another_process(spool):
     assert (again.files_of(put) / "plots/a.png").read_bytes() == b"png"
 
 
-def test_nothing_is_left_after_removal(spool):
+def test_removal_leaves_nothing(spool):
     put = spool.put(entry(), {"a.txt": b"a"})
     with spool.claim(put.name, 1) as found:
         spool.remove(found)
@@ -57,7 +57,7 @@ def test_entries_are_sorted_by_start(spool):
     assert spool.names() == [early.name, late.name]
 
 
-def test_a_replaced_entry_keeps_what_is_known_of_its_run_and_its_files(spool):
+def test_a_replaced_entry_keeps_its_run_and_files(spool):
     first = spool.put(entry(), {"a.txt": b"a"})
     spool.update(dataclasses.replace(first, attempted=True, run_id="r1"))
     spool.put(dataclasses.replace(entry(), record=dataclasses.replace(first.record, status="KILLED")))
@@ -106,7 +106,7 @@ AS_EVER = {
 
 
 @pytest.mark.parametrize("left_out", [(), ("steps",)])
-def test_an_entry_is_written_and_read_byte_for_byte_as_it_ever_was(spool, left_out):
+def test_the_stored_format_is_unchanged(spool, left_out):
     record = {key: value for key, value in AS_EVER["record"].items() if key not in left_out}
     text = json.dumps({**AS_EVER, "record": record})
     place = spool.folder / "0000000000005-r"
@@ -134,7 +134,7 @@ NEWER = [
 
 
 @pytest.mark.parametrize("content", NEWER, ids=["record", "target", "entry", "format"])
-def test_an_entry_of_a_newer_version_is_kept_for_it(spool, said, content):
+def test_an_entry_of_a_newer_version_is_left_for_it(spool, said, content):
     place = hold(spool, content)
     before = (place / "entry.json").read_bytes()
     with pytest.raises(NewerEntryError, match=r"written by a newer llmtrack \((.*colour.*|format 2)\)") as caught:
@@ -151,7 +151,7 @@ PASSING = ["EMFILE", "ENFILE", "ESTALE", "EIO", "ENOMEM", "EACCES", "ETIMEDOUT"]
 
 @pytest.mark.parametrize("name", PASSING)
 @pytest.mark.parametrize("step", ["read_bytes", "stat", "listdir"])
-def test_what_cannot_be_read_just_now_stays_and_counts(spool, said, monkeypatch, name, step):
+def test_a_temporarily_unreadable_entry_stays_and_counts(spool, said, monkeypatch, name, step):
     kept = sorted(spool.put(entry(each)).name for each in "ab")
     (spool.folder / kept[0]).touch()
     os.utime(spool.folder / kept[0], (0, 0))  # so old that a sweep would take what is not whole
@@ -179,7 +179,7 @@ def test_what_cannot_be_read_just_now_stays_and_counts(spool, said, monkeypatch,
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "{", '{"format": true}', '{"format": "2"}'])
-def test_what_was_set_aside_is_counted_until_somebody_looks(spool, said, content):
+def test_set_aside_entries_are_counted_until_they_are_removed(spool, said, content):
     bad = spool.put(entry("bad"))
     (spool.folder / bad.name / "entry.json").write_text(content)
     for _ in range(2):
@@ -191,8 +191,8 @@ def test_what_was_set_aside_is_counted_until_somebody_looks(spool, said, content
     assert len(said) == 1
 
 
-def test_a_good_record_that_was_set_aside_is_put_back(spool):
-    """As an older version did it, for a moment in which no file could be opened."""
+def test_a_readable_entry_that_was_set_aside_is_restored(spool):
+    """Older versions set entries aside when no file could be opened."""
     good = spool.put(entry())
     spool.set_aside.mkdir()
     os.replace(spool.folder / good.name, spool.set_aside / f"{good.name}-abcd1234")
@@ -219,7 +219,7 @@ def test_an_entry_is_held_by_one_process_at_a_time(spool):
     assert process.exitcode == 7
 
 
-def test_a_record_that_is_on_its_way_keeps_nobody_from_another(spool, monkeypatch):
+def test_an_entry_in_transit_does_not_block_others(spool, monkeypatch):
     monkeypatch.setattr("llmtrack.tracking.write.spool._PUT_TIMEOUT_S", 0.2)
     slow = spool.put(entry("slow"), {"checkpoint.bin": b"1"})
     other = Spool(spool.folder)
@@ -239,7 +239,7 @@ def test_a_record_that_is_on_its_way_keeps_nobody_from_another(spool, monkeypatc
     assert read(spool, again.name) == again
 
 
-def test_what_a_crash_left_of_a_removal_is_in_nobodys_way(spool):
+def test_the_remains_of_a_removal_block_nothing(spool):
     put = spool.put(entry(), {"a.txt": b"a"})
     (spool.folder / put.name / "entry.json").unlink()
     assert spool.names() == []
@@ -251,14 +251,14 @@ def test_what_a_crash_left_of_a_removal_is_in_nobodys_way(spool):
 
 
 @pytest.mark.slow(1)
-def test_two_processes_may_keep_the_same_record_at_once(spool):
+def test_processes_may_store_the_same_record_at_once(spool):
     at_once(_put_often, spool.folder)
     assert len(spool.names()) == 1
     assert not list(spool.folder.glob("new-*"))
 
 
-def test_a_record_may_be_sent_just_when_another_of_its_identity_is_kept(spool, monkeypatch):
-    """It was in the way, and is gone when one looks what was."""
+def test_a_record_may_be_sent_while_another_of_its_identity_is_stored(spool, monkeypatch):
+    """It blocks the move, and is gone before it can be locked."""
     in_the_way = iter([OSError(errno.ENOTEMPTY, "Directory not empty")])
     replace = os.replace
 
@@ -288,14 +288,14 @@ def _exit_by_claim(folder: Path, name: str) -> None:
         raise SystemExit(7 if found is None else 0)
 
 
-def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
+def test_an_unwritable_folder_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(TrackingError, match="LLMTRACK_SPOOL"):
         Spool(tmp_path / "file" / "spool").put(entry())
 
 
 @pytest.mark.parametrize("unreadable", ["file", "a" * 5_000], ids=["a file", "too long a name"])
-def test_what_cannot_be_looked_into_is_not_taken_for_empty(tmp_path, unreadable):
+def test_an_unreadable_folder_is_not_taken_for_empty(tmp_path, unreadable):
     (tmp_path / "file").write_text("")
     with pytest.raises(TrackingError, match=r"cannot list the records in .*LLMTRACK_SPOOL"):
         sync(tmp_path / unreadable)

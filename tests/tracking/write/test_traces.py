@@ -1,4 +1,4 @@
-"""What a run generated is an MLflow trace: read by MLflow's own API, from SQLite and a server, and sent exactly once."""
+"""The generations of a run are one MLflow trace, readable by MLflow's own API and sent exactly once."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def _own_address() -> Iterator[None]:
 
 @pytest.fixture(params=["sqlite", "server"])
 def there(request, tmp_path, said) -> tuple[Tracker, str]:
-    """A tracker, and an address of its store; the server is one that runs."""
+    """A tracker and the address of its store."""
     uri = request.getfixturevalue("uri") if request.param == "sqlite" else request.getfixturevalue("server").uri
     return Tracker.open(uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", said.append), uri
 
 
 @pytest.mark.slow(5)
-def test_a_generation_is_a_trace_of_its_run_and_logged_model_by_the_names_of_opentelemetry(there):
+def test_a_generation_is_a_trace_of_its_run_and_logged_model_in_opentelemetrys_names(there):
     tracker, uri = there
     study = start(tracker)
     run_id = tracker.log(study, generated())
@@ -111,7 +111,7 @@ def test_several_generations_are_spans_of_one_trace(there):
 
 @pytest.mark.slow(2)
 @pytest.mark.parametrize(("most", "spans"), [(16, 17), (2, 3), (1, 1), (0, None)])
-def test_the_number_of_generations_is_bounded_and_may_be_none(uri, tmp_path, most, spans):
+def test_the_number_of_generations_is_bounded_and_may_be_zero(uri, tmp_path, most, spans):
     tracker = Tracker.open(uri, spool=tmp_path / "spool", traces=most)
     study = start(tracker)
     made = [replace(FIRST, prompt=f"prompt {number}") for number in range(20)]
@@ -122,7 +122,7 @@ def test_the_number_of_generations_is_bounded_and_may_be_none(uri, tmp_path, mos
 
 
 @pytest.mark.slow(10)
-def test_eight_writers_at_once_leave_one_trace_of_each_run(there, tmp_path):
+def test_eight_writers_at_once_write_one_trace_per_run(there, tmp_path):
     tracker, uri = there
     at_once(_track_two_runs, uri, tracker.delivery.experiment, tmp_path, number=8)
     experiment_id = tracker.delivery.experiment_id
@@ -143,7 +143,7 @@ def _track_two_runs(uri: str, experiment: str, folder: Path) -> None:
 
 
 @pytest.mark.slow(1)
-def test_no_host_is_asked_for_prices_nor_anything_else(tracker, monkeypatch):
+def test_no_other_host_is_contacted(tracker, monkeypatch):
     def refuse(self, address):
         raise AssertionError(f"asks {address}")
 
@@ -153,13 +153,13 @@ def test_no_host_is_asked_for_prices_nor_anything_else(tracker, monkeypatch):
     assert len(read(tracker.tracking_uri, study.experiment_id, run_id)) == 1
 
 
-def test_no_credential_is_in_what_was_generated():
+def test_credentials_are_redacted_in_generations():
     made = replace(FIRST, prompt="my s3cr3t", text="your s3cr3t")
     record = replace(scenario_record(generated(), StudyContext("study-1", "precision")), generations=(made,))
     assert "s3cr3t" not in str(redacted(record, ("s3cr3t",)))
 
 
-def test_what_an_engine_does_not_tell_is_no_attribute():
+def test_unreported_values_have_no_attribute():
     record = scenario_record(generated(facts={}), StudyContext("study-1", "precision"))
     (span,) = traces.spans_of("r", replace(record, params={}, generations=(WITHOUT_STEPS,)))
     assert {key for key in span.attributes if key.startswith("gen_ai.")} == {
@@ -183,7 +183,7 @@ CALLS = [
 @pytest.mark.slow(4)
 @pytest.mark.parametrize("call", CALLS, ids=[name for _, name in CALLS])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_kill_at_any_request_leaves_one_whole_trace(there, monkeypatch, call, moment):
+def test_a_kill_at_any_request_leaves_one_complete_trace(there, monkeypatch, call, moment):
     tracker, uri = there
     study, real = start(tracker), getattr(*call)
 
@@ -204,7 +204,7 @@ def test_a_kill_at_any_request_leaves_one_whole_trace(there, monkeypatch, call, 
 
 
 @pytest.mark.slow(3)
-def test_what_was_generated_while_the_store_was_away_is_sent_by_sync(server, line, tmp_path, said):
+def test_generations_spooled_without_a_store_are_sent_by_sync(server, line, tmp_path, said):
     tracker = Tracker.open(line.uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", said.append)
     study = start(tracker)
     line.down()
@@ -216,7 +216,7 @@ def test_what_was_generated_while_the_store_was_away_is_sent_by_sync(server, lin
 
 
 @pytest.mark.slow(3)
-def test_an_older_server_is_sent_everything_else_and_the_doctor_says_so(server, tmp_path, monkeypatch):
+def test_an_older_server_gets_everything_else_and_the_doctor_reports_it(server, tmp_path, monkeypatch):
     from llmtrack.cli.doctor import _tracking
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)

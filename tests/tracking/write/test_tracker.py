@@ -155,7 +155,7 @@ def test_a_run_id_of_another_store_is_a_clear_error(uri, monkeypatch):
 
 
 @pytest.mark.slow(1)
-def test_values_over_the_limits_and_odd_names_never_end_a_run(tracker):
+def test_values_over_the_limits_and_odd_names_do_not_fail_a_run(tracker):
     odd = measurement(
         facts={"corpus": "x" * 7_000, "p@th (odd)": "\ud800", "": "empty"},
         metrics={"loss": float("nan"), "perplexity": float("inf"), "a%b": 1.0},
@@ -181,7 +181,7 @@ def test_a_record_larger_than_one_request_is_split(tracker, monkeypatch):
 
 
 @pytest.mark.slow(1)
-def test_credentials_reach_nothing_that_is_tracked(uri, tmp_path, monkeypatch, said):
+def test_credentials_are_not_tracked_anywhere(uri, tmp_path, monkeypatch, said):
     monkeypatch.setenv("SOME_API_TOKEN", "s3cr3t-s3cr3t")
     tracker = Tracker.open(uri, notify=said.append)
     study = start(tracker, settings={"tracking": "https://me:s3cr3t@host", "extra": "s3cr3t-s3cr3t"})
@@ -234,7 +234,7 @@ def test_a_crash_at_any_call_leaves_exactly_one_complete_run_after_sync(tracker,
 
 
 @pytest.mark.slow(1)
-def test_a_ghost_of_a_repeated_request_is_removed(tracker, monkeypatch):
+def test_a_duplicate_of_a_repeated_request_is_removed(tracker, monkeypatch):
     study = start(tracker)
     real = MlflowClient.create_run
 
@@ -253,7 +253,7 @@ def test_a_ghost_of_a_repeated_request_is_removed(tracker, monkeypatch):
 
 
 @pytest.mark.slow(1)
-def test_a_store_that_fails_for_a_while_loses_nothing(tracker, monkeypatch, spooled, said):
+def test_a_temporary_failure_of_the_store_loses_nothing(tracker, monkeypatch, spooled, said):
     study = start(tracker)
 
     def fail(self, *args, **kwargs):
@@ -274,7 +274,7 @@ def test_a_store_that_fails_for_a_while_loses_nothing(tracker, monkeypatch, spoo
 
 
 @pytest.mark.slow(1)
-def test_a_record_that_mlflow_refuses_does_not_keep_back_the_others(tracker, monkeypatch, said, spooled):
+def test_a_rejected_record_does_not_block_the_others(tracker, monkeypatch, said, spooled):
     study = start(tracker)
     real = MlflowClient.log_batch
 
@@ -300,7 +300,7 @@ def test_a_record_that_mlflow_refuses_does_not_keep_back_the_others(tracker, mon
     "error", [MlflowException("odd"), Exception("odd"), ValueError("odd"), OverflowError("odd"), KeyError("odd")]
 )
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_kept_record_that_fails_keeps_back_the_others_only_where_the_store_is_away(
+def test_a_failing_record_blocks_the_others_only_if_the_store_is_unreachable(
     tracker, monkeypatch, spooled, error, answers
 ):
     study = start(tracker)
@@ -333,7 +333,7 @@ def test_a_kept_record_that_fails_keeps_back_the_others_only_where_the_store_is_
 
 
 @pytest.mark.slow(1)
-def test_artifacts_that_cannot_be_stored_leave_a_complete_run_and_follow_later(tracker, monkeypatch):
+def test_artifacts_that_fail_leave_a_complete_run_and_are_sent_later(tracker, monkeypatch):
     study = start(tracker)
 
     def fail(*args):
@@ -382,7 +382,7 @@ def test_records_can_be_sent_to_another_store(tracker, monkeypatch, template_dat
     assert [run.info.run_name for run in client.search_runs([number])] == ["precision/p64"]
 
 
-def test_a_spool_without_credentials_asks_for_them(tracker, said):
+def test_missing_credentials_of_a_record_are_requested(tracker, said):
     study = start(tracker)
     tracker.delivery._client, tracker.delivery.tracking_uri = None, "http://me:pw@127.0.0.1:9"
     assert tracker.log(study, measurement()) is None
@@ -392,15 +392,15 @@ def test_a_spool_without_credentials_asks_for_them(tracker, said):
     assert "MLFLOW_TRACKING_URI" in result.problems[0]
 
 
-def test_credentials_come_back_from_the_environment(monkeypatch):
+def test_credentials_are_restored_from_the_environment(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:pw@host:5000")
     assert sync.with_credentials("http://***@host:5000") == "http://me:pw@host:5000"
     assert sync.with_credentials("http://other:5000") == "http://other:5000"
 
 
 @pytest.mark.slow(1)
-def test_a_study_that_starts_offline_is_whole_after_sync(uri, tmp_path, said):
-    """A port that nobody listens on stands for a server; its records are then sent to a database."""
+def test_a_study_that_starts_offline_is_complete_after_sync(uri, tmp_path, said):
+    """The server is a closed port; its records are then sent to a database."""
     tracker = Tracker.open("http://127.0.0.1:9", spool=tmp_path / "spool", notify=said.append)
     assert tracker.offline
     assert len(said) == 1
@@ -456,7 +456,7 @@ def test_tracking_and_reading_back_never_imports_torch(uri, tmp_path):
 
 
 @pytest.mark.slow(1)
-def test_files_that_cannot_be_stored_are_told_of_as_files_and_not_as_a_store_that_is_away(
+def test_artifacts_that_fail_are_reported_as_files_not_as_an_unreachable_store(
     tracker, monkeypatch, said, tmp_path, spooled
 ):
     study = start(tracker)
@@ -477,7 +477,7 @@ def test_files_that_cannot_be_stored_are_told_of_as_files_and_not_as_a_store_tha
 
 
 @pytest.mark.slow(2)
-def test_a_file_that_is_gone_costs_itself_alone(tracker, said, tmp_path):
+def test_a_missing_file_is_reported_and_the_rest_tracked(tracker, said, tmp_path):
     study = start(tracker)
     (tmp_path / "here.txt").write_text("here")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
