@@ -62,8 +62,8 @@ class Rotary:
     """Parameters of a decoder's attention.
 
     Attributes:
-        heads: query heads.
-        kv_heads: key and value heads.
+        heads: of queries.
+        kv_heads: of keys and values.
         frequencies: (half the head's width) radians per position.
         magnitude: factor of cosine and sine.
         scale: factor of the scores.
@@ -107,7 +107,7 @@ def fuse_attention(model: ModelProto, rotary: Rotary) -> int:
     """Fuse the attention of all layers, if each has the usual four projections and plain rotary attention between them.
 
     Returns:
-        The number of fused layers: all, or 0 (the graph is then unchanged).
+        The number of fused layers: all, or 0 with the graph unchanged.
     """
     projections = _projections(model)
     layers = sum(tensor.name.endswith(".key") for tensor in model.graph.input)

@@ -25,15 +25,7 @@ Message = TypeVar("Message", ModelProto, NodeProto, TensorProto)
 
 @dataclass(frozen=True)
 class Linear:
-    """A MatMul with a constant second input, that is, a linear layer.
-
-    Attributes:
-        node: name of its node.
-        source: name of its input tensor.
-        weight: name of its initializer.
-        result: name of its output tensor.
-        shape: (inputs, outputs) of the weight.
-    """
+    """A linear layer: names of a MatMul, its input, constant weight and output; (inputs, outputs) of the weight."""
 
     node: str
     source: str

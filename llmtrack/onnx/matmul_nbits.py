@@ -25,13 +25,7 @@ _SETTINGS = ("K", "bits", "block_size", "accuracy_level")
 
 @dataclass(frozen=True)
 class _Product:
-    """A product in blocks, and its additions.
-
-    Attributes:
-        node: the product.
-        offset: the product with the blocks' offsets (see `split_zero_points`).
-        bias: name of the added initializer, or "".
-    """
+    """A product in blocks, its product with the blocks' offsets (see `split_zero_points`), and its bias's name or ""."""
 
     node: NodeProto
     offset: NodeProto | None
@@ -61,7 +55,7 @@ def merge_products(model: ModelProto, groups: Iterable[Sequence[str]]) -> dict[s
         groups: names of results to concatenate; the caller must not read them after a merge.
 
     Returns:
-        The name of the merged result, by the first of the original results.
+        The name of each merged result, by the first of its original results.
     """
     weights = weights_of(model)
     made_by = makers_of(model)
@@ -150,12 +144,7 @@ def split_zero_points(model: ModelProto, accuracy_level: int) -> int:
     (middle - zero)`, and the second part is constant within the block: its product only needs the sum of the inputs per
     block.
 
-    Args:
-        model: modified in place.
-        accuracy_level: of the products with integer zero points that replace them.
-
-    Returns:
-        The number of split products.
+    `accuracy_level` is that of the products with integer zero points. Returns the number of split products.
     """
     weights = weights_of(model)
     replacements: dict[str, list[NodeProto]] = {}
@@ -210,12 +199,9 @@ def _block_sums(model: ModelProto, inputs: str, width: int, block: int) -> tuple
 
 
 def share_embedding(model: ModelProto) -> bool:
-    """Replace the float embedding table of a model with a tied head by lookups in the head's blocks.
+    """Replace the float embedding of a model with a tied head by lookups in the head's blocks.
 
-    Both hold the same numbers.
-
-    Returns:
-        Whether it was done: the head must be in blocks without zero points.
+    Returns whether it was possible: the head must be in blocks without zero points.
     """
     head = makers_of(model)["logits"]
     settings = settings_of(head)

@@ -88,9 +88,8 @@ class Cache:
     """Cached keys and values.
 
     Attributes:
-        values: keys and values of each layer: (rows, heads, capacity, width) each.
+        values: keys and values of each layer, (rows, heads, capacity, width).
         capacity: in tokens; 0: exactly the tokens read, reallocated in each call.
-        session: that of `binding`.
         binding: the session's inputs and outputs, with these values as its past and its present.
         angles: other bound inputs.
     """

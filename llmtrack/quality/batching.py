@@ -43,17 +43,10 @@ def in_batches(
     batch_size: int | None,
     budget: int,
 ) -> Iterator[tuple[Sequence[Row], Result]]:
-    """Score rows batch by batch; yield the rows of each batch with their result.
+    """Score rows batch by batch, reading them lazily; yield the rows of each batch with their result.
 
-    Without a batch size, each batch has as many rows as the budget allows; when memory runs out, the budget is halved
-    permanently and the batch is retried.
-
-    Args:
-        rows: in the order of scoring; consumed lazily.
-        length_of: tokens of a row.
-        score: scores a batch; its out-of-memory errors are raised only for a single row or a fixed batch size.
-        batch_size: rows per batch; None: by the budget.
-        budget: maximum tokens per batch.
+    Without a batch size, each batch has as many rows as a budget of tokens allows; when memory runs out, the budget is
+    halved permanently and the batch is retried, unless it is a single row.
     """
     source, waiting = iter(rows), list[Row]()
     while batch := _next_batch(waiting, source, length_of, batch_size, budget):

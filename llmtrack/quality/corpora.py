@@ -189,9 +189,9 @@ def _decode(data: bytes, name: str) -> str:
     return _line_feeds(text)
 
 
-def _encoding_error(data: bytes, name: str, offset: int, what: str) -> UsageError:
+def _encoding_error(data: bytes, name: str, offset: int, problem: str) -> UsageError:
     return UsageError(
-        f"corpus {name!r} {what} (byte 0x{data[offset]:02x} at offset {offset}): convert it, "
+        f"corpus {name!r} {problem} (byte 0x{data[offset]:02x} at offset {offset}): convert it, "
         f"for example with `iconv -f {_probable_encoding(data)} -t UTF-8 OLD > NEW`"
     )
 

@@ -34,7 +34,7 @@ def compare_distributions(
         reference: the engine to compare with.
         texts: read from the first on.
         max_length: maximum tokens read per text.
-        bos_rule: start token rule, as in scoring.
+        bos_rule: see `encode_text`.
         max_tokens: maximum predicted tokens over all texts.
         on_row: called after each text with the number of tokens compared so far.
 

@@ -31,12 +31,9 @@ class Quality:
     Attributes:
         loss: token-weighted mean negative log-likelihood in nats, over all documents or windows.
         loss_stderr: its standard error, by bootstrap over documents or blocks of the stream; None if there is only one.
-        perplexity: exp(loss).
         word_perplexity: exp of the nats per white-space separated word of the predicted text; infinity without words.
         bits_per_byte: bits per UTF-8 byte of the predicted text; None if it is empty, too.
-        tokens_scored: predicted tokens.
-        bytes_scored: UTF-8 bytes of the original text that they cover.
-        words_scored: words of that text.
+        tokens_scored: predicted tokens; the other `..._scored` are of the text that they cover.
         unknown_tokens_scored: predicted tokens for text outside of the vocabulary.
         bytes_without_token: bytes of the kept text that no token represents.
         tokens_truncated: tokens omitted: of documents longer than `max_length`, or of the stream after `max_tokens`.
@@ -46,8 +43,8 @@ class Quality:
         tokens_read: tokens read of each row of each batch; the last token of a row is only predicted.
         documents_scored: documents with at least one predicted token; None in `rolling`.
         documents_skipped: documents of one token, which predict nothing; None in `rolling`.
-        windows_scored: windows over the stream; None in `documents`.
-        items: results of the first documents, in the order of the text; empty in `rolling`.
+        windows_scored: None in `documents`.
+        items: results of the first documents; empty in `rolling`.
     """
 
     loss: float
@@ -171,11 +168,11 @@ def cut_warnings(quality: Quality, task: PerplexityTask) -> tuple[str, ...]:
 def join_scores(scored: Sequence[Scored]) -> Scored:
     """Join the scores of several batches."""
     return Scored(
-        rows=tuple(row for each in scored for row in each.rows),
-        nats=tuple(nats for each in scored for nats in each.nats),
-        tokens=tuple(count for each in scored for count in each.tokens),
-        losses=tuple(loss for each in scored for loss in each.losses),
-        read=tuple(batch for each in scored for batch in each.read),
+        rows=tuple(row for batch in scored for row in batch.rows),
+        nats=tuple(nats for batch in scored for nats in batch.nats),
+        tokens=tuple(count for batch in scored for count in batch.tokens),
+        losses=tuple(loss for batch in scored for loss in batch.losses),
+        read=tuple(tokens for batch in scored for tokens in batch.read),
     )
 
 
@@ -187,7 +184,6 @@ class Drift:
         kl_divergence: mean over tokens of KL(reference || model) in nats.
         top1_agreement: share of tokens (0 to 1) after which both find the same next token most likely.
         perplexity_ratio: perplexity of the model over that of the reference, on these tokens.
-        tokens: tokens that were compared.
         loss_stderr: standard error of the difference of mean losses in nats, by bootstrap over the texts; None for one
             text.
         kl_stderr: standard error of `kl_divergence`, likewise.
@@ -248,7 +244,7 @@ def drift_of(rows: Sequence[RowSums]) -> Drift:
 def stderr_of_ratio(sums: Sequence[float], counts: Sequence[int]) -> float | None:
     """Estimate the standard error of `sum(sums) / sum(counts)` by bootstrap; None for fewer than two blocks.
 
-    Blocks (documents, or stretches of a stream) are drawn with replacement, and the ratio is computed over each draw as
+    Blocks (documents, or parts of a stream) are drawn with replacement, and the ratio is computed over each draw as
     a whole: tokens within a block are correlated and are not resampled individually. The result is deterministic.
 
     Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), chapters 6 and 8.

@@ -44,10 +44,9 @@ _PLENTY = 2**62
 
 @dataclass(frozen=True)
 class Batch:
-    """The result of scoring one batch.
+    """The result of scoring one batch, numbered from 1.
 
     Attributes:
-        number: 1 for the first batch.
         of: number of batches; an estimate while the text is still being tokenized.
         loss: mean negative log-likelihood of its predicted tokens in nats.
         tokens: predicted tokens.
@@ -64,13 +63,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A text ready to be scored.
-
-    Attributes:
-        text: totals and digests.
-        rows: in the order of scoring.
-        numbers: of each row in the text, from 0.
-    """
+    """A text ready to be scored: its rows in the order of scoring, and the number of each in the text, from 0."""
 
     text: Text
     rows: Sequence[Row]
@@ -155,7 +148,7 @@ def score_documents(
         engine: a loaded engine.
         texts: the documents.
         max_length: maximum tokens scored per document; the rest is cut and counted.
-        bos_rule: start token rule; see `llmtrack.quality.encoding.encode_text`.
+        bos_rule: see `llmtrack.quality.encoding.encode_text`.
         batch_size: documents per batch; None: as many as fit into memory.
         padding_side: `right` or `left`.
         on_batch: called after each batch.
@@ -194,7 +187,7 @@ def score_rolling(
         texts: the parts of the stream.
         max_length: maximum tokens read to predict one.
         stride: new tokens of each window after the first; 0: `max_length`.
-        bos_rule: start token rule; see `llmtrack.quality.encoding.encode_text`.
+        bos_rule: see `llmtrack.quality.encoding.encode_text`.
         max_tokens: maximum tokens of the stream, the prefix included; 0: all.
         batch_size: windows per batch; None: as many as fit into memory.
         padding_side: `right` or `left`; only a batch with the first window can need pads.
@@ -223,7 +216,7 @@ def score_rolling(
 def _prepare_documents(engine: Engine, texts: Sequence[str], max_length: int, bos_rule: str) -> Prepared:
     """Turn documents into rows, longest first."""
     encoded = [encode_text(engine, text, bos_rule, keep=max_length) for text in texts]
-    scorable = [each for each in encoded if each.predicted]
+    scorable = [document for document in encoded if document.predicted]
     if not scorable:
         raise ScenarioError(
             "no document has two tokens, so there is nothing to predict: use longer texts", kind="unsupported"
@@ -235,10 +228,10 @@ def _prepare_documents(engine: Engine, texts: Sequence[str], max_length: int, bo
         "documents",
         scorable,
         len(rows),
-        lost=sum(each.lost for each in encoded),
-        cut=sum(each.cut for each in encoded),
+        lost=sum(document.lost for document in encoded),
+        cut=sum(document.cut for document in encoded),
         skipped=len(encoded) - len(scorable),
-        names=_names(texts, [each.predicted > 0 for each in encoded]),
+        names=_names(texts, [document.predicted > 0 for document in encoded]),
     )
     return Prepared(text, rows, order)
 
@@ -301,9 +294,6 @@ def _score_rows(
     """Score rows, longest first, batch by batch; number them from 0 in this order.
 
     `number_of_rows` may be an estimate while they are being read.
-
-    Raises:
-        ScenarioError: there is no row, a batch does not fit into memory, or a loss is not finite.
     """
     source = iter(rows)
     first = next(source, None)

@@ -57,7 +57,7 @@ def merge(parts: Sequence[Part]) -> Quality:
         raise ScenarioError(
             "workers tokenized or batched the text differently: give all of them the same model, tokenizer and text"
         )
-    scored = join_scores(_each_once([part.batches for part in parts], first.of, "batches, workers scored"))
+    scored = join_scores(_collect([part.batches for part in parts], first.of, "batches, workers scored"))
     if sorted(scored.rows) != list(range(first.text.rows)):
         raise ScenarioError(f"workers scored {len(scored.rows)} of {first.text.rows} rows: measure again")
     return quality_of(first.text, scored)
@@ -72,12 +72,12 @@ def merge_drift(parts: Sequence[Compared]) -> Drift:
     first = parts[0]
     if any((part.all_rows, part.ids_digest) != (first.all_rows, first.ids_digest) for part in parts):
         raise ScenarioError("workers tokenized the text differently: give all of them the same tokenizer and text")
-    return drift_of(_each_once([part.sums for part in parts], first.all_rows, "rows, workers compared"))
+    return drift_of(_collect([part.sums for part in parts], first.all_rows, "rows, workers compared"))
 
 
-def _each_once(parts: Sequence[Mapping[int, T]], of: int, what: str) -> list[T]:
+def _collect(parts: Sequence[Mapping[int, T]], of: int, description: str) -> list[T]:
     """Order the pieces of several workers by their numbers from 0; refuse missing ones and duplicates."""
     pieces = {number: piece for part in parts for number, piece in part.items()}
     if len(pieces) != sum(map(len, parts)) or set(pieces) != set(range(of)):
-        raise ScenarioError(f"of {of} {what} {sorted(pieces)}: measure again")
+        raise ScenarioError(f"of {of} {description} {sorted(pieces)}: measure again")
     return [pieces[number] for number in range(of)]

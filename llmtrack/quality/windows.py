@@ -63,9 +63,6 @@ def plan_windows(tokens: int, max_length: int, stride: int, given: int = 1) -> t
         stride: new tokens of each window after the first.
         given: tokens at the beginning that are not scored.
 
-    Returns:
-        The windows in order; none if there is nothing to predict.
-
     Raises:
         UsageError: `max_length` or `stride` is under 1, `stride` is over `max_length`, which would leave tokens
             unpredicted, or a window does not reach past the given tokens.
@@ -103,7 +100,7 @@ class Stream:
         tokenized: returns all tokens; blocks until they are available.
         plan: covers them with windows.
         guess: the tokens of the beginning, if scoring starts with them.
-        expected: the number of windows implied by the guess.
+        expected: the number of windows that the guess implies.
     """
 
     def __init__(self, tokenized: Callable[[], Encoded], plan: Plan, guess: Encoded | None, expected: int) -> None:

@@ -158,12 +158,8 @@ def build_isolated(
 ) -> dict[str, Any]:
     """Fill a folder in a separate process, which isolates memory and crashes.
 
-    Args:
-        action: for messages.
-        model: for messages.
-        folder: the folder to fill.
-        work: a function of a module that the child process can import; returns facts for the manifest.
-        arguments: its arguments.
+    `work` is a function of a module that the child process can import, and returns facts for the manifest; action and
+    model are for messages.
 
     Raises:
         ScenarioError: it failed.

@@ -37,12 +37,7 @@ _PARTS = (_SCRIPT, "conversion/", "gguf-py/gguf/")
 
 
 def gguf_of(folder: ModelFolder, quantization: str, options: Sequence[tuple[str, Scalar]] = ()) -> Path:
-    """Return a GGUF file of a model folder; convert it if necessary.
-
-    Args:
-        folder: the model.
-        quantization: name of a recipe, or `none`: float32.
-        options: of the variant, from which the recipe's are selected.
+    """Return a GGUF file of a model folder, quantized by a recipe or in float32 (`none`); convert it if necessary.
 
     Raises:
         MissingDependencyError: the converter is not available.

@@ -26,13 +26,7 @@ RANGES = np.linspace(1.05, 0.7, 12)
 
 @dataclass(frozen=True)
 class Rounded:
-    """A weight (inputs, outputs) in 4 bits: `(steps - zeros) * scales`.
-
-    Attributes:
-        steps: (inputs, outputs), from 0 to 15.
-        scales: (blocks, outputs).
-        zeros: (blocks, outputs), zero points.
-    """
+    """A weight in 4 bits, `(steps - zeros) * scales`: (inputs, outputs) steps, (blocks, outputs) scales and zeros."""
 
     steps: NDArray[np.uint8]
     scales: NDArray[np.float32]
@@ -40,12 +34,9 @@ class Rounded:
 
 
 def gptq(weight: Array, products: Array, block_size: int) -> Rounded:
-    """Round a weight to 4 bits in blocks, minimizing the change of the layer's output.
+    """Round an (inputs, outputs) weight to 4 bits in blocks, minimizing the change of the layer's output.
 
-    Args:
-        weight: (inputs, outputs).
-        products: (inputs, inputs) products of the layer's inputs, summed over tokens.
-        block_size: inputs that share a scale.
+    `products` are (inputs, inputs) products of the layer's inputs, summed over tokens.
     """
     inputs, outputs = weight.shape
     rest = weight.astype(np.float64)

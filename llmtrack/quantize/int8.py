@@ -97,7 +97,7 @@ RECIPES = (
     _recipe(
         "int8-dynamic",
         "onnx",
-        "weights and activations of linear layers, 8 bits, ranges taken from each call",
+        "weights and activations of linear layers, 8 bits, activation ranges per call",
         "int8",
         apply,
         Dynamic,
@@ -107,7 +107,7 @@ RECIPES = (
     _recipe(
         "int8-per-token",
         "onnx",
-        "weights and activations of linear layers, 8 bits, a scale for each token; channels smoothed first",
+        "weights and activations of linear layers, 8 bits, a scale per token; channels smoothed first",
         "int8",
         apply_per_token,
         PerToken,
@@ -116,7 +116,7 @@ RECIPES = (
     _recipe(
         "int8-static",
         "onnx",
-        "weights and activations of linear layers, 8 bits, ranges fixed by calibration",
+        "weights and activations of linear layers, 8 bits, activation ranges fixed by calibration",
         "int8",
         partial(apply, static=True),
         Static,
@@ -126,7 +126,7 @@ RECIPES = (
     _recipe(
         "int8-mixed",
         "onnx",
-        "as int8-dynamic; the layers that lose by it, and the head, as int8-weight-only",
+        "as int8-dynamic; the most sensitive layers, and the head, as int8-weight-only",
         "int8",
         partial(apply, mixed=True),
         Mixed,

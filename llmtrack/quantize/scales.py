@@ -26,11 +26,7 @@ def scale_by_column(quantized: ModelProto, base: ModelProto) -> None:
     """Requantize the weights of linear layers with one scale per column.
 
     ONNX Runtime does the same, but loops over the columns of all weights in Python, which takes half of the
-    quantization time of a small model.
-
-    Args:
-        quantized: the output of ONNX Runtime for `base` with one scale per weight; modified in place.
-        base: the float graph.
+    quantization time of a small model. `quantized` is its output for `base` with one scale per weight.
     """
     weights = graph.weights_of(base)
     results = graph.weights_of(quantized)
@@ -45,11 +41,7 @@ def scale_by_column(quantized: ModelProto, base: ModelProto) -> None:
 def by_column(
     weight: NDArray[np.float32], data_type: int
 ) -> tuple[NDArray[np.integer], NDArray[np.float32], NDArray[np.integer]]:
-    """Quantize a weight with a scale and a zero point per column.
-
-    Args:
-        weight: (inputs, outputs).
-        data_type: `TensorProto.INT8` or `TensorProto.UINT8`.
+    """Quantize an (inputs, outputs) weight to `TensorProto.INT8` or `TensorProto.UINT8` with a scale per column.
 
     Returns:
         (inputs, outputs) integers, (outputs,) scales, and (outputs,) zero points, the middle of the integers.
@@ -70,12 +62,7 @@ def scale_by_token(model: ModelProto, nodes: Collection[str], signed: bool) -> N
 
     `DynamicQuantizeLinear` takes one range for all tokens of a call, which a single token with an outlier determines.
     Here each token is divided by its largest value first, so that all share the range from -1 to 1, and the product is
-    multiplied by that value again: rows are independent of their batch.
-
-    Args:
-        model: modified in place.
-        nodes: names of the MatMuls.
-        signed: whether weights are stored as signed bytes.
+    multiplied by that value again: rows are independent of their batch. Weights are signed or unsigned bytes.
     """
     layers = [layer for layer in graph.linears(model) if layer.node in nodes]
     weights = graph.weights_of(model)

@@ -47,13 +47,7 @@ DYNAMIC, STATIC = Rounding("dynamic"), Rounding("static")
 
 @dataclass(frozen=True)
 class LayerError:
-    """The output error of quantizing one linear layer alone.
-
-    Attributes:
-        node: name of the layer.
-        error: mean over tokens of squared error over squared output (the inverse of a signal-to-noise ratio).
-        parameters: size of the layer's weight.
-    """
+    """The output error of quantizing one linear layer alone; see `layer_error`."""
 
     node: str
     error: float
@@ -67,12 +61,7 @@ class LayerError:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One step of the search.
-
-    Attributes:
-        left_out: number of excluded layers.
-        loss: mean negative log-likelihood on the calibration text, in nats.
-    """
+    """A step of the search: a number of excluded layers, and its loss on the calibration text in nats."""
 
     left_out: int
     loss: float
@@ -220,15 +209,10 @@ def quantize_activation(values: Array, low: float, high: float) -> Array:
 
 
 def layer_error(rows: Sequence[Array], weight: Array, rounding: Rounding) -> float:
-    """Average squared error over squared output of one quantized linear layer over tokens.
+    """Average squared error over squared output (the inverse of a signal-to-noise ratio) over a layer's tokens.
 
     All tokens are weighted equally; otherwise a token with a huge activation would hide the errors of all others that
-    share its range.
-
-    Args:
-        rows: the layer's inputs, one array (tokens, inputs) per call.
-        weight: (inputs, outputs).
-        rounding: how the layer is rounded.
+    share its range. `rows` are the layer's inputs, one (tokens, inputs) array per call.
     """
     rounded = quantize_weight(weight, rounding.bits, rounding.block_size)
     overall = min(float(x.min()) for x in rows), max(float(x.max()) for x in rows)
@@ -255,13 +239,8 @@ def fewest_left_out(loss_without: Callable[[int], float], layers: int, bound: fl
     Tries none, a sixteenth of the layers, then doubles until the bound holds, then bisects down to an eighth of the
     number: each attempt costs a pass over the calibration text.
 
-    Args:
-        loss_without: loss with so many of the worst layers excluded.
-        layers: number of layers.
-        bound: maximum loss, in nats.
-
     Returns:
-        The number, and the attempts in order. `layers`, untried, if nothing less keeps the bound.
+        The number, and the attempts in order; `layers`, untried, if nothing less keeps the bound.
     """
     attempts: list[Attempt] = []
 

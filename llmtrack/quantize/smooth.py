@@ -20,11 +20,9 @@ Array = NDArray[np.float32]
 
 
 def smooth(model: ModelProto, ranges: Mapping[str, Array]) -> int:
-    """Balance the range of channels between layer inputs and weights; return the number of smoothed inputs.
+    """Balance the range of channels between layer inputs (see `channel_ranges`) and weights, in place.
 
-    Args:
-        model: modified in place, to an equivalent float model.
-        ranges: of the inputs to smooth; see `channel_ranges`.
+    Returns the number of smoothed inputs.
     """
     graph.name_shared_weights(model)
     weights = graph.weights_of(model)

@@ -26,7 +26,7 @@ def _torchao() -> Any:
         ) from error
 
 
-def check_card(model: Any, capability: tuple[int, int], what: str) -> None:
+def check_card(model: Any, capability: tuple[int, int], feature: str) -> None:
     """Check that a model is on a GPU of a compute capability.
 
     Raises:
@@ -39,14 +39,14 @@ def check_card(model: Any, capability: tuple[int, int], what: str) -> None:
     if actual is None or actual < capability:
         here = KINDS[device.type].title if actual is None else f"this GPU ({actual[0]}.{actual[1]})"
         raise ScenarioError(
-            f"{what} need a GPU of compute capability {capability[0]}.{capability[1]} or more, which {here} is not: "
+            f"{feature} need a GPU of compute capability {capability[0]}.{capability[1]} or more, which {here} is not: "
             "choose another recipe",
             kind="unsupported",
         )
 
 
 def _apply(
-    config: Callable[[Any], Any], model: Any, capability: tuple[int, int] | None = None, what: str = ""
+    config: Callable[[Any], Any], model: Any, capability: tuple[int, int] | None = None, feature: str = ""
 ) -> dict[str, Scalar]:
     """Quantize the linear layers of a model; return their numbers.
 
@@ -60,7 +60,7 @@ def _apply(
 
     torchao = _torchao()
     if capability is not None:
-        check_card(model, capability, what)
+        check_card(model, capability, feature)
     torchao.quantize_(model, config(torchao))
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     quantized = [module for module in linear if is_traceable_wrapper_subclass(module.weight)]
@@ -119,7 +119,7 @@ RECIPES = (
         "torch",
         "weights of linear layers, 4 bits in blocks of 128 (torchao)",
         "int4",
-        partial(_apply, _int4_weight_only, capability=AMPERE, what="4-bit weights of the torch backend"),
+        partial(_apply, _int4_weight_only, capability=AMPERE, feature="4-bit weights of the torch backend"),
         computes="bfloat16",
         capability=AMPERE,
     ),
@@ -128,7 +128,7 @@ RECIPES = (
         "torch",
         "weights of linear layers, 8-bit floats, a scale per output (torchao)",
         "float8",
-        partial(_apply, _float8_weight_only, capability=ADA, what=_FLOAT8),
+        partial(_apply, _float8_weight_only, capability=ADA, feature=_FLOAT8),
         computes="bfloat16",
         capability=ADA,
     ),
@@ -137,7 +137,7 @@ RECIPES = (
         "torch",
         "weights and activations of linear layers, 8-bit floats, scales per row (torchao)",
         "float8",
-        partial(_apply, _float8_dynamic, capability=ADA, what=_FLOAT8),
+        partial(_apply, _float8_dynamic, capability=ADA, feature=_FLOAT8),
         computes="bfloat16",
         arithmetic="float8",
         rounds_activations=True,

@@ -110,14 +110,7 @@ def in_blocks(
 
 
 def round_by_gptq(model: ModelProto, base: ModelProto, block_size: int, rows: Sequence[Sequence[int]]) -> None:
-    """Round the 4-bit weights of a graph again, by GPTQ.
-
-    Args:
-        model: blocks of 4 bits with zero points; modified in place.
-        base: the float graph.
-        block_size: weights that share a scale.
-        rows: calibration text.
-    """
+    """Round the 4-bit blocks with zero points of a graph again, by GPTQ, on rows of a calibration text."""
     from onnx import numpy_helper
 
     from llmtrack.onnx import graph
@@ -183,7 +176,7 @@ RECIPES = (
     _recipe(
         "int4-hqq",
         "onnx",
-        "as int4-weight-only, with zero points by half-quadratic quantization, which need not be whole numbers",
+        "as int4-weight-only, with fractional zero points by half-quadratic quantization (HQQ)",
         "int4",
         partial(_apply, bits=4, method=HQQ),
         HqqBlocks,
@@ -192,7 +185,7 @@ RECIPES = (
     _recipe(
         "int4-gptq",
         "onnx",
-        "as int4-weight-only, with whole zero points, each weight rounded to make up for the errors of those before it (GPTQ)",
+        "as int4-weight-only, with integer zero points, each weight compensating the rounding errors before it (GPTQ)",
         "int4",
         partial(_apply, bits=4, method=GPTQ),
         GptqBlocks,
@@ -201,7 +194,7 @@ RECIPES = (
     _recipe(
         "int4-mixed",
         "onnx",
-        "as int4-gptq; the layers that lose by it, and the head, 8 bits in blocks",
+        "as int4-gptq; the most sensitive layers, and the head, 8 bits in blocks",
         "int4",
         partial(_apply, bits=4, method=GPTQ),
         MixedBlocks,

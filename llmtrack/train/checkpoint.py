@@ -51,13 +51,7 @@ def save(
 ) -> Path:
     """Write a checkpoint into a training folder after a step; return its path.
 
-    Args:
-        folder: the training folder.
-        step: completed steps.
-        model: a transformers model.
-        tokenizer: its tokenizer.
-        optimizer: of its weights.
-        state: JSON-ready data to resume from.
+    `state` is JSON-ready data to resume from.
 
     Raises:
         ModelLoadError: the disk is full.

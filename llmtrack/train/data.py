@@ -22,14 +22,14 @@ PAD = 0
 
 @dataclass(frozen=True)
 class Split:
-    """A corpus in two parts; `how` is `document` or `contiguous`."""
+    """A corpus in two parts; `method` is `document` or `contiguous`."""
 
     train: tuple[str, ...]
     validation: tuple[str, ...]
-    how: str
+    method: str
 
 
-def split_texts(texts: Sequence[str], share: float, how: str = "auto") -> Split:
+def split_texts(texts: Sequence[str], share: float, method: str = "auto") -> Split:
     """Hold out a share of the characters, before tokenization, so that no window spans both parts.
 
     - `document`: hold out whole documents, those with the smallest digests first, up to the share. The assignment of a
@@ -41,20 +41,20 @@ def split_texts(texts: Sequence[str], share: float, how: str = "auto") -> Split:
     Neither depends on a seed: models trained with different seeds share the held-out text.
 
     Raises:
-        UsageError: `share` is not between 0 and 1, `how` is unknown, or a side would be empty.
+        UsageError: `share` is not between 0 and 1, `method` is unknown, or a side would be empty.
     """
     if not 0 < share < 1:
         raise UsageError(f"validation share {share:g} is not possible: use more than 0 and less than 1")
-    if how not in SPLITS:
-        raise UsageError(f"no split {how!r}: use {', '.join(SPLITS)}")
-    if how == "auto":
-        how = "document" if len(set(texts)) > 1 else "contiguous"
-    train, validation = (_by_document if how == "document" else _contiguous)(texts, share)
+    if method not in SPLITS:
+        raise UsageError(f"no split {method!r}: use {', '.join(SPLITS)}")
+    if method == "auto":
+        method = "document" if len(set(texts)) > 1 else "contiguous"
+    train, validation = (_by_document if method == "document" else _contiguous)(texts, share)
     if not train or not validation:
         raise UsageError(
-            f"the corpus cannot be split by {how}: one side would be empty; use a longer text, or split=contiguous"
+            f"the corpus cannot be split by {method}: one side would be empty; use a longer text, or split=contiguous"
         )
-    return Split(tuple(train), tuple(validation), how)
+    return Split(tuple(train), tuple(validation), method)
 
 
 def _by_document(texts: Sequence[str], share: float) -> tuple[list[str], list[str]]:
@@ -98,13 +98,8 @@ class TrainingWindow:
 def plan_training_windows(tokens: int, length: int, stride: int = 0) -> tuple[TrainingWindow, ...]:
     """Cover a stream with windows.
 
-    Every token after the first is the target of at least one window; with `stride` equal to `length`, of exactly one.
-    Only the last window can be shorter than `length`. A stream of fewer than two tokens has no window.
-
-    Args:
-        tokens: length of the stream.
-        length: tokens that a window reads.
-        stride: tokens between the beginnings of windows; 0: `length`.
+    Every token after the first is the target of at least one window; with `stride` equal to `length` or 0, of exactly
+    one. Only the last window can be shorter than `length`. A stream of fewer than two tokens has no window.
 
     Raises:
         UsageError: `length` is under 1, or `stride` is not 0 to `length`: a larger one would skip tokens.

@@ -35,8 +35,8 @@ def flops_per_token(matrix_parameters: int, layers: int, width: int, length: int
     Source: A. Chowdhery et al., PaLM (2022), appendix B.
 
     Args:
-        matrix_parameters: parameters of matrix products, including the head, excluding embedding lookups.
-        layers: number of attention layers.
+        matrix_parameters: including the head, excluding embedding lookups.
+        layers: of attention.
         width: heads times the width of a head.
         length: tokens of a window.
     """
@@ -46,12 +46,8 @@ def flops_per_token(matrix_parameters: int, layers: int, width: int, length: int
 def counted_flops_per_token(model: Any, length: int) -> float:
     """Count the floating-point operations per trained token with PyTorch, over one window's forward and backward pass.
 
-    Counts what `flops_per_token` estimates, with attention as two whole products whatever kernel computes it. Gradients
-    and random state are restored.
-
-    Args:
-        model: a causal language model; temporarily in `eval()`, so that nothing random happens.
-        length: tokens of a window.
+    Counts what `flops_per_token` estimates, with attention as two products whatever kernel computes it. Gradients and
+    random state are preserved; the model is temporarily in `eval()`, without dropout.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -48,10 +48,9 @@ class State:
         evaluated: step of the last evaluation, -1 before the first.
         loss: validation loss of the last evaluation.
         best_step: step of the lowest validation loss, from 1; 0 before the first evaluation after a step.
-        best_loss: that loss.
         worse: consecutive evaluations without improvement.
         tokens: targets trained on.
-        seconds: time of the steps.
+        seconds: of all steps.
     """
 
     step: int = 0
@@ -150,7 +149,7 @@ def fit(
         model: a causal language model of transformers, on its device.
         optimizer: of its parameters.
         batches: `settings.accumulate` of them make a step.
-        settings: the steps and how to do them.
+        settings: see `TrainTask`.
         state: where to resume; modified in place.
         hooks: callbacks.
         clock: in seconds.
@@ -218,14 +217,7 @@ def train_step(
 ) -> tuple[float, float]:
     """Update the weights once, unless loss or gradient are not finite; return the loss and the gradient's norm.
 
-    Args:
-        model: a causal language model in `train()`.
-        optimizer: of its parameters.
-        parts: batches whose gradients are accumulated.
-        rate: learning rate.
-        clip_norm: maximum norm of the gradient; 0: not clipped.
-        autocast: creates the context of the forward pass.
-        nll: loss of a batch, including the forward pass.
+    The gradients of all `parts` are accumulated, and clipped to `clip_norm`; 0: not clipped.
     """
     device = next(model.parameters()).device
     tokens = sum(part.tokens for part in parts)
@@ -236,7 +228,7 @@ def train_step(
         # Normalize by the tokens of the whole step: a mean of means would overweight the tokens of a short batch.
         (total / tokens).backward()
         loss += total.detach() / tokens
-    weights = [each for group in optimizer.param_groups for each in group["params"]]
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     norm = torch.nn.utils.clip_grad_norm_(weights, clip_norm or math.inf)
     values: list[float] = torch.stack([loss.float(), norm.to(device).float()]).tolist()
     if all(map(math.isfinite, values)):
@@ -285,8 +277,8 @@ def _evaluate(model: Any, state: State, hooks: Hooks) -> None:
 
 
 def _not_finite(state: State, loss: float, norm: float, rate: float) -> str:
-    what = f"loss ({loss})" if not math.isfinite(loss) else f"norm of the gradient ({norm})"
+    value = f"loss ({loss})" if not math.isfinite(loss) else f"norm of the gradient ({norm})"
     return (
-        f"the {what} of step {state.step + 1} is not finite, at learning rate {rate:.2g}: use a smaller learning rate, "
+        f"the {value} of step {state.step + 1} is not finite, at learning rate {rate:.2g}: use a smaller learning rate, "
         "more warmup_steps, a smaller clip_norm, or dtype=float32"
     )

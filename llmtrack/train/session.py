@@ -287,7 +287,7 @@ def _facts(session: Session, corpus: Corpus, label: str) -> dict[str, Scalar]:
         "corpus": corpus.name,
         "corpus_digest": corpus.digest,
         "corpus_blank_rows": corpus.blank,
-        "split": session.split.how,
+        "split": session.split.method,
         "start": "scratch" if starts_from_scratch(session.variant.model, session.task.start) else "weights",
         "train_windows": len(session.dataset),
         "compile": session.compile,

@@ -24,7 +24,7 @@ TEXT = st.text("ab \n", min_size=1, max_size=40).filter(str.strip)
 @given(st.lists(TEXT, min_size=2, max_size=12, unique=True), st.floats(0.01, 0.99))
 def test_each_document_is_on_one_side_in_order(texts, share):
     split = split_texts(texts, share, "document")
-    assert split.how == "document"
+    assert split.method == "document"
     assert split.train
     assert split.validation
     assert sorted(split.train + split.validation) == sorted(texts)
@@ -57,7 +57,7 @@ def test_the_held_out_share_is_about_the_requested_one():
     assert sum(map(len, split_texts(texts, 0.1).validation)) == 0.1 * 200 * 100
     document = "\n".join(texts)
     split = split_texts([document], 0.1)
-    assert split.how == "contiguous"
+    assert split.method == "contiguous"
     assert "".join(split.train + split.validation) == document
     assert 0.09 < len(split.validation[0]) / len(document) <= 0.11
     assert split.train[0].endswith("\n")
@@ -86,7 +86,7 @@ def test_no_held_out_token_is_in_a_training_window():
 
 
 @pytest.mark.parametrize(
-    ("texts", "share", "how", "says"),
+    ("texts", "share", "method", "message"),
     [
         (["a", "b"], 0.0, "auto", "share 0 is not possible"),
         (["a", "b"], 1.0, "auto", "share 1 is not possible"),
@@ -95,9 +95,9 @@ def test_no_held_out_token_is_in_a_training_window():
         (["x"], 0.5, "contiguous", "one side would be empty"),
     ],
 )
-def test_an_impossible_split_is_refused(texts, share, how, says):
-    with pytest.raises(UsageError, match=says):
-        split_texts(texts, share, how)
+def test_an_impossible_split_is_refused(texts, share, method, message):
+    with pytest.raises(UsageError, match=message):
+        split_texts(texts, share, method)
 
 
 def test_the_target_is_the_input_shifted_by_one():
