@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -85,6 +86,14 @@ class DevicesOption(Checked):
 @dataclass(frozen=True)
 class TorchOptions(ThreadOption, CompileOption, DevicesOption):
     """Options of the torch backend."""
+
+
+def refuse_combined(variant: Variant, names: Sequence[str], option: str, remedy: str) -> None:
+    """Reject a variant that sets one of the named options, which another option excludes."""
+    settings = {"quantization": variant.quantization} | dict(variant.options)
+    for name in names:
+        if settings.get(name, "none") != "none":
+            raise UsageError(f"{option} cannot be combined with {name}: use {name}=none, or {remedy}")
 
 
 def loaded_as(variant: Variant) -> Variant:

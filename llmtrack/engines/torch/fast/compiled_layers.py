@@ -55,8 +55,8 @@ def repeated_layers(body: Any) -> list[Any]:
 
 def _outermost_lists(module: Any) -> Iterator[torch.nn.ModuleList]:
     """Yield the module lists that are not nested in another one (as those of experts are)."""
-    for child in module.children():
-        if isinstance(child, torch.nn.ModuleList):
-            yield child
+    for submodule in module.children():
+        if isinstance(submodule, torch.nn.ModuleList):
+            yield submodule
         else:
-            yield from _outermost_lists(child)
+            yield from _outermost_lists(submodule)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmtrack.devices import kind_of, require_tried, resolve_device
-from llmtrack.errors import UsageError
+from llmtrack.engines.options import refuse_combined
 from llmtrack.models.folder import model_folder
 from llmtrack.spec.scenario import Variant
 
@@ -21,10 +21,7 @@ def load_spread(variant: Variant, load: Callable[[Variant], Any]) -> Any:
     Raises:
         UsageError: an incompatible option is set.
     """
-    others = {"quantization": variant.quantization, "compile": "none"} | dict(variant.options)
-    for name in ("quantization", "compile"):
-        if others[name] != "none":
-            raise UsageError(f"device_map cannot be combined with {name}: use {name}=none, or device_map=none")
+    refuse_combined(variant, ("quantization", "compile"), "device_map", "device_map=none")
     device = resolve_device(variant.device)
     require_tried(device, "device_map")
     kind = kind_of(device)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from llmtrack.devices import devices, kind_of, require_tried, resolve_device
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Operations, Tokenized
+from llmtrack.engines.options import refuse_combined
 from llmtrack.errors import ScenarioError, UsageError, in_words
 from llmtrack.host.processes import child_environment, when_parent_ends
 from llmtrack.models.folder import model_folder
@@ -45,10 +46,7 @@ def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
         UsageError: there are too few cards, or an incompatible option is set.
         ScenarioError: a rank could not load its shard.
     """
-    others = {"quantization": variant.quantization, "compile": "none", "device_map": "none"} | dict(variant.options)
-    for name in ("quantization", "compile", "device_map"):
-        if others[name] != "none":
-            raise UsageError(f"tensor_parallel cannot be combined with {name}: use {name}=none, or tensor_parallel=1")
+    refuse_combined(variant, ("quantization", "compile", "device_map"), "tensor_parallel", "tensor_parallel=1")
     device = resolve_device(variant.device)
     require_tried(device, "tensor_parallel")
     kind = kind_of(device)
