@@ -1,6 +1,6 @@
-"""The known answers of the timing: a script with round numbers and the metrics worked out by hand.
+"""Known answers of the timing: scripts with round numbers, and their metrics worked out by hand.
 
-Kept apart from the tests, since the mutation tests run the same checks against damaged copies of the code.
+The mutation tests run the same checks against damaged copies of the code.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def request(rows: int, prompt_tokens: int, new_tokens: int) -> GenerateRequest:
 
 
 def check_profiles(timing: ModuleType) -> None:
-    """Every metric of both profiles at both batch sizes, and nothing besides."""
+    """Exactly these metrics, for both profiles at both batch sizes."""
     for (prefill, step, rows, prompt_tokens, new_tokens), expected in BY_HAND.values():
         engine = ScriptedEngine(FakeClock(1000.0), Script(prefill, step))
         result = run(timing, engine, request(rows, prompt_tokens, new_tokens))
@@ -113,14 +113,14 @@ def check_profiles(timing: ModuleType) -> None:
 
 
 def check_warmup_is_not_counted(timing: ModuleType) -> None:
-    """A slow first call is warm-up: it appears nowhere."""
+    """A slow first call is the warm-up."""
     engine = ScriptedEngine(FakeClock(), Script(9.0, 1.0), Script(0.030, 0.005))
     result = run(timing, engine, request(1, 4, 5))
     assert result.samples["total_latency_s"] == pytest.approx([0.050] * 3)
 
 
 def check_repeats_are_separate(timing: ModuleType) -> None:
-    """Repeats of different speed: each sample is that repeat's own."""
+    """Each sample belongs to one repeat."""
     engine = ScriptedEngine(
         FakeClock(), Script(0.03, 0.005), Script(0.03, 0.005), Script(0.05, 0.010), Script(0.07, 0.020)
     )
@@ -131,8 +131,8 @@ def check_repeats_are_separate(timing: ModuleType) -> None:
     assert result["total_latency_s"] == pytest.approx(0.070)
 
 
-def check_device_work_is_waited_for(timing: ModuleType) -> None:
-    """Work that goes on after the last token belongs to the call, and not to the next one."""
+def check_device_work_is_awaited(timing: ModuleType) -> None:
+    """Device work after the last token belongs to its call, not to the next one."""
     engine = ScriptedEngine(FakeClock(), Script(0.030, 0.005, trailing_s=0.010))
     result = run(timing, engine, request(1, 4, 5))
     assert result.samples["total_latency_s"] == pytest.approx([0.060] * 3)
@@ -176,7 +176,7 @@ def check_several_calls_make_one_repeat(timing: ModuleType) -> None:
 
 
 def check_work_before_the_call_is_not_counted(timing: ModuleType) -> None:
-    """The device may still be busy with something else when the call comes."""
+    """The device may still be busy with other work when the call begins."""
     clock = FakeClock()
     engine = ScriptedEngine(clock, Script(0.030, 0.005))
     engine.leave_device_busy(0.5)
@@ -188,7 +188,7 @@ CHECKS = (
     check_profiles,
     check_warmup_is_not_counted,
     check_repeats_are_separate,
-    check_device_work_is_waited_for,
+    check_device_work_is_awaited,
     check_pads_are_not_counted,
     check_several_calls_make_one_repeat,
     check_work_before_the_call_is_not_counted,

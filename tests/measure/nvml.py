@@ -1,4 +1,4 @@
-"""A card that answers as NVML does, with counters that a test sets."""
+"""A substitute for `pynvml` with counters set by a test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ScriptedNvml:
-    """The functions of `pynvml` that are used; what is not set is not supported."""
+    """The functions of `pynvml` in use; those without an answer are unsupported."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
@@ -16,10 +16,10 @@ class ScriptedNvml:
         if not name.startswith("nvmlDevice"):
             raise AttributeError(name)
 
-        def answer(handle: str, *more: int) -> Any:
+        def answer(handle: str, *arguments: int) -> Any:
             assert handle == "handle"
-            found = self.answers[name]  # KeyError: as NVMLError_NotSupported
-            return found[more[0]] if isinstance(found, dict) else found
+            value = self.answers[name]  # KeyError: as NVMLError_NotSupported
+            return value[arguments[0]] if isinstance(value, dict) else value
 
         return answer
 

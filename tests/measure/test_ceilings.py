@@ -1,4 +1,4 @@
-"""What a device can do is measured once, kept by what it depends on, and believed for a while."""
+"""Ceilings of a device: how they are measured, and cached by what they depend on."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def _own_folder(monkeypatch, tmp_path):
 
 
 def counting(*values):
-    left = list(values)
-    return lambda: left.pop(0)
+    remaining = list(values)
+    return lambda: remaining.pop(0)
 
 
-def test_a_ceiling_is_measured_once_for_each_name_and_device(monkeypatch):
+def test_a_ceiling_is_measured_once_per_name_and_device(monkeypatch):
     measure = counting(1.0, 2.0, 3.0)
     assert [ceilings.cached_ceiling("cpu", "copies", measure) for _ in range(3)] == [1.0, 1.0, 1.0]
     assert ceilings.cached_ceiling("cpu", "products", measure) == 2.0
@@ -35,13 +35,13 @@ def test_a_ceiling_is_measured_once_for_each_name_and_device(monkeypatch):
     assert ceilings.cached_ceiling("cpu", "copies", measure) == 3.0
 
 
-def test_threads_are_part_of_what_a_cpu_can_do(monkeypatch):
-    one = ceilings.device_id("cpu")
+def test_ceilings_of_a_cpu_depend_on_its_threads(monkeypatch):
+    before = ceilings.device_id("cpu")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert ceilings.device_id("cpu") != one
+    assert ceilings.device_id("cpu") != before
 
 
-def test_an_old_one_is_measured_anew(monkeypatch):
+def test_an_expired_ceiling_is_remeasured(monkeypatch):
     measure = counting(1.0, 2.0)
     ceilings.cached_ceiling("cpu", "copies", measure)
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + ceilings.LIFETIME_S + 1)
@@ -49,7 +49,7 @@ def test_an_old_one_is_measured_anew(monkeypatch):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"value": 5}', '{"value": -1, "measured_at": 0}', "null"])
-def test_a_damaged_file_is_no_ceiling(content):
+def test_a_damaged_file_is_ignored(content):
     ceilings.cached_ceiling("cpu", "copies", counting(1.0))
     (file,) = ceilings.folder().iterdir()
     file.write_text(content)
@@ -59,7 +59,7 @@ def test_a_damaged_file_is_no_ceiling(content):
 
 @pytest.fixture
 def busy(monkeypatch):
-    """Let other programs take such shares of the CPU time while a ceiling is measured, one after the other."""
+    """Set the shares of CPU time that other programs take during successive measurements."""
 
     def set_shares(*shares):
         readings = []
@@ -71,28 +71,28 @@ def busy(monkeypatch):
     return set_shares
 
 
-def test_what_is_measured_on_a_busy_machine_is_in_doubt_and_not_kept(busy):
+def test_a_ceiling_of_a_busy_machine_is_doubtful_and_not_cached(busy):
     busy(0.4, 0.05)
     assert ceilings.cached_ceiling("cpu", "copies", counting(1.0)) == 1.0
     assert ceilings.doubts("cpu") == "copies: other programs took 40% of the CPU time when it was measured"
     assert ceilings.doubts("cuda:0") == ""
-    # Of another process, on a quiet machine.
+    # In another process, on a quiet machine.
     ceilings._DOUBTS.clear()
     assert ceilings.cached_ceiling("cpu", "copies", counting(2.0)) == 2.0
     assert ceilings.cached_ceiling("cpu", "copies", counting()) == 2.0
     assert ceilings.doubts("cpu") == ""
 
 
-@pytest.mark.parametrize(("measured", "found", "in_doubt"), [(1.0, 2.0, False), (3.0, 3.0, True)])
-def test_a_busy_machine_never_tells_less_than_was_kept_however_old(busy, monkeypatch, measured, found, in_doubt):
+@pytest.mark.parametrize(("measured", "expected", "in_doubt"), [(1.0, 2.0, False), (3.0, 3.0, True)])
+def test_a_busy_machine_never_lowers_a_cached_ceiling(busy, monkeypatch, measured, expected, in_doubt):
     busy(0.0, 0.4)
     ceilings.cached_ceiling("cpu", "copies", counting(2.0))
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + ceilings.LIFETIME_S + 1)
-    assert ceilings.cached_ceiling("cpu", "copies", counting(measured)) == found
+    assert ceilings.cached_ceiling("cpu", "copies", counting(measured)) == expected
     assert bool(ceilings.doubts("cpu")) is in_doubt
 
 
-def test_without_a_place_to_keep_it_it_is_measured_each_time(monkeypatch, tmp_path):
+def test_without_a_cache_folder_it_is_measured_each_time(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(ceilings, "folder", lambda: tmp_path / "file")
     assert [ceilings.cached_ceiling("cpu", "copies", measure) for measure in (counting(1.0), counting(2.0))] == [
@@ -102,13 +102,13 @@ def test_without_a_place_to_keep_it_it_is_measured_each_time(monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int8"])
-def test_a_rate_of_matrix_products_is_measured_in_each_arithmetic(monkeypatch, name):
+def test_the_rate_is_measured_in_each_arithmetic(monkeypatch, name):
     monkeypatch.setattr(ceilings, "FIRST_SIDE", 32)
     monkeypatch.setattr(ceilings, "SIDE", 64)
     assert ceilings.measure_rate("cpu", name) > 0
 
 
-def test_the_rate_is_that_of_the_largest_product_that_was_made(monkeypatch):
+def test_the_rate_is_that_of_the_largest_product(monkeypatch):
     # 512: 1 ms, 1024: 8 ms, 2048: 64 ms, which is enough: 2 x 2048^3 / 0.064.
     monkeypatch.setattr(ceilings, "free_memory", lambda device: 10_000 * MIB)
     monkeypatch.setattr(ceilings, "_product_seconds", lambda device, dtype, side: 0.001 * (side / 512) ** 3)
@@ -123,17 +123,17 @@ def test_the_rate_is_the_best_of_all_sizes(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
-def test_products_multiply_as_a_linear_layer_does(monkeypatch, dtype):
+def test_products_include_the_layout_of_a_linear_layer(monkeypatch, dtype):
     """A CPU without bfloat16 multiplies ten times faster with a transposed right factor: the rate must see that order."""
     orders = []
     for name in ("mm", "_int_mm"):
         monkeypatch.setattr(torch, name, lambda left, right, out=None: orders.append(right.is_contiguous()))
-    for act in ceilings._products("cpu", dtype, 32):
-        act()
+    for call in ceilings._products("cpu", dtype, 32):
+        call()
     assert False in orders
 
 
-def test_matrices_are_smaller_where_memory_is_short():
+def test_matrices_are_smaller_if_memory_is_short():
     assert ceilings.largest_side(100_000 * MIB, "cpu") == 4096
     assert ceilings.largest_side(100_000 * MIB, "cuda:0") == 8192
     assert ceilings.largest_side(96 * MIB, "cpu") == 1024  # 3 x 4 MiB in an eighth
@@ -141,16 +141,16 @@ def test_matrices_are_smaller_where_memory_is_short():
         ceilings.largest_side(20 * MIB, "cpu")
 
 
-def test_an_arithmetic_that_is_not_known_has_no_rate():
+def test_an_unknown_arithmetic_has_no_rate():
     with pytest.raises(ScenarioError, match="no matrix product in int3"):
         ceilings.measure_rate("cpu", "int3")
 
 
-def described(root: Path, *caches: tuple[int, str, str]) -> Path:
-    """Make the description of CPUs that each have the same small cache and share the others: level, CPUs, size."""
+def describe_caches(root: Path, *caches: tuple[int, str, str]) -> Path:
+    """Write the sysfs description of four CPUs with an own first-level cache and shared ones: level, CPUs, size."""
     for cpu in range(4):
-        own = (1, str(cpu), "48K")
-        for index, (level, shared, size) in enumerate((own, *caches)):
+        first_level = (1, str(cpu), "48K")
+        for index, (level, shared, size) in enumerate((first_level, *caches)):
             if str(cpu) not in shared:
                 continue
             folder = root / f"cpu{cpu}" / "cache" / f"index{index}"
@@ -161,20 +161,20 @@ def described(root: Path, *caches: tuple[int, str, str]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("caches", "held", "buffer"),
+    ("caches", "total", "buffer"),
     [
         ([(2, "0,1", "1024K"), (3, "0,1,2,3", "8192K")], 8, 64),  # a laptop: 2 x 64 MiB instead of 2 x 256
         ([(3, "0,1", "16384K"), (3, "2,3", "16384K")], 32, 128),  # each pair of cores has its own
-        ([(3, "0,1,2,3", "307200K")], 300, 256),  # as virtual machines tell of their host's
+        ([(3, "0,1,2,3", "307200K")], 300, 256),  # as virtual machines report of their host
         ([(2, "0,1,2,3", "2048K")], 2, 64),  # no third level
     ],
 )
-def test_a_buffer_is_four_times_the_last_caches_and_256_mib_at_most(tmp_path, caches, held, buffer):
-    assert last_caches_bytes(described(tmp_path, *caches)) == held * MIB
-    assert beyond_cache(held * MIB) == buffer * MIB
+def test_the_buffer_is_four_times_the_last_caches_and_at_most_256_mib(tmp_path, caches, total, buffer):
+    assert last_caches_bytes(describe_caches(tmp_path, *caches)) == total * MIB
+    assert beyond_cache(total * MIB) == buffer * MIB
 
 
-def test_where_the_caches_are_not_known_the_buffer_is_the_largest(tmp_path):
-    (tmp_path / "cpu0" / "cache" / "index0").mkdir(parents=True)  # a description without a word
+def test_without_known_caches_the_buffer_is_the_largest(tmp_path):
+    (tmp_path / "cpu0" / "cache" / "index0").mkdir(parents=True)  # an empty description
     assert last_caches_bytes(tmp_path) == 0
     assert beyond_cache(0) == 256 * MIB

@@ -1,4 +1,4 @@
-"""A model that computes no numbers is found before it is timed, whatever the engine; one that is only odd is not."""
+"""NaN and infinite logits end a timing, whatever the engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def timed(engine, prompts, warmup=1, repeats=2, **settings):
 @pytest.mark.parametrize("warmup", [0, 1])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_logits_that_are_not_finite_end_an_arm(warmup, value, side):
+def test_non_finite_logits_end_an_arm(warmup, value, side):
     table = torch.zeros(300, 300)
     table[B] = value
     result = timed(bigram_engine(table), ((A,), (A, B)), warmup, padding_side=side)
@@ -51,21 +51,21 @@ def test_logits_that_are_not_finite_end_an_arm(warmup, value, side):
         ("float32 (forced on CPU)", "look for damaged weights"),
     ],
 )
-def test_another_dtype_is_advised_only_where_its_range_is_what_may_be_left(label, remedy):
+def test_another_dtype_is_advised_only_for_float16(label, remedy):
     engine = ScriptedEngine(FakeClock(), Script(1.0, 1.0))
     engine._info = replace(engine.info, dtype_label=label)
     assert str(not_finite("the loss is", engine)) == f"the loss is not finite in {label}: {remedy}"
 
 
-def test_what_only_the_output_runs_into_is_found_too():
+def test_non_finite_logits_of_the_output_are_detected():
     table = chain((A, B), size=300)
     table[B] = math.nan
     assert isinstance(timed(bigram_engine(table), ((A,),)), ScenarioError)
-    # The last token of an output is nobody's context.
+    # The last token of an output is not context for any other.
     assert not isinstance(timed(bigram_engine(chain((A, B), size=300)), ((A,),)), Exception)
 
 
-def test_what_only_the_prompt_runs_into_is_found_too():
+def test_non_finite_logits_of_the_prompt_are_detected():
     table = torch.zeros(300, 300)
     table[A] = math.nan
     result = timed(bigram_engine(table), ((A, B),))
@@ -81,11 +81,11 @@ def test_what_only_the_prompt_runs_into_is_found_too():
     ],
     ids=["constant", "very low", "masked entries of the vocabulary"],
 )
-def test_odd_logits_are_no_fault(table):
+def test_odd_but_sound_logits_are_accepted(table):
     assert not isinstance(timed(bigram_engine(table), ((A,), (A, B))), Exception)
 
 
-def test_one_arm_fails_and_the_others_go_on():
+def test_a_non_finite_arm_does_not_affect_others():
     table = torch.zeros(300, 300)
     table[B] = math.nan
     policy = RepeatPolicy(warmup=1, min_repeats=1, min_seconds=0, max_repeats=1)
@@ -96,7 +96,7 @@ def test_one_arm_fails_and_the_others_go_on():
 
 
 class Plugin(ScriptedEngine):
-    """An engine of another package: its logits are whatever it says."""
+    """An engine of another package that shifts its logits; None: it exposes none."""
 
     def __init__(self, value: float | None) -> None:
         super().__init__(FakeClock(), Script(0.1, 0.1))
@@ -108,17 +108,17 @@ class Plugin(ScriptedEngine):
         return super().next_token_logits(ids) + self.value
 
 
-def test_an_engine_of_another_package_is_looked_at_in_the_same_place():
+def test_engines_of_other_packages_are_checked():
     assert not isinstance(timed(Plugin(0.0), ((A,),)), Exception)
     assert timed(Plugin(math.nan), ((A,),)).kind == "non_finite"
 
 
-def test_an_engine_that_shows_no_logits_is_timed_and_that_is_said():
+def test_an_engine_without_logits_is_timed_with_a_warning():
     result = timed(Plugin(None), ((A,),))
     assert any("does not expose them" in warning for warning in result.warnings)
 
 
-def test_looking_takes_no_time_that_counts():
+def test_the_check_is_not_timed():
     engine = ScriptedEngine(FakeClock(), Script(0.1, 0.1))
     policy = RepeatPolicy(warmup=1, min_repeats=2, min_seconds=0, max_repeats=2)
     ((_, result),) = time_arms(engine, {"": Arm((GenerateRequest(((A,),), 4),), policy)}, engine.clock)
@@ -126,7 +126,7 @@ def test_looking_takes_no_time_that_counts():
     assert result["total_latency_s"] == pytest.approx(0.4)
 
 
-def test_drift_from_or_of_what_is_not_finite_is_refused():
+def test_drift_of_non_finite_logits_is_rejected():
     good, bad = ScriptedEngine(FakeClock(), Script(0.1, 0.1)), Plugin(math.nan)
     for pair in ((good, bad), (bad, good)):
         with pytest.raises(ScenarioError, match="not finite") as caught:
@@ -134,7 +134,7 @@ def test_drift_from_or_of_what_is_not_finite_is_refused():
         assert caught.value.kind == "non_finite"
 
 
-def test_a_vocabulary_masked_in_both_has_a_finite_drift():
+def test_drift_of_equally_masked_vocabularies_is_finite():
     masked = bigram_engine(torch.zeros(300, 300).index_fill_(1, torch.arange(200, 300), -math.inf))
     drift = compare_distributions(masked, masked, ["ab"])
     assert (drift.kl_divergence, drift.perplexity_ratio) == (0.0, 1.0)

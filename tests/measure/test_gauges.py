@@ -1,4 +1,4 @@
-"""Counters of devices: what they say, and what follows from it, by numbers worked out by hand."""
+"""Device counters and the energy of calls, by numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write(root, **files):
         file.write_text(f"{text}\n")
 
 
-def test_a_card_says_all_that_nvml_knows():
+def test_all_nvml_counters_are_read():
     card = NvmlGauge(
         ScriptedNvml(
             nvmlDeviceGetName=b"NVIDIA H100",
@@ -38,12 +38,12 @@ def test_a_card_says_all_that_nvml_knows():
     reading = card.read()
     assert card.name == "NVML, NVIDIA H100"
     assert (reading.energy_j, reading.clock_mhz, reading.temperature_c) == (2500, 1980, 61)
-    assert reading.reasons == {"its power cap", "heat"}, "an idle card is not held back"
+    assert reading.reasons == {"its power cap", "heat"}, "idling is not throttling"
     assert reading.slowed_s == {"its power cap": 3.0, "heat": 0.1}
     assert reading.others == {77}
 
 
-def test_what_a_card_or_an_old_driver_does_not_tell_is_absent():
+def test_counters_unsupported_by_a_card_or_driver_are_absent():
     old = ScriptedNvml(nvmlDeviceGetName="Tesla K80", nvmlDeviceGetCurrentClocksThrottleReasons=0x20)
     reading = NvmlGauge(old, "handle").read()
     assert reading.reasons == {"heat"}
@@ -51,17 +51,17 @@ def test_what_a_card_or_an_old_driver_does_not_tell_is_absent():
     assert (reading.slowed_s, reading.others) == ({}, frozenset())
 
 
-def test_the_energy_of_a_part_of_a_card_is_not_known():
+def test_the_energy_of_a_mig_instance_is_unknown():
     card = ScriptedNvml(nvmlDeviceGetTotalEnergyConsumption=1000)
     assert NvmlGauge(card, "handle", whole_card=False).read().energy_j is None
 
 
-def test_without_the_package_or_the_driver_there_is_no_gauge(monkeypatch):
+def test_without_package_or_driver_there_is_no_gauge(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gauges.open_card("cuda:0") is None
 
 
-def test_a_cpu_says_what_linux_shows(tmp_path):
+def test_all_linux_cpu_counters_are_read(tmp_path):
     rapl, cpus = "sys/class/powercap/intel-rapl", "sys/devices/system/cpu"
     write(
         tmp_path,
@@ -114,7 +114,7 @@ def rapl(root, limit=262_143_328_850, **names):
 DIES = {"z0": "package-0-die-0", "z0_0": "dram", "z1": "package-0-die-1", "z1_0": "dram"}
 
 
-def test_two_names_of_one_counter_count_once(tmp_path):
+def test_two_zones_of_one_counter_count_once(tmp_path):
     rapl(tmp_path, **DIES)
     show(tmp_path, z0=7_000_000, z0_0=500, z1=7_000_000, z1_0=500)
     gauge = CpuGauge(tmp_path)
@@ -122,13 +122,13 @@ def test_two_names_of_one_counter_count_once(tmp_path):
     first = gauge.read()
     show(tmp_path, z0=57_000_000, z0_0=8_000_500, z1=57_000_000, z1_0=8_000_500)
     assert gauge.read().energy_j - first.energy_j == pytest.approx(50 + 8)
-    # Both begin anew at their limit.
+    # Both wrap at their limit.
     show(tmp_path, z0=1_000_000, z0_0=8_000_500, z1=1_000_000, z1_0=8_000_500)
     assert gauge.read().energy_j - first.energy_j == pytest.approx(262_143.32885 + 1 - 7 + 8)
 
 
-@pytest.mark.parametrize("begin", [7_000_000, 9_000_000], ids=["that begin alike", "that differ"])
-def test_counters_of_their_own_are_added_up(tmp_path, begin):
+@pytest.mark.parametrize("begin", [7_000_000, 9_000_000], ids=["equal at first", "different"])
+def test_different_counters_are_summed(tmp_path, begin):
     rapl(tmp_path, z0="package-0-die-0", z1="package-0-die-1")
     show(tmp_path, z0=7_000_000, z1=begin)
     gauge = CpuGauge(tmp_path)
@@ -140,7 +140,7 @@ def test_counters_of_their_own_are_added_up(tmp_path, begin):
 
 
 @pytest.mark.parametrize("limit", [None, 0, "none"])
-def test_a_counter_that_begins_anew_nobody_knows_where_tells_no_energy_and_why(tmp_path, limit):
+def test_energy_across_a_wrap_at_an_unknown_limit_is_unknown(tmp_path, limit):
     rapl(tmp_path, limit, z0="package-0")
     show(tmp_path, z0=262_143_000_000)
     gauge = CpuGauge(tmp_path)
@@ -150,16 +150,16 @@ def test_a_counter_that_begins_anew_nobody_knows_where_tells_no_energy_and_why(t
     wrapped = gauge.read()
     assert wrapped.energy_j is None
     assert energy_of([(first, wrapped)], 0.001) is None
-    (said,), passing = device_warnings("cpu", [(first, wrapped)])
-    assert said.startswith("energy is unknown: the counter of package-0 began anew, and where it does (")
-    assert not passing
-    # From there on it is known again.
+    (warning,), temporary = device_warnings("cpu", [(first, wrapped)])
+    assert warning.startswith("energy is unknown: the counter of package-0 began anew, and where it does (")
+    assert not temporary
+    # Afterwards it is known.
     before = gauge.read()
     show(tmp_path, z0=80_000_000)
     assert gauge.read().energy_j - before.energy_j == pytest.approx(30)
 
 
-def test_a_counter_that_goes_away_is_said(tmp_path):
+def test_a_vanished_counter_is_reported(tmp_path):
     rapl(tmp_path, z0="package-0")
     show(tmp_path, z0=5)
     gauge = CpuGauge(tmp_path)
@@ -167,7 +167,7 @@ def test_a_counter_that_goes_away_is_said(tmp_path):
     assert gauge.read().energy_unknown.endswith("energy_uj cannot be read any more")
 
 
-def test_a_quota_of_version_1_is_read_in_nanoseconds(tmp_path):
+def test_quota_of_control_groups_version_1_is_in_nanoseconds(tmp_path):
     write(
         tmp_path,
         **{
@@ -179,7 +179,7 @@ def test_a_quota_of_version_1_is_read_in_nanoseconds(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
-def test_counters_that_may_not_be_read_are_absent(tmp_path):
+def test_unreadable_counters_are_absent(tmp_path):
     write(
         tmp_path,
         **{
@@ -191,7 +191,7 @@ def test_counters_that_may_not_be_read_are_absent(tmp_path):
     assert CpuGauge(tmp_path).read().energy_j is None
 
 
-def test_a_machine_that_shows_nothing_says_nothing(tmp_path):
+def test_a_machine_without_counters(tmp_path):
     reading = CpuGauge(tmp_path).read()
     assert (reading.energy_j, reading.clock_mhz, reading.slowed_s, reading.slowed_times) == (
         None,
@@ -201,7 +201,7 @@ def test_a_machine_that_shows_nothing_says_nothing(tmp_path):
     )
 
 
-def test_energy_by_hand():
+def test_energy_of_two_calls():
     # 300 J in 2 s and 330 J in 2 s, of a counter that moves every 0.1 s.
     calls = [(GaugeReading(0, 1000), GaugeReading(2, 1300)), (GaugeReading(5, 1800), GaugeReading(7, 2130))]
     energy = energy_of(calls, 0.1)
@@ -210,15 +210,15 @@ def test_energy_by_hand():
     assert energy.idle_share(1000) == 1
 
 
-@pytest.mark.parametrize(("seconds", "calls", "told"), [
+@pytest.mark.parametrize(("seconds", "calls", "reported"), [
     (2.0, 1, True),    # 0.1 / 2: 5 %
     (1.9, 1, False),
     (1.0, 4, True),    # 0.1 / (1 x 2): 5 %
     (0.9, 4, False),
     (0.1, 9, False),
 ])  # fmt: skip
-def test_energy_is_told_where_the_counter_is_fine_enough(seconds, calls, told):
-    assert (energy_of([(GaugeReading(0, 0), GaugeReading(seconds, 100))] * calls, 0.1) is not None) is told
+def test_energy_is_reported_if_the_counter_is_fine_enough(seconds, calls, reported):
+    assert (energy_of([(GaugeReading(0, 0), GaugeReading(seconds, 100))] * calls, 0.1) is not None) is reported
 
 
 @pytest.mark.parametrize("calls", [
@@ -227,5 +227,5 @@ def test_energy_is_told_where_the_counter_is_fine_enough(seconds, calls, told):
     [(GaugeReading(0, 1), GaugeReading(9, 2)), (GaugeReading(10, 2), GaugeReading(19))],
     [(GaugeReading(0, 5), GaugeReading(9, 5))],
 ])  # fmt: skip
-def test_energy_that_is_not_told_is_not_guessed(calls):
+def test_incomplete_or_constant_readings_give_no_energy(calls):
     assert energy_of(calls, 0.1) is None

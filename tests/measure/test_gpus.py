@@ -1,4 +1,4 @@
-"""The card behind a device: CUDA hides and reorders cards, and the driver's tool knows nothing of it."""
+"""The card of a torch device: CUDA hides and reorders cards, which nvidia-smi ignores."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ OWN, PARENT, NOBODY = "own", "parent", "nobody"
     (ALIKE, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ()),
     (ALIKE, {"CUDA_VISIBLE_DEVICES": "GPU-bbbb-2,GPU-aaaa-0"}, (2, 0)),
     (ALIKE, {"CUDA_VISIBLE_DEVICES": "GPU-c"}, (3,)),
-    (ALIKE, {"CUDA_VISIBLE_DEVICES": "GPU-aa"}, ()),  # which of two?
+    (ALIKE, {"CUDA_VISIBLE_DEVICES": "GPU-aa"}, ()),  # ambiguous
     (ALIKE, {"CUDA_VISIBLE_DEVICES": "GPU-gone,1"}, ()),
-    (UNLIKE, {}, ()),  # by speed, which the driver does not tell
+    (UNLIKE, {}, ()),  # by speed, which the driver does not report
     (UNLIKE, BUS, (0, 1)),
     (UNLIKE, BUS | {"CUDA_VISIBLE_DEVICES": "1"}, (1,)),
     (UNLIKE, {"CUDA_VISIBLE_DEVICES": "1"}, ()),
@@ -55,11 +55,11 @@ OWN, PARENT, NOBODY = "own", "parent", "nobody"
     ((), {"CUDA_VISIBLE_DEVICES": "0"}, ()),
     ((), {}, ()),
 ])  # fmt: skip
-def test_what_cuda_shows(known, environ, numbers):
+def test_visible_cards(known, environ, numbers):
     assert visible_cards(environ, known) == tuple(known[number] for number in numbers)
 
 
-# By a shell: a path with a space cannot stand behind `#!`.
+# Through a shell: a path with a space cannot follow `#!`.
 FAKE = """#!/bin/sh
 exec "{python}" - "$@" <<'END'
 import sys
@@ -94,7 +94,7 @@ def four_cards(tmp_path, monkeypatch):
 
 @pytest.mark.slow(1)
 @pytest.mark.usefixtures("four_cards")
-def test_the_card_that_is_used_is_the_one_that_is_asked_about(monkeypatch):
+def test_the_warning_is_about_the_card_in_use(monkeypatch):
     monkeypatch.setattr(system, "pid_namespace", lambda: HOST)
     assert [card.uuid for card in cards()] == list(UUIDS)
     assert cards()[1].instances == ("MIG-1111",)
@@ -104,7 +104,7 @@ def test_the_card_that_is_used_is_the_one_that_is_asked_about(monkeypatch):
     assert "1 other process(es) use the GPU NVIDIA A (GPU-cccc-3): stop them" in warning
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert gpu_warning("cuda:0") == gpu_warning("cuda") == (warning,)
-    assert gpu_warning("cuda:3") == (), "no such device is shown"
+    assert gpu_warning("cuda:3") == (), "that device is hidden"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-cccc")
     assert gpu_warning("cuda:0") == (warning,)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -112,20 +112,20 @@ def test_the_card_that_is_used_is_the_one_that_is_asked_about(monkeypatch):
 
 
 @pytest.mark.usefixtures("four_cards")
-def test_what_torch_tells_of_its_device_comes_first(monkeypatch):
+def test_torchs_uuid_takes_precedence(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert card_of("cuda:0", "CCCC-3").uuid == "GPU-cccc-3"
     assert card_of("cuda:0", "dddd-4") is None
 
 
-def test_without_the_tool_nothing_is_known(monkeypatch, tmp_path):
+def test_without_nvidia_smi_nothing_is_known(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cards() == ()
     assert gpu_warning("cuda:0") == ()
 
 
 @pytest.mark.usefixtures("four_cards")
-def test_the_machine_is_described_by_the_cards_that_are_shown(monkeypatch):
+def test_the_machine_is_described_by_its_visible_cards(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"name of {device}")
     monkeypatch.setattr(machine, "torch_uuid", lambda device: None)
@@ -143,7 +143,7 @@ def test_the_machine_is_described_by_the_cards_that_are_shown(monkeypatch):
     ([["[N/A]"]], None),
     ([["8.9"], ["12.0"], ["9.0"]], (12, 0)),
 ])  # fmt: skip
-def test_the_highest_capability_of_the_cards(monkeypatch, answer, expected):
+def test_the_highest_capability_counts(monkeypatch, answer, expected):
     monkeypatch.setattr(gpus, "query_driver", lambda *options: answer)
     assert gpus.capability() == expected
 
@@ -152,22 +152,22 @@ def test_the_highest_capability_of_the_cards(monkeypatch, answer, expected):
     (HOST, {OWN}, set()),
     (HOST, {OWN, PARENT}, {PARENT}),
     (HOST, {OWN, NOBODY}, {NOBODY}),  # it has just ended
-    (HOST, {NOBODY}, set()),  # this process by another number, for all that is known
+    (HOST, {NOBODY}, set()),  # possibly this process under another number
     (HOST, {PARENT, NOBODY}, {PARENT}),
     ("", {NOBODY}, set()),
     (CONTAINER, {NOBODY}, set()),
-    (CONTAINER, {PARENT}, set()),  # another process of the machine has the number, too
-    (CONTAINER, {OWN, PARENT}, {PARENT}),  # the driver tells the container's numbers
+    (CONTAINER, {PARENT}, set()),  # another process of the machine may have this number
+    (CONTAINER, {OWN, PARENT}, {PARENT}),  # the driver reports the container's numbers
     (CONTAINER, set(), set()),
 ])  # fmt: skip
-def test_pids_are_compared_within_one_world_only(monkeypatch, namespace, listed, others):
-    # The process of a test may be a fork of the one that read this file.
+def test_pids_are_compared_within_one_namespace_only(monkeypatch, namespace, listed, others):
+    # A test may run in a fork of the process that read this file.
     pids = {OWN: os.getpid(), PARENT: os.getppid(), NOBODY: 2**22 + 1}
     monkeypatch.setattr(system, "pid_namespace", lambda: namespace)
     assert other_pids(pids[name] for name in listed) == {pids[name] for name in others}
 
 
-def test_workers_of_the_same_study_are_no_others(monkeypatch):
+def test_workers_of_the_same_study_are_not_other_processes(monkeypatch):
     """Two processes of one parent: a worker, with what it started, and a stranger."""
     wait = "import subprocess, sys, time; print('up', flush=True); time.sleep(600)"
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {wait!r}])"
@@ -181,9 +181,7 @@ def test_workers_of_the_same_study_are_no_others(monkeypatch):
         (rank,) = psutil.Process(started["worker"].pid).children()
         monkeypatch.setattr(os, "getppid", os.getpid)
         monkeypatch.setattr(system, "pid_namespace", lambda: HOST)
-        monkeypatch.setattr(
-            os, "getpid", lambda: 1
-        )  # this process is the study, and asked as one of its workers would be
+        monkeypatch.setattr(os, "getpid", lambda: 1)  # act as a worker; this process is the study
         assert other_pids([1, rank.pid, *(each.pid for each in started.values())]) == {started["stranger"].pid}
     finally:
         for each in started.values():

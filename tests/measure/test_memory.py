@@ -1,4 +1,4 @@
-"""A batch that cannot be held is refused by context and memory, before anything of it is made."""
+"""Batches beyond the context or the memory are rejected before they are built."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def engine(context=None):
         (3, 10, 6, {"padded": 64}, 3 * 70 * (32 + 10)),
     ],
 )
-def test_the_least_that_a_batch_takes(rows, prompt, new, settings, needed):
+def test_a_batch_needs_its_tokens_and_cache(rows, prompt, new, settings, needed):
     check_batch(engine().info, rows, prompt, new, free=needed, **settings)
     with pytest.raises(ScenarioError, match="ask for fewer rows or tokens") as refused:
         check_batch(engine().info, rows, prompt, new, free=needed - 1, **settings)
     assert refused.value.kind == "out_of_memory"
 
 
-def test_the_context_comes_before_memory():
+def test_the_context_is_checked_before_memory():
     check_batch(engine(16).info, 1, 10, 6, free=MIB)
     with pytest.raises(ScenarioError, match="ask for at most 10 prompt tokens") as refused:
         check_batch(engine(16).info, LARGEST, 11, 6, free=0)
@@ -60,7 +60,7 @@ def test_the_pads_of_generated_texts_take_memory(monkeypatch):
         generate_texts(engine(), "a", 1, pad_to_multiple=1_000_000)
 
 
-def test_pads_are_no_part_of_the_context():
+def test_pads_do_not_count_towards_the_context():
     check_batch(engine(16).info, 1, 10, 6, padded=64, free=MIB)
 
 
@@ -74,44 +74,44 @@ def test_pads_are_no_part_of_the_context():
         GenerateTask(("a",) * 200_000),
     ],
 )
-def test_what_is_absurd_is_refused_before_a_text_is_read(task, monkeypatch):
-    made = engine()
+def test_absurd_sizes_are_rejected_before_a_text_is_encoded(task, monkeypatch):
+    scripted = engine()
     monkeypatch.setattr(memory, "free_memory", lambda device: MIB)
-    monkeypatch.setattr(made, "encode", None)
-    (failed,) = measured(made, task)
-    assert (failed.kind, made.calls) == ("out_of_memory", 0)
+    monkeypatch.setattr(scripted, "encode", None)
+    (failed,) = measured(scripted, task)
+    assert (failed.kind, scripted.calls) == ("out_of_memory", 0)
 
 
-def test_a_batch_is_checked_again_once_its_texts_are_read(monkeypatch):
-    made = engine()
+def test_a_batch_is_checked_after_encoding_its_texts(monkeypatch):
+    scripted = engine()
     monkeypatch.setattr(memory, "free_memory", lambda device: MIB)
     with pytest.raises(ScenarioError, match="2 rows of 20,005 tokens"):
-        time_generate(made, ["a" * 20_000, "b"], 5)
-    assert made.calls == 0
+        time_generate(scripted, ["a" * 20_000, "b"], 5)
+    assert scripted.calls == 0
 
 
-def measured(made, task):
-    outcomes = []
+def measured(scripted, task):
+    events = []
     scenario = Scenario("s", Variant(), task, RepeatPolicy(0, 1, 0.0, 1.0))
-    measure_generation((scenario,), made, outcomes.append, made.clock)
-    return [each for each in outcomes if isinstance(each, (Failure, Measurement))]
+    measure_generation((scenario,), scripted, events.append, scripted.clock)
+    return [event for event in events if isinstance(event, (Failure, Measurement))]
 
 
 @pytest.mark.parametrize("protocol", ["documents", "rolling"])
-def test_a_batch_to_score_is_refused_before_it_is_made(protocol, monkeypatch):
+def test_a_batch_to_score_is_rejected_before_it_is_built(protocol, monkeypatch):
     """8 rows of at least 32 + 96 bytes a token: at 64 tokens, 65,536 bytes (one token more in a window)."""
-    made = engine()
-    made._info = replace(made.info, score_bytes_per_token=96)
+    scripted = engine()
+    scripted._info = replace(scripted.info, score_bytes_per_token=96)
     texts = ["a" * 64] * 8 if protocol == "documents" else ["a" * 513]
     score = {"documents": score_documents, "rolling": score_rolling}[protocol]
     needed = 8 * (64 + (protocol == "rolling")) * (32 + 96)
     monkeypatch.setattr(memory, "free_memory", lambda device: needed - 1)
     with pytest.raises(ScenarioError, match="8 rows of 6") as refused:
-        score(made, texts, max_length=64, batch_size=LARGEST, bos_rule="none")
+        score(scripted, texts, max_length=64, batch_size=LARGEST, bos_rule="none")
     assert refused.value.kind == "out_of_memory"
-    assert score(made, texts, max_length=64, batch_size=2, bos_rule="none").tokens_scored > 0
+    assert score(scripted, texts, max_length=64, batch_size=2, bos_rule="none").tokens_scored > 0
     monkeypatch.setattr(memory, "free_memory", lambda device: needed)
-    assert score(made, texts, max_length=64, batch_size=LARGEST, bos_rule="none").tokens_scored > 0
+    assert score(scripted, texts, max_length=64, batch_size=LARGEST, bos_rule="none").tokens_scored > 0
 
 
 COUNTS = st.one_of(st.integers(1, 64), st.integers(1, LARGEST))
@@ -135,13 +135,13 @@ COUNTS = st.one_of(st.integers(1, 64), st.integers(1, LARGEST))
     ),
     context=st.none() | st.integers(1, 4096),
 )
-def test_every_task_is_measured_or_refused_in_one_line_and_little_memory(task, context):
+def test_every_task_is_measured_or_rejected_with_little_memory(task, context):
     tracemalloc.start()
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(memory, "free_memory", lambda device: MIB // 16)
             (outcome,) = measured(engine(context), task)
-        # What is imported on first use is part of it.
+        # Includes imports on first use.
         assert tracemalloc.get_traced_memory()[1] < 256 * MIB
     finally:
         tracemalloc.stop()

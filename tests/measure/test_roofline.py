@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from llmtrack.engine import CacheGrowth, EngineInfo, GenerateRequest, Operations
@@ -27,46 +29,44 @@ ROOF = Roof(bandwidth=1e6, rate=1e6)
 
 
 def windowed(size: int, window: int) -> EngineInfo:
-    """Half of what a token keeps is in layers that look at a window only."""
-    from dataclasses import replace
-
+    """Some of a token's cache is in layers with a window."""
     return replace(PLAIN, kv_windows=((window, size),))
 
 
-def test_a_floor_is_the_longer_of_its_two_times():
+def test_the_floor_is_the_longer_of_both_times():
     assert floor_seconds(Work(2e6, 1e6), ROOF) == 2
     assert floor_seconds(Work(2e6, 5e6), ROOF) == 5
     assert (bound(Work(2e6, 1e6), ROOF), bound(Work(2e6, 5e6), ROOF)) == ("memory", "arithmetic")
 
 
 @pytest.mark.parametrize(("work", "roof"), [(Work(2e6), ROOF), (Work(2e6, 9e9), Roof(1e6))])
-def test_without_operations_or_a_rate_memory_alone_sets_the_floor_and_nothing_is_said_to_bind(work, roof):
+def test_without_operations_or_a_rate_memory_sets_the_floor_and_the_bound_is_unknown(work, roof):
     assert floor_seconds(work, roof) == 2
     assert bound(work, roof) == ""
     assert share_of_rate(work, 4, roof) is None
 
 
-def test_a_decode_step_by_hand():
+def test_work_of_a_decode_step():
     # Two rows of 4 and 2 tokens, 4 new: steps 1 to 3 attend to 5, 6, 7 and 3, 4, 5 tokens: 6 and 4 on the average.
     work = decode_step_work(PLAIN, (4, 2), 4)
     assert work.bytes == 1000 + 10 * (6 + 4)
     assert work.operations == 2 * 500 + 8 * (6 + 4)
 
 
-def test_a_prefill_by_hand():
+def test_work_of_a_prefill():
     # 4 and 2 tokens: bodies 6 x 400, heads 2 x 100, attention 8 x (1 + 2 + 3 + 4 + 1 + 2); the cache of 6 is written.
     work = prefill_work(PLAIN, (4, 2))
     assert work.bytes == 1000 + 60
     assert work.operations == 6 * 400 + 2 * 100 + 8 * 13
 
 
-def test_scoring_has_a_head_at_each_token_and_reads_the_weights_once_a_batch():
+def test_scoring_applies_the_head_to_each_token_and_reads_the_weights_once_per_batch():
     work = scoring_work(PLAIN, [(4, 2), (3,)])
     assert work.bytes == 2 * 1000
     assert work.operations == 9 * 500 + 8 * (10 + 3 + 6)
 
 
-def test_layers_with_a_window_attend_to_it_at_most():
+def test_layers_attend_to_their_window_at_most():
     # 5 of 10 bytes a token are of layers that see 3 tokens: of 4, (4 + 3) / 2 on the average.
     info = windowed(5, 3)
     assert info.cache.attended(2) == 2
@@ -78,9 +78,7 @@ def test_layers_with_a_window_attend_to_it_at_most():
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 17, 64])
 @pytest.mark.parametrize("windows", [(), ((3, 4),), ((1, 2), (16, 8))])
-def test_the_sum_over_a_prompt_is_that_of_its_tokens(tokens, windows):
-    from dataclasses import replace
-
+def test_attention_of_a_prompt_is_the_sum_over_its_tokens(tokens, windows):
     info = replace(PLAIN, kv_windows=windows, operations=Operations(0, 1, 0))
     cache = CacheGrowth(10, windows)
     assert prefill_work(info, (tokens,)).operations == pytest.approx(
@@ -88,15 +86,13 @@ def test_the_sum_over_a_prompt_is_that_of_its_tokens(tokens, windows):
     )
 
 
-def test_a_state_that_does_not_grow_is_moved_and_attended_to_by_nobody():
-    from dataclasses import replace
-
+def test_constant_state_is_moved_but_not_attended_to():
     info = replace(PLAIN, kv_bytes_per_token=0, state_bytes=70)
     assert decode_step_work(info, (4,), 2) == Work(1070, 500)
     assert prefill_work(info, (4,)) == Work(1070, 4 * 400 + 100)
 
 
-def test_the_floor_of_a_list_of_batches_is_the_mean_of_their_floors():
+def test_the_floor_of_several_batches_is_their_mean():
     requests = (GenerateRequest(((1,) * 4,), 3), GenerateRequest(((1,) * 10,), 3))
     # Steps attend to 5.5 and 11.5: 1055 and 1115 bytes, 544 and 592 operations.
     decode = decode_stage(PLAIN, requests, ROOF)
@@ -108,7 +104,7 @@ def test_the_floor_of_a_list_of_batches_is_the_mean_of_their_floors():
     assert prefill.bound == "arithmetic"
 
 
-def test_what_a_run_is_told_of_its_roofline():
+def test_roofline_metrics_of_generation():
     timed = {"time_to_first_token_ms": 4.0, "inter_token_latency_ms": 2.0}
     metrics, facts = generation_roofline(PLAIN, (GenerateRequest(((1,) * 4,), 3),), timed, ROOF)
     assert metrics == pytest.approx(
@@ -155,7 +151,7 @@ def test_without_a_cache_only_the_prefill_has_a_floor():
     assert metrics["prefill_floor_ms"] == pytest.approx(1.78)
 
 
-def test_what_scoring_is_told_of_its_roofline():
+def test_roofline_metrics_of_scoring():
     metrics, facts = scoring_roofline(PLAIN, [(4,)], 0.01, ROOF)
     assert metrics["score_floor_ms"] == pytest.approx(2.08)  # 4 x 500 + 8 x 10 operations
     assert metrics["score_flops_utilization"] == pytest.approx(0.208)

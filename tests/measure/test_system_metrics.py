@@ -38,7 +38,7 @@ def call(at: float, seconds: float, busy: float, **values: float):
     return reading(at, 0.0), reading(at + seconds, busy * seconds, **values)
 
 
-def test_the_names_are_those_of_mlflows_own_monitors(monkeypatch):
+def test_names_equal_those_of_mlflows_monitors(monkeypatch):
     theirs = CPUMonitor()
     theirs.collect_metrics()
     names = set(theirs._metrics)
@@ -54,7 +54,7 @@ def test_the_names_are_those_of_mlflows_own_monitors(monkeypatch):
     assert NvmlGauge(nvml, "handle").usage() == {name: values[0] for name, values in card._metrics.items()}
 
 
-def test_what_a_card_does_not_tell_is_absent_and_its_number_is_the_drivers():
+def test_unsupported_values_are_absent_and_the_index_is_the_drivers():
     assert NvmlGauge(ScriptedNvml(nvmlDeviceGetName="K80"), "handle").usage() == {}
     third = ScriptedNvml(**{**CARD, "nvmlDeviceGetIndex": 2, "nvmlDeviceGetEnforcedPowerLimit": 0})
     assert set(NvmlGauge(third, "handle").usage()) == {
@@ -65,7 +65,7 @@ def test_what_a_card_does_not_tell_is_absent_and_its_number_is_the_drivers():
     }
 
 
-def test_a_point_is_the_use_of_the_cpu_during_calls_and_the_state_after_them():
+def test_a_point_has_the_cpu_use_during_calls_and_the_state_after_them():
     # 1.5 of 2 CPUs in the first second, both in the second.
     first, second = system_steps([call(10, 1, 1.5, gpu_0_x=1.0), call(20, 1, 2.0, gpu_0_x=4.0)])
     assert (first.step, first.at) == (0, 11)
@@ -82,7 +82,7 @@ def test_short_calls_share_a_point():
 
 @pytest.mark.parametrize("calls", [0, 1, MAX_POINTS, MAX_POINTS + 1, 1000])
 @pytest.mark.parametrize("seconds", [0.0, 0.001, MIN_POINT_S, 60.0])
-def test_the_number_of_points_is_bounded_and_none_is_empty(calls, seconds):
+def test_the_number_of_points_is_bounded(calls, seconds):
     points = system_steps([call(10 * number, seconds, 1.0, used=1.0) for number in range(calls)])
     assert len(points) <= min(MAX_POINTS, calls)
     assert [point.step for point in points] == list(range(len(points)))
@@ -90,7 +90,7 @@ def test_the_number_of_points_is_bounded_and_none_is_empty(calls, seconds):
     assert all(point.values["system/used"] == 1.0 for point in points)
 
 
-def test_nothing_is_read_inside_a_timed_call():
+def test_the_machine_is_not_read_inside_a_timed_call():
     clock = FakeClock()
     engine = ScriptedEngine(clock, Script(0.030, 0.005))
     calls: list[str] = []
@@ -101,11 +101,11 @@ def test_nothing_is_read_inside_a_timed_call():
         clock.now += 100.0
         return reading(time.time(), 0.0)
 
-    def noted(*given, **named):
+    def recording(*arguments, **named):
         calls.append("generate")
-        return generate(*given, **named)
+        return generate(*arguments, **named)
 
-    engine.generate = noted
+    engine.generate = recording
     task = GenerateTask(("hello",), max_new_tokens=5)
     arm = Arm(requests_for(task, ((1, 2, 3),)), RepeatPolicy(warmup=1, min_repeats=3, max_repeats=3, min_seconds=0))
     ((_, timing),) = time_arms(engine, {"": arm}, clock, system=slow_reading)
@@ -114,7 +114,7 @@ def test_nothing_is_read_inside_a_timed_call():
     assert len(timing.around) == 3
 
 
-def test_a_machine_that_cannot_be_read_costs_the_system_metrics_alone():
+def test_a_failed_reading_loses_the_system_metrics_only():
     clock = FakeClock()
 
     def broken() -> SystemReading:

@@ -1,4 +1,4 @@
-"""The timing against an engine whose every gap is known."""
+"""Timing, on an engine with known gaps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_no_step_has_no_rates():
     }
 
 
-def test_prompt_tokens_are_the_real_ones_of_each_row():
+def test_prefill_counts_the_real_tokens_of_each_row():
     metrics = derive(GenerationTrace(0.0, (0.1, 0.2), 0.2, (10, 2, 3), (2, 2, 2)))
     assert metrics["prefill_tokens_per_sec"] == pytest.approx(150)
 
@@ -49,7 +49,7 @@ def test_gaps_begin_with_the_first_token():
     assert token_gaps_ms(GenerationTrace(1.0, (1.03, 1.035, 1.045), 1.05, (4,), (3,))) == pytest.approx((30, 5, 10))
 
 
-def test_memory_bandwidth_utilization_by_hand():
+def test_memory_bandwidth_utilization():
     # 1000 bytes of weights, 10 bytes per cached token: rows of 4 and 6 tokens, 8 new ones each, so on average
     # 10 + 2 x 4 = 18 cached tokens: 1180 bytes a step. A step of 1 ms at 2.36 MB/s: half of the bandwidth.
     step_bytes = decode_step_bytes(1000, 10, (4, 6), 8)
@@ -66,7 +66,7 @@ def test_time_generate_takes_one_text_or_many():
     assert one["avg_latency_per_token_ms"] == pytest.approx(1000 / one["tokens_per_sec"])
 
 
-def test_time_generate_refuses_an_empty_prompt_and_one_beyond_the_context():
+def test_time_generate_rejects_an_empty_prompt_and_one_beyond_the_context():
     engine = ScriptedEngine(FakeClock(), Script(0.03, 0.005), context_length=10)
     with pytest.raises(ScenarioError, match="has no tokens"):
         time_generate(engine, "", 4)
@@ -86,7 +86,7 @@ def test_arms_are_interleaved_and_warmed_up_first():
     assert set(results) == {"a", "b"}
 
 
-def test_an_arm_that_fails_leaves_the_others_alone():
+def test_a_failing_arm_does_not_affect_others():
     boom = RuntimeError("boom")
     # Warm-up of a and b, first repeats of a and b; then a fails in its second repeat.
     scripts = [Script(0.03, 0.005)] * 4 + [Script(0, 0, error=boom), Script(0.03, 0.005)]
@@ -99,7 +99,7 @@ def test_an_arm_that_fails_leaves_the_others_alone():
     assert results["b"].summaries["total_latency_s"].n == 3
 
 
-def test_an_arm_that_fails_while_warming_up_is_told_at_once():
+def test_an_arm_that_fails_in_its_warm_up_is_yielded_at_once():
     boom = MemoryError("no")
     engine = ScriptedEngine(clock := FakeClock(), Script(0, 0, error=boom), Script(0.03, 0.005))
     arms = {"a": Arm((request(1, 4, 5),)), "b": Arm((request(1, 4, 5),))}
@@ -108,7 +108,7 @@ def test_an_arm_that_fails_while_warming_up_is_told_at_once():
     assert second[0] == "b"
 
 
-def test_a_cap_on_time_ends_the_repeats_and_is_told():
+def test_the_time_cap_ends_the_repeats_with_a_warning():
     engine = ScriptedEngine(clock := FakeClock(), Script(2.0, 1.0))
     policy = RepeatPolicy(warmup=0, min_repeats=5, min_seconds=1, max_seconds=10)
     ((_, result),) = time_arms(engine, {"a": Arm((request(1, 4, 3),), policy)}, clock)
@@ -121,7 +121,7 @@ def test_a_cap_on_time_ends_the_repeats_and_is_told():
     [
         # The warm-up took 43 s: after a first repeat of 5 s another such call would end after 48 s.
         ([43, 5, 5], 1),
-        # Two short repeats tell more than the slow first call of a shape: four of 5 s fit, a fifth would not.
+        # Two short repeats count more than the slow first call of a shape: four of 5 s fit, a fifth would not.
         ([15, 5, 5, 5, 5, 5], 4),
         # After 15 s a repeat as long as the one before would end after 30.
         ([1, 15, 1], 1),
@@ -129,7 +129,7 @@ def test_a_cap_on_time_ends_the_repeats_and_is_told():
         ([1, 43], 1),
     ],
 )
-def test_no_repeat_starts_that_would_end_beyond_the_cap(calls, counted):
+def test_no_repeat_starts_that_would_exceed_the_cap(calls, counted):
     engine = ScriptedEngine(clock := FakeClock(), *(Script(seconds, 0) for seconds in calls))
     policy = RepeatPolicy(warmup=1, min_repeats=5, min_seconds=1, max_seconds=20)
     ((_, result),) = time_arms(engine, {"a": Arm((request(1, 4, 3),), policy)}, clock)
@@ -137,7 +137,7 @@ def test_no_repeat_starts_that_would_end_beyond_the_cap(calls, counted):
     assert engine.calls == 1 + counted
 
 
-def test_each_arm_has_the_cap_for_itself():
+def test_the_cap_applies_to_each_arm():
     engine = ScriptedEngine(clock := FakeClock(), Script(4, 0))
     policy = RepeatPolicy(warmup=0, min_repeats=5, min_seconds=1, max_seconds=10)
     arms = {name: Arm((request(1, 4, 3),), policy) for name in "ab"}
@@ -145,7 +145,7 @@ def test_each_arm_has_the_cap_for_itself():
     assert [result.summaries["total_latency_s"].n for result in results.values()] == [2, 2]
 
 
-def test_warming_up_keeps_to_the_cap():
+def test_the_warm_up_respects_the_cap():
     engine = ScriptedEngine(FakeClock(), Script(8, 0))
     policy = RepeatPolicy(warmup=9, min_repeats=1, min_seconds=0, max_seconds=20)
     ((_, result),) = time_arms(engine, {"a": Arm((request(1, 4, 3),), policy)}, engine.clock)
@@ -153,11 +153,11 @@ def test_warming_up_keeps_to_the_cap():
 
 
 @pytest.mark.parametrize("lengths", [(5, 1, 5), (1, 5, 5), (5, 5, 1)])
-def test_a_repeat_that_ends_early_has_the_metrics_that_it_has_and_the_others_go_on(lengths):
+def test_a_repeat_that_ends_early_lacks_some_metrics_and_others_continue(lengths):
     # 30 ms to the first token, 5 ms a step: of 5 tokens 50 ms, of one 30 ms and no gap at all.
     short = [Script(0.03, 0.005, new_tokens=(length,)) for length in lengths]
     full = Script(0.03, 0.005)
-    scripts = [full, full, *(script for each in short for script in (each, full))]
+    scripts = [full, full, *(script for first in short for script in (first, full))]
     engine = ScriptedEngine(clock := FakeClock(), *scripts)
     policy = RepeatPolicy(warmup=1, min_repeats=3, min_seconds=0, max_repeats=3)
     arms = {name: Arm((request(1, 4, 5),), policy) for name in "ab"}
@@ -170,7 +170,7 @@ def test_a_repeat_that_ends_early_has_the_metrics_that_it_has_and_the_others_go_
     assert results["b"].summaries["inter_token_latency_ms"].n == 3
 
 
-def test_what_cannot_be_derived_ends_its_own_arm_only(monkeypatch):
+def test_an_underivable_metric_ends_its_own_arm_only(monkeypatch):
     def derive_or_fail(*calls):
         if calls[0].new_tokens == (2,):
             raise ZeroDivisionError("no")
@@ -198,7 +198,7 @@ lengths = st.lists(st.integers(1, 50), min_size=1, max_size=5).map(tuple)
     tail=st.floats(0, 1),
     prompts=lengths,
 )
-def test_metrics_agree_with_one_another(start, gaps, tail, prompts):
+def test_metrics_are_consistent(start, gaps, tail, prompts):
     stamps, now = [], start
     for gap in gaps:
         now += gap
@@ -210,13 +210,13 @@ def test_metrics_agree_with_one_another(start, gaps, tail, prompts):
     assert metrics["avg_latency_per_token_ms"] == pytest.approx(1000 * rows / metrics["tokens_per_sec"])
     assert metrics["decode_tokens_per_sec"] == pytest.approx(1000 * rows / metrics["inter_token_latency_ms"])
     assert metrics["prefill_tokens_per_sec"] * metrics["time_to_first_token_ms"] == pytest.approx(1000 * sum(prompts))
-    whole = metrics["time_to_first_token_ms"] + (steps - 1) * metrics["inter_token_latency_ms"]
-    assert whole == pytest.approx(1000 * (metrics["total_latency_s"] - tail), rel=1e-6, abs=1e-4)
+    total = metrics["time_to_first_token_ms"] + (steps - 1) * metrics["inter_token_latency_ms"]
+    assert total == pytest.approx(1000 * (metrics["total_latency_s"] - tail), rel=1e-6, abs=1e-4)
 
 
 @pytest.mark.slow(1)
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=8))
-def test_headline_numbers_agree_with_one_another_for_any_number_of_repeats(prefills):
+def test_headline_numbers_are_consistent_for_any_number_of_repeats(prefills):
     clock = FakeClock()
     engine = ScriptedEngine(clock, *(Script(prefill, 0.005) for prefill in prefills))
     policy = RepeatPolicy(warmup=0, min_repeats=len(prefills), min_seconds=0, max_repeats=len(prefills))
