@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,6 +173,34 @@ def _is_plain(model: ModelProto, parts: dict[str, NodeProto]) -> bool:
     return set(counts) <= _PLAIN and all(counts[name] == times for name, times in _ARITHMETIC.items())
 
 
+def _mask_nodes(model: ModelProto) -> list[NodeProto]:
+    """Create nodes that convert `attention_mask` to the operator's inputs; a bias masks the pads."""
+    constants: dict[str, NDArray[Any]] = {
+        "const.one": np.array([1], dtype=np.int64),
+        "const.one_i32": np.array([1], dtype=np.int32),
+        "const.middle": np.array([1, 2], dtype=np.int64),
+        "const.real": np.array(1, dtype=np.float32),
+        "const.pad": np.array(_PAD_SCORE, dtype=np.float32),
+        "const.none": np.array([], dtype=np.int64),
+    }
+    node = _scope(model, "attention", constants)
+    return [
+        node("Shape", ["attention_mask"], "rows", start=0, end=1),
+        node("Shape", ["attention_mask"], "width", start=1, end=2),
+        node("Shape", ["input_ids"], "new", start=1, end=2),
+        node("Cast", ["width"], "width_i32", to=TensorProto.INT32),
+        node("Reshape", ["width_i32", "const.none"], "total"),
+        node("Sub", ["width_i32", "const.one_i32"], "last_of_one"),
+        node("Expand", ["last_of_one", "rows"], "last"),
+        node("Cast", ["attention_mask"], "mask", to=TensorProto.FLOAT),
+        node("Sub", ["const.real", "mask"], "pads"),
+        node("Mul", ["pads", "const.pad"], "scores"),
+        node("Unsqueeze", ["scores", "const.middle"], "scores_4d"),
+        node("Concat", ["rows", "const.one", "new", "width"], "shape", axis=0),
+        node("Expand", ["scores_4d", "shape"], "bias"),
+    ]
+
+
 def _rotation_nodes(model: ModelProto, rotary: Rotary) -> list[NodeProto]:
     """Create nodes that compute the table of cosines and sines: a row for each new token, at any position."""
     constants: dict[str, NDArray[Any]] = {
@@ -181,26 +210,34 @@ def _rotation_nodes(model: ModelProto, rotary: Rotary) -> list[NodeProto]:
         "zero": np.array(0, dtype=np.int64),
         "one": np.array(1, dtype=np.int64),
     }
-    model.graph.initializer.extend(
-        numpy_helper.from_array(value, f"rotary.{name}") for name, value in constants.items()
-    )
-
-    def node(op: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
-        return helper.make_node(op, inputs, [f"rotary.{output}"], name=f"rotary/{output}", **attributes)
-
+    node = _scope(model, "rotary", constants)
     return [
-        node("Reshape", ["position_ids", "rotary.column"], "positions"),
-        node("Cast", ["rotary.positions"], "positions_f32", to=TensorProto.FLOAT),
-        node("Mul", ["rotary.positions_f32", "rotary.frequencies"], "angles"),
-        node("Cos", ["rotary.angles"], "unit.cos"),
-        node("Mul", ["rotary.unit.cos", "rotary.magnitude"], "cos"),
-        node("Sin", ["rotary.angles"], "unit.sin"),
-        node("Mul", ["rotary.unit.sin", "rotary.magnitude"], "sin"),
+        node("Reshape", ["position_ids", "column"], "positions"),
+        node("Cast", ["positions"], "positions_f32", to=TensorProto.FLOAT),
+        node("Mul", ["positions_f32", "frequencies"], "angles"),
+        node("Cos", ["angles"], "unit.cos"),
+        node("Mul", ["unit.cos", "magnitude"], "cos"),
+        node("Sin", ["angles"], "unit.sin"),
+        node("Mul", ["unit.sin", "magnitude"], "sin"),
         node("Size", ["position_ids"], "tokens"),
-        node("Range", ["rotary.zero", "rotary.tokens", "rotary.one"], "numbers"),
+        node("Range", ["zero", "tokens", "one"], "numbers"),
         node("Shape", ["position_ids"], "shape"),
-        node("Reshape", ["rotary.numbers", "rotary.shape"], "rows"),
+        node("Reshape", ["numbers", "shape"], "rows"),
     ]
+
+
+def _scope(model: ModelProto, scope: str, constants: Mapping[str, NDArray[Any]]) -> Callable[..., NodeProto]:
+    """Add constants under a common prefix; return a function that creates nodes of one output under that prefix."""
+    model.graph.initializer.extend(
+        numpy_helper.from_array(value, f"{scope}.{name}") for name, value in constants.items()
+    )
+    graph_inputs = {tensor.name for tensor in model.graph.input}
+
+    def node(op: str, inputs: Sequence[str], output: str, **attributes: Any) -> NodeProto:
+        names = [name if name in graph_inputs else f"{scope}.{name}" for name in inputs]
+        return helper.make_node(op, names, [f"{scope}.{output}"], name=f"{scope}/{output}", **attributes)
+
+    return node
 
 
 def _attention(index: int, parts: dict[str, NodeProto], rotary: Rotary) -> list[NodeProto]:
@@ -239,41 +276,6 @@ def _attention(index: int, parts: dict[str, NodeProto], rotary: Rotary) -> list[
         scale=rotary.scale,
     )
     return [*rotations, fused]
-
-
-def _mask_nodes(model: ModelProto) -> list[NodeProto]:
-    """Create nodes that convert `attention_mask` to the operator's inputs; a bias masks the pads."""
-    constants: dict[str, NDArray[Any]] = {
-        "one": np.array([1], dtype=np.int64),
-        "one_i32": np.array([1], dtype=np.int32),
-        "middle": np.array([1, 2], dtype=np.int64),
-        "real": np.array(1, dtype=np.float32),
-        "pad": np.array(_PAD_SCORE, dtype=np.float32),
-        "none": np.array([], dtype=np.int64),
-    }
-    model.graph.initializer.extend(
-        numpy_helper.from_array(value, f"attention.const.{name}") for name, value in constants.items()
-    )
-
-    def node(op: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
-        names = [f"attention.{name}" if not name.startswith("=") else name[1:] for name in inputs]
-        return helper.make_node(op, names, [f"attention.{output}"], name=f"attention/{output}", **attributes)
-
-    return [
-        node("Shape", ["=attention_mask"], "rows", start=0, end=1),
-        node("Shape", ["=attention_mask"], "width", start=1, end=2),
-        node("Shape", ["=input_ids"], "new", start=1, end=2),
-        node("Cast", ["width"], "width_i32", to=TensorProto.INT32),
-        node("Reshape", ["width_i32", "const.none"], "total"),
-        node("Sub", ["width_i32", "const.one_i32"], "last_of_one"),
-        node("Expand", ["last_of_one", "rows"], "last"),
-        node("Cast", ["=attention_mask"], "mask", to=TensorProto.FLOAT),
-        node("Sub", ["const.real", "mask"], "pads"),
-        node("Mul", ["pads", "const.pad"], "scores"),
-        node("Unsqueeze", ["scores", "const.middle"], "scores_4d"),
-        node("Concat", ["rows", "const.one", "new", "width"], "shape", axis=0),
-        node("Expand", ["scores_4d", "shape"], "bias"),
-    ]
 
 
 def _sorted(model: ModelProto, nodes: list[NodeProto]) -> list[NodeProto]:

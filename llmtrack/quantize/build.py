@@ -25,6 +25,7 @@ from llmtrack.models.load import ModelIdentity
 from llmtrack.models.load_errors import reason_of
 from llmtrack.models.safe_view import LOCAL
 from llmtrack.onnx.session import MODEL_FILE
+from llmtrack.quality.corpora import load_corpus
 from llmtrack.quantize.options import CalibrationText
 from llmtrack.quantize.recipe import Job, Recipe, find_recipe
 from llmtrack.spec.parameter import NONE
@@ -74,7 +75,7 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
     recipe = find_recipe(variant.backend, variant.quantization)
     options = recipe.resolve_options(variant.options)
     corpus = str(variant.option("calibration", CALIBRATION)) if recipe.calibrated else NONE
-    text = _corpus_digest(corpus) if recipe.calibrated else NONE
+    text = load_corpus(corpus).digest if recipe.calibrated else NONE
     base = build_once(f"{name}-onnx-{key}", export, identity.weights.stored())
     key = quantized_key(key, recipe, options, text)
 
@@ -137,7 +138,6 @@ def _quantize(
         import_transformers()
         from transformers import AutoTokenizer
 
-        from llmtrack.quality.corpora import load_corpus
         from llmtrack.quantize.calibration import calibrate
 
         tokenizer = AutoTokenizer.from_pretrained(source, **LOCAL)
@@ -189,9 +189,3 @@ def _guarded(folder: str, action: str, work: Callable[..., dict[str, Any]], *arg
         if caused_by_full_disk(error, Path(folder)):
             raise disk_full_error() from error
         raise ScenarioError(f"{action} failed: {reason_of(error)[:300]}", kind="unsupported") from error
-
-
-def _corpus_digest(corpus: str) -> str:
-    from llmtrack.quality.corpora import load_corpus
-
-    return load_corpus(corpus).digest

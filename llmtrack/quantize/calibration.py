@@ -12,7 +12,6 @@ from llmtrack.quality.encoding import unknown_warning
 
 ROW_TOKENS = 128
 LEAST_ROWS = 4
-DEFAULT_TOKENS = 2048
 
 
 @dataclass(frozen=True)

@@ -90,46 +90,41 @@ def apply_per_token(job: Job) -> Built:
     return Built({"linear_layers": len(layers)})
 
 
-_recipe = partial(Recipe, calibrated=True, needs=OWN_RECIPES["onnx"], check=check)
-
+_recipe = partial(Recipe, backend="onnx", calibrated=True, needs=OWN_RECIPES["onnx"], check=check)
 
 RECIPES = (
     _recipe(
         "int8-dynamic",
-        "onnx",
-        "weights and activations of linear layers, 8 bits, activation ranges per call",
-        "int8",
-        apply,
-        Dynamic,
+        quantizes="weights and activations of linear layers, 8 bits, activation ranges per call",
+        dtype="int8",
+        apply=apply,
+        options=Dynamic,
         depends_on_batch=True,
         version=2,
     ),
     _recipe(
         "int8-per-token",
-        "onnx",
-        "weights and activations of linear layers, 8 bits, a scale per token; channels smoothed first",
-        "int8",
-        apply_per_token,
-        PerToken,
+        quantizes="weights and activations of linear layers, 8 bits, a scale per token; channels smoothed first",
+        dtype="int8",
+        apply=apply_per_token,
+        options=PerToken,
         rounds_activations=True,
     ),
     _recipe(
         "int8-static",
-        "onnx",
-        "weights and activations of linear layers, 8 bits, activation ranges fixed by calibration",
-        "int8",
-        partial(apply, static=True),
-        Static,
+        quantizes="weights and activations of linear layers, 8 bits, activation ranges fixed by calibration",
+        dtype="int8",
+        apply=partial(apply, static=True),
+        options=Static,
         rounds_activations=True,
         version=2,
     ),
     _recipe(
         "int8-mixed",
-        "onnx",
-        "as int8-dynamic; the most sensitive layers, and the head, as int8-weight-only",
-        "int8",
-        partial(apply, mixed=True),
-        Mixed,
+        quantizes="as int8-dynamic; the most sensitive layers, and the head, as int8-weight-only",
+        dtype="int8",
+        apply=partial(apply, mixed=True),
+        options=Mixed,
         depends_on_batch=True,
         version=2,
     ),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from llmtrack.errors import UsageError
-from llmtrack.quantize.calibration import DEFAULT_TOKENS
 from llmtrack.spec.options import Checked, Option
 from llmtrack.spec.parameter import NONE
 from llmtrack.spec.task import PYDOC
@@ -42,6 +41,9 @@ KeepQuality = Annotated[
         read=_share_text,
     ),
 ]
+DEFAULT_TOKENS = 2048
+"""Of calibration text."""
+
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 HEAD_BITS = (4, 8)
 """Values that ONNX Runtime has kernels for."""

@@ -94,50 +94,45 @@ def _float8_dynamic(torchao: Any) -> Any:
 
 _FLOAT8 = "8-bit floats"
 
-_recipe = partial(Recipe, needs=OWN_RECIPES["torch"])
+_recipe = partial(Recipe, backend="torch", needs=OWN_RECIPES["torch"])
 
 
 RECIPES = (
     _recipe(
         "int8-weight-only",
-        "torch",
-        "weights of linear layers, 8 bits, a scale per output (torchao)",
-        "int8",
-        partial(_apply, _int8_weight_only),
+        quantizes="weights of linear layers, 8 bits, a scale per output (torchao)",
+        dtype="int8",
+        apply=partial(_apply, _int8_weight_only),
     ),
     _recipe(
         "int8-dynamic",
-        "torch",
-        "weights and activations of linear layers, 8 bits, ranges per token (torchao)",
-        "int8",
-        partial(_apply, _int8_dynamic),
+        quantizes="weights and activations of linear layers, 8 bits, ranges per token (torchao)",
+        dtype="int8",
+        apply=partial(_apply, _int8_dynamic),
         arithmetic="int8",
         rounds_activations=True,
     ),
     _recipe(
         "int4-weight-only",
-        "torch",
-        "weights of linear layers, 4 bits in blocks of 128 (torchao)",
-        "int4",
-        partial(_apply, _int4_weight_only, capability=AMPERE, feature="4-bit weights of the torch backend"),
+        quantizes="weights of linear layers, 4 bits in blocks of 128 (torchao)",
+        dtype="int4",
+        apply=partial(_apply, _int4_weight_only, capability=AMPERE, feature="4-bit weights of the torch backend"),
         computes="bfloat16",
         capability=AMPERE,
     ),
     _recipe(
         "float8-weight-only",
-        "torch",
-        "weights of linear layers, 8-bit floats, a scale per output (torchao)",
-        "float8",
-        partial(_apply, _float8_weight_only, capability=ADA, feature=_FLOAT8),
+        quantizes="weights of linear layers, 8-bit floats, a scale per output (torchao)",
+        dtype="float8",
+        apply=partial(_apply, _float8_weight_only, capability=ADA, feature=_FLOAT8),
         computes="bfloat16",
         capability=ADA,
     ),
     _recipe(
         "float8-dynamic",
-        "torch",
-        "weights and activations of linear layers, 8-bit floats, scales per row (torchao)",
-        "float8",
-        partial(_apply, _float8_dynamic, capability=ADA, feature=_FLOAT8),
+        quantizes="weights and activations of linear layers, 8-bit floats, scales per row (torchao)",
+        dtype="float8",
+        apply=partial(_apply, _float8_dynamic, capability=ADA, feature=_FLOAT8),
         computes="bfloat16",
         arithmetic="float8",
         rounds_activations=True,

@@ -152,52 +152,47 @@ def _groups_in_memory(layers: Sequence[Linear]) -> Iterator[list[Linear]]:
         yield group
 
 
-_recipe = partial(Recipe, needs=OWN_RECIPES["onnx"])
+_recipe = partial(Recipe, backend="onnx", needs=OWN_RECIPES["onnx"])
 
 RECIPES = (
     _recipe(
         "int8-weight-only",
-        "onnx",
-        "weights of linear layers, 8 bits in blocks",
-        "int8",
-        partial(_apply, bits=8),
-        Blocks,
+        quantizes="weights of linear layers, 8 bits in blocks",
+        dtype="int8",
+        apply=partial(_apply, bits=8),
+        options=Blocks,
         version=2,
     ),
     _recipe(
         "int4-weight-only",
-        "onnx",
-        "weights of linear layers, 4 bits in blocks; the head 8 bits by default",
-        "int4",
-        partial(_apply, bits=4),
-        SmallBlocks,
+        quantizes="weights of linear layers, 4 bits in blocks; the head 8 bits by default",
+        dtype="int4",
+        apply=partial(_apply, bits=4),
+        options=SmallBlocks,
         version=2,
     ),
     _recipe(
         "int4-hqq",
-        "onnx",
-        "as int4-weight-only, with fractional zero points by half-quadratic quantization (HQQ)",
-        "int4",
-        partial(_apply, bits=4, method=HQQ),
-        HqqBlocks,
+        quantizes="as int4-weight-only, with fractional zero points by half-quadratic quantization (HQQ)",
+        dtype="int4",
+        apply=partial(_apply, bits=4, method=HQQ),
+        options=HqqBlocks,
         version=3,
     ),
     _recipe(
         "int4-gptq",
-        "onnx",
-        "as int4-weight-only, with integer zero points, each weight compensating the rounding errors before it (GPTQ)",
-        "int4",
-        partial(_apply, bits=4, method=GPTQ),
-        GptqBlocks,
+        quantizes="as int4-weight-only, with integer zero points, each weight compensating the rounding errors before it (GPTQ)",
+        dtype="int4",
+        apply=partial(_apply, bits=4, method=GPTQ),
+        options=GptqBlocks,
         calibrated=True,
     ),
     _recipe(
         "int4-mixed",
-        "onnx",
-        "as int4-gptq; the most sensitive layers, and the head, 8 bits in blocks",
-        "int4",
-        partial(_apply, bits=4, method=GPTQ),
-        MixedBlocks,
+        quantizes="as int4-gptq; the most sensitive layers, and the head, 8 bits in blocks",
+        dtype="int4",
+        apply=partial(_apply, bits=4, method=GPTQ),
+        options=MixedBlocks,
         calibrated=True,
     ),
 )
