@@ -24,7 +24,7 @@ class Kind:
         title: name in messages.
         tried: whether llmtrack was tested on such hardware; `auto` chooses no other.
         float64: whether every such device supports float64.
-        several: whether there can be more than one, so that PyTorch's functions take a device argument.
+        several: whether there can be several, so that PyTorch's functions take a device argument.
         peaks: whether PyTorch's allocator reports peak memory.
     """
 
@@ -55,6 +55,11 @@ DTYPE_ALIASES = {
 }
 DTYPES = tuple(dict.fromkeys(DTYPE_ALIASES.values()))
 
+DEVICE_HELP = "auto, cpu, cuda, cuda:N, xpu, xpu:N or mps"
+
+_GPU_CLASSES = ("0x03", "0x12")
+"""PCI classes of display controllers and accelerators."""
+
 
 def canonical_dtype(name: str) -> str:
     """Return `float32`, `float16` or `bfloat16` for a dtype name or alias, case-insensitively.
@@ -69,15 +74,10 @@ def canonical_dtype(name: str) -> str:
 
 
 def choose_dtype(requested: str, device: str, bfloat16_supported: bool) -> tuple[str, str]:
-    """Choose the dtype for a request on a device, without importing torch.
-
-    Args:
-        requested: a dtype name or alias.
-        device: a kind of device, optionally with a number.
-        bfloat16_supported: whether the device supports bfloat16.
+    """Choose the dtype to load for a request on a device, without importing torch.
 
     Returns:
-        The canonical dtype to load, and its label: the name, with the reason if it is not the one requested.
+        The canonical dtype, and its label: the name, with the reason if it is not the one requested.
 
     Raises:
         UsageError: the dtype name is unknown.
@@ -108,7 +108,7 @@ def resolve_dtype(requested: str, device: str = "cpu") -> tuple[torch.dtype, str
 
 
 def stored_label(counts: Mapping[str, int], chosen: str = "") -> str:
-    """Return the label of the stored weights: one dtype, or `mixed` with shares.
+    """Label the stored weights: one dtype, or `mixed` with shares.
 
     >>> stored_label({"bfloat16": 984, "float32": 16}, "bfloat16")
     'mixed (bfloat16 98.4 %, float32 1.6 %)'
@@ -125,7 +125,7 @@ def stored_label(counts: Mapping[str, int], chosen: str = "") -> str:
         return next(iter(counts))
     total = sum(counts.values())
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shares = ", ".join(f"{each} {_percent(count / total)}" for each, count in ordered)
+    shares = ", ".join(f"{dtype} {_percent(count / total)}" for dtype, count in ordered)
     return f"mixed ({shares})" + (f", {name}{bracket}{reason}" if bracket else "")
 
 
@@ -139,11 +139,7 @@ def _percent(share: float) -> str:
 def arithmetic_of(dtype_name: str, device: str) -> str:
     """Return the arithmetic of matrix products of a dtype on a device; empty if unknown.
 
-    It is the dtype itself, except for float32 on an NVIDIA GPU where torch may use TF32 (10 mantissa bits).
-
-    Args:
-        dtype_name: of the weights in use, such as `bfloat16`.
-        device: a kind of device, optionally with a number.
+    It is the dtype itself, except for float32 on an NVIDIA GPU, where torch may use TF32 (10 mantissa bits).
     """
     if dtype_name not in DTYPES:
         return ""
@@ -169,7 +165,7 @@ def has_float64(device: str | torch.device) -> bool:
     return kind_of(device) in KINDS and KINDS[kind_of(device)].float64
 
 
-def choose_device(requested: str, there: Sequence[str]) -> str:
+def choose_device(requested: str, available: Sequence[str]) -> str:
     """Choose a device from those available, without importing torch.
 
     `auto` is the first GPU of a tested kind, else the CPU; a kind without a number is its first device. An unavailable
@@ -177,7 +173,7 @@ def choose_device(requested: str, there: Sequence[str]) -> str:
     """
     name = requested.strip().lower()
     if name == "auto":
-        return next((f"{kind}:0" for kind in _gpu_kinds(tried=True) if f"{kind}:0" in there), "cpu")
+        return next((f"{kind}:0" for kind in _gpu_kinds(tried=True) if f"{kind}:0" in available), "cpu")
     return f"{name}:0" if name in _gpu_kinds() else name
 
 
@@ -190,7 +186,7 @@ def resolve_device(requested: str = "auto") -> str:
     import torch
 
     if requested.strip().lower() == "auto":
-        return choose_device("auto", [each for kind in _gpu_kinds(tried=True) for each in devices(kind)])
+        return choose_device("auto", [device for kind in _gpu_kinds(tried=True) for device in devices(kind)])
     if (name := choose_device(requested, ())) == "cpu":
         return name
     kind, _, index = name.partition(":")
@@ -224,14 +220,14 @@ def devices(kind: str) -> list[str]:
     return [f"{kind}:{index}" for index in range(count)]
 
 
-def require_tried(device: str, what: str) -> None:
-    """Reject features that were never tested on a kind of device.
+def require_tried(device: str, feature: str) -> None:
+    """Reject a feature on a kind of device that llmtrack was never tested on.
 
     Raises:
-        UsageError: llmtrack was not tested on this kind of device.
+        UsageError: the device is of such a kind.
     """
     if not KINDS[kind_of(device)].tried:
-        raise UsageError(f"{what} on {device} is not supported: use device=cpu or cuda")
+        raise UsageError(f"{feature} on {device} is not supported: use device=cpu or cuda")
 
 
 def name_of(device: str) -> str:
@@ -276,8 +272,8 @@ def free_on_card(device: str | torch.device) -> int:
     module = _module(device)
     if kind_of(device) == "mps":
         return max(0, int(module.recommended_max_memory() - module.current_allocated_memory()))
-    kept = module.memory_reserved(device) - module.memory_allocated(device)
-    return int(module.mem_get_info(device)[0] + kept)
+    cached = module.memory_reserved(device) - module.memory_allocated(device)
+    return int(module.mem_get_info(device)[0] + cached)
 
 
 @cache
@@ -290,14 +286,14 @@ def supports_bfloat16(kind: str) -> bool:
     if not devices(kind):
         return False
     try:
-        one = torch.ones(2, 2, dtype=torch.bfloat16, device=kind)
-        return bool((one @ one == 2).all())
+        ones = torch.ones(2, 2, dtype=torch.bfloat16, device=kind)
+        return bool((ones @ ones == 2).all())
     except (RuntimeError, TypeError):  # MPS before macOS 14 raises a TypeError
         return False
 
 
 def emulates_bfloat16(kind: str) -> bool:
-    """Return whether a kind of device has no instructions for bfloat16: a CPU computes with it all the same, slowly."""
+    """Return whether a kind of device computes bfloat16 without instructions for it, slowly, as a CPU may."""
     import torch
 
     if kind != "cpu":
@@ -307,17 +303,13 @@ def emulates_bfloat16(kind: str) -> bool:
 
 
 def unused_devices(root: Path = Path("/")) -> tuple[str, ...]:
-    """Describe each GPU that `auto` does not use, and why.
-
-    Args:
-        root: parent of Linux's `sys`.
-    """
-    found = [
+    """Describe each GPU that `auto` does not use, and why."""
+    untried = [
         f"{KINDS[kind].title} is used only by device={kind} (never tried on hardware)"
         for kind in _gpu_kinds(tried=False)
         if devices(kind)
     ]
-    return (*found, *_without_pytorch(root))
+    return (*untried, *_without_pytorch(root))
 
 
 def _without_pytorch(root: Path) -> Iterator[str]:
@@ -325,34 +317,27 @@ def _without_pytorch(root: Path) -> Iterator[str]:
     import torch
 
     xpu = getattr(torch.xpu, "_is_compiled", lambda: False)()
-    # Vendor id: name, kind, required PyTorch build, whether it is that build, variables that can hide the devices.
+    # Vendor id: name, kind, required PyTorch build, whether this is one, variable that can hide the devices.
     vendors = {
         "0x10de": ("NVIDIA", "cuda", "CUDA", torch.version.cuda, "CUDA_VISIBLE_DEVICES"),
         "0x1002": ("AMD", "cuda", "ROCm", torch.version.hip, "HIP_VISIBLE_DEVICES"),
         "0x8086": ("Intel", "xpu", "XPU", xpu, "ZE_AFFINITY_MASK"),
     }
-    places = sorted((root / "sys/bus/pci/devices").glob("*"))
-    gpus = [place for place in places if read_text(place / "class").startswith(_GPU_CLASSES)]
-    for vendor in dict.fromkeys(read_text(place / "vendor") for place in gpus):
+    pci_devices = sorted((root / "sys/bus/pci/devices").glob("*"))
+    gpus = [path for path in pci_devices if read_text(path / "class").startswith(_GPU_CLASSES)]
+    for vendor in dict.fromkeys(read_text(path / "vendor") for path in gpus):
         if vendor not in vendors:
             continue
-        name, kind, needed, built, hides = vendors[vendor]
-        if not built:
-            yield f"{name} GPU: PyTorch {torch.__version__} is built without {needed}"
+        name, kind, build, is_built, variable = vendors[vendor]
+        if not is_built:
+            yield f"{name} GPU: PyTorch {torch.__version__} is built without {build}"
         elif not devices(kind):
-            reason = f"{hides} hides it" if hides in os.environ else "PyTorch cannot use its driver"
+            reason = f"{variable} hides it" if variable in os.environ else "PyTorch cannot use its driver"
             yield f"{name} GPU: {reason}"
-
-
-_GPU_CLASSES = ("0x03", "0x12")
-"""PCI classes: display controllers and accelerators."""
 
 
 def _gpu_kinds(tried: bool | None = None) -> list[str]:
     return [name for name, kind in KINDS.items() if name != "cpu" and tried in (None, kind.tried)]
-
-
-DEVICE_HELP = "auto, cpu, cuda, cuda:N, xpu, xpu:N or mps"
 
 
 def _module(device: str | torch.device) -> Any:

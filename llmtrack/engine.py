@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One call of `generate`: greedy decoding of a batch padded to its longest row.
+    """A call of `generate`: greedy decoding of a batch padded to its longest row.
 
     Attributes:
         prompt_ids: token ids of each row, without pads.
@@ -51,13 +51,13 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class Generated:
-    """Output of one call of `generate`.
+    """Output of a call of `generate`.
 
     Attributes:
-        new_ids: new token ids of each row, up to and including its first end-of-sequence token (unless suppressed);
-            pads after it are not counted.
+        new_ids: new token ids of each row, up to and including its first end-of-sequence token (unless suppressed),
+            without pads after it.
         step_seconds: returns the seconds from the start of the call to each step, if the device runs ahead of the host;
-            called after the call, because reading its timestamps takes time. None if `on_step` was called in time.
+            called after the call, because reading timestamps takes time. None if `on_step` was called in time.
     """
 
     new_ids: tuple[tuple[int, ...], ...]
@@ -70,10 +70,10 @@ class SpecialTokens:
 
     Attributes:
         names: text of each special token by id.
-        bos_id: beginning of a sequence, or None.
-        eos_id: end of a sequence, or None.
-        unk_id: unknown token, or None.
-        prefix: what the tokenizer puts before every text.
+        bos_id: beginning of a sequence.
+        eos_id: end of a sequence.
+        unk_id: unknown token.
+        prefix: ids that the tokenizer puts before every text.
     """
 
     names: Mapping[int, str]
@@ -95,8 +95,8 @@ class Tokenized:
     """A text as tokens, with the part of the text that each token covers.
 
     Attributes:
-        spans: for each token the UTF-8 bytes that it covers, as start and end: ordered and disjoint, empty for tokens
-            without text. White space belongs to the token after it. None if the tokenizer reports no offsets.
+        spans: start and end of the UTF-8 bytes that each token covers: ordered and disjoint, empty for tokens without
+            text. White space belongs to the token after it. None if the tokenizer reports no offsets.
         added: number of leading tokens added by the tokenizer.
     """
 

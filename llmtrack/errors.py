@@ -15,7 +15,7 @@ NO_MEMORY = "out of memory: free some, raise the limit of the container, job or 
 
 
 def in_words(error: BaseException) -> str:
-    """Return an exception's message as one line, or its class name if it has none."""
+    """Return an exception's message as one line, else its class name."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

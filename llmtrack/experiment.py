@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SeriesOf = Callable[[str, str], list[float]]
 # Packages of the built-in experiments.
-_OWN = ("experiments", "llmtrack")
+_BUILTIN = ("experiments", "llmtrack")
 # `Experiment.typed` selects their argument type.
 Plots = Callable[[Any, SeriesOf], Mapping[str, "Figure"]]
 Reading = Callable[[Any], list[str]]
@@ -79,18 +79,18 @@ class Experiment:
 
     def draw(self, runs: Runs, series: SeriesOf) -> Mapping[str, Figure]:
         """Draw figures of tracked runs; see `plots`."""
-        drawn = self.plots(runs if self.typed else frame_of(runs), series)
-        return self._checked("plots", drawn, Mapping, "a mapping of names to figures")
+        figures = self.plots(runs if self.typed else frame_of(runs), series)
+        return self._checked("plots", figures, Mapping, "a mapping of names to figures")
 
     def read(self, runs: Runs) -> list[str]:
         """Interpret tracked runs; see `reading`."""
         lines = self.reading(runs if self.typed else frame_of(runs))
         return self._checked("reading", lines, (list, tuple), "a list of lines")
 
-    def _checked(self, function: str, gave: Any, kinds: Any, expected: str) -> Any:
-        if not isinstance(gave, kinds):
-            raise _returned(self.name, function, gave, expected)
-        return gave
+    def _checked(self, function: str, value: Any, types: Any, expected: str) -> Any:
+        if not isinstance(value, types):
+            raise _wrong_value(self.name, function, value, expected)
+        return value
 
 
 @dataclass(frozen=True)
@@ -103,17 +103,13 @@ class Declaration(Generic[Config]):
         question: what it answers, in one sentence.
         config: parameters, a frozen dataclass (see `llmtrack.options`).
         build: make the experiment from a config, using `asking`.
-        plots: see `Experiment`.
-        reading: see `Experiment`.
-        table: see `Experiment`.
-        show_block: see `Experiment`.
+        plots, reading, table, show_block, typed: see `Experiment`.
         position: order in the suite, grouping experiments that share a loaded model; None to leave it out.
         in_suite: derive the suite's config from one made of the suite's own parameters.
         quick: derive the quick suite's config from the suite's.
         first_look: whether the quick suite runs it unless asked by name.
         applies: whether the suite runs it on this installation unless asked by name.
         more: Markdown after the question in README.
-        typed: see `Experiment`.
     """
 
     name: str
@@ -133,13 +129,7 @@ class Declaration(Generic[Config]):
     typed: bool = False
 
     def asking(self, config: Config, scenarios: Sequence[Scenario], **resolved: Any) -> Experiment:
-        """Build the experiment that measures some scenarios.
-
-        Args:
-            config: the requested config.
-            scenarios: what to measure, including the baseline.
-            resolved: resolved parameter values and other values to track with the study.
-        """
+        """Build the experiment that measures some scenarios; track `resolved` with the study, beside the config."""
         return Experiment(
             self.name,
             self.question,
@@ -157,20 +147,25 @@ class Declaration(Generic[Config]):
         try:
             built = self.build(config)
         except Exception as error:
-            # A bug of a built-in one shows where it is.
-            if isinstance(error, LlmtrackError) or str(getattr(self.build, "__module__", "")).partition(".")[0] in _OWN:
+            # A bug of a built-in experiment keeps its traceback.
+            if (
+                isinstance(error, LlmtrackError)
+                or str(getattr(self.build, "__module__", "")).partition(".")[0] in _BUILTIN
+            ):
                 raise
             raise _unusable(self.name, f"build raised {type(error).__name__}: {in_words(error)}") from error
         if not isinstance(built, Experiment):
-            raise _returned(self.name, "build", built, "an Experiment, such as of DECLARED.asking(config, scenarios)")
-        for each in built.scenarios:
-            if not isinstance(each, Scenario):
-                raise _returned(self.name, "build", each, "a Scenario", among=" among its scenarios")
+            raise _wrong_value(
+                self.name, "build", built, "an Experiment, such as of DECLARED.asking(config, scenarios)"
+            )
+        for scenario in built.scenarios:
+            if not isinstance(scenario, Scenario):
+                raise _wrong_value(self.name, "build", scenario, "a Scenario", " among its scenarios")
         return replace(built, asked=non_defaults(config))
 
 
-def _returned(experiment: str, function: str, gave: Any, expected: str, among: str = "") -> ExtensionError:
-    return _unusable(experiment, f"{function} returned {type_name(gave)}{among}, and not {expected}")
+def _wrong_value(experiment: str, function: str, value: Any, expected: str, where: str = "") -> ExtensionError:
+    return _unusable(experiment, f"{function} returned {type_name(value)}{where}, and not {expected}")
 
 
 def _unusable(experiment: str, why: str) -> ExtensionError:

@@ -31,12 +31,12 @@ class GeneratingModel:
 
         limit = int((params or {}).get("max_new_tokens", MAX_NEW_TOKENS))
         prompts = model_input.iloc[:, 0].tolist() if hasattr(model_input, "iloc") else list(model_input)
-        found = []
+        texts = []
         for prompt in prompts:
             ids = tuple(self.engine.encode(prompt)) or (self.engine.info.special_tokens.start_id or 0,)
             request = GenerateRequest((ids,), limit, ignore_eos=False)
-            found.append(self.engine.decode(self.engine.generate(request, lambda: None).new_ids[0]))
-        return found
+            texts.append(self.engine.decode(self.engine.generate(request, lambda: None).new_ids[0]))
+        return texts
 
 
 def _load_pyfunc(path: str) -> GeneratingModel:
