@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from llmtrack.host.transformers_compat import portable_rope
+
 IMPORTS = """
 import sys
 from llmtrack.host.transformers_compat import import_transformers
@@ -44,3 +46,18 @@ for program in {programs!r}:
 def test_transformers_imports_no_sklearn_or_scipy_but_others_can():
     programs = (IMPORTS, ALREADY_CHECKED)
     subprocess.run([sys.executable, "-c", RUN_IN_FORKS.format(programs=programs)], check=True)
+
+
+def test_rotary_settings_get_both_spellings():
+    assert portable_rope({"rope_theta": 5.0}) == {"rope_theta": 5.0}
+    both = portable_rope({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0}})
+    assert both["rope_theta"] == 5.0
+    assert both["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize("kind", ["rope_type", "type"])
+def test_rope_scaling_takes_precedence_over_rope_parameters_as_in_version_5(kind):
+    parameters = {"rope_type": "default", "rope_theta": 5.0}
+    both = portable_rope({"rope_parameters": parameters, "rope_scaling": {kind: "linear", "factor": 2.0}})
+    assert both["rope_theta"] == 5.0
+    assert both["rope_scaling"] == {kind: "linear", "factor": 2.0}

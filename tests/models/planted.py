@@ -1,4 +1,4 @@
-"""A model folder with code planted wherever a library might look for some; whatever runs leaves its name in a file."""
+"""Plant code in a model folder wherever a library might look for it; whatever runs leaves its name in a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.models.folders import edit
 
 AUTO_CLASSES = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer", "AutoProcessor")
-# Modules that libraries import from a folder, or that Python itself does.
+# Modules that libraries or Python itself import from a folder.
 MODULES = (
     "evil.py",
     "modeling_llama.py",
@@ -37,12 +37,12 @@ PICKLES = (
     "tokenizer.pkl",
     "dict.bin",
 )
-# A template that leaves the sandbox, if there were none.
+# A template that escapes if there is no sandbox.
 ESCAPE = "{{ cycler.__init__.__globals__.os.system('touch MARK') }}"
 
 
 class Payload:
-    """Runs when it is unpickled."""
+    """Runs when unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -52,18 +52,17 @@ class Payload:
 
 
 def plant(folder: Path, mark: Path, model_type: str = "llama") -> None:
-    """Plant code in a folder.
+    """Plant code in a model folder.
 
     Args:
-        folder: a whole model.
-        mark: a path that is there afterwards if any of it has run.
-        model_type: one that transformers knows, or one that only the planted code defines.
+        mark: a path that exists afterwards if any code has run.
+        model_type: known to transformers, or defined by the planted code only.
     """
     for name in MODULES:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(
             f"import os\nos.makedirs({str(mark)!r}, exist_ok=True)\nopen(os.path.join({str(mark)!r}, {name.replace('/', '-')!r}), 'w').close()\n"
-            "class C: pass\ndef generate(*given, **named): raise SystemExit('code of the folder ran')\n"
+            "class C: pass\ndef generate(*args, **kwargs): raise SystemExit('code of the folder ran')\n"
         )
     for name in PICKLES:
         (folder / name).write_bytes(pickle.dumps(Payload(mark)))

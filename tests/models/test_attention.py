@@ -1,4 +1,4 @@
-"""Loaded models compute the attention of their config; the reference is transformers' eager attention in float64."""
+"""Loaded models compute the attention of their config, like transformers' eager attention in float64."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def saved(folder, architecture, spread=1.0, **settings):
-    """A folder of a random model whose attention scores have a standard deviation of some tens."""
+    """Save a random model; by default, its attention scores have a standard deviation of some tens."""
     config = AutoConfig.for_model(architecture, **SIZES, **settings)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -50,8 +50,8 @@ def saved(folder, architecture, spread=1.0, **settings):
     return folder
 
 
-def truth(folder, rows=ROWS, dtype=torch.float64):
-    """The summed losses of rows, and the tokens after the first of them, by eager attention in float64."""
+def expected(folder, rows=ROWS, dtype=torch.float64):
+    """Return the summed losses of rows, and the tokens generated after the first, by eager attention in float64."""
     model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, attn_implementation="eager").eval()
     sums, new = [], list(rows[0])
     with torch.inference_mode():
@@ -66,61 +66,62 @@ def truth(folder, rows=ROWS, dtype=torch.float64):
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("cap", [50.0, 1.0, None])
 @pytest.mark.parametrize("architecture", ["gemma2", "vaultgemma"])
-def test_caps_on_attention_scores_are_heeded(tmp_path, architecture, cap):
+def test_caps_on_attention_scores_are_applied(tmp_path, architecture, cap):
     folder = saved(tmp_path / "model", architecture, attn_logit_softcapping=cap)
     engine = load_engine(str(folder), device="cpu", dtype="float32")
-    sums, new = truth(folder)
+    sums, new = expected(folder)
     assert engine.score(*pad_rows(ROWS, 0, "right"))[0].tolist() == pytest.approx(sums, rel=1e-5)
     assert list(engine.generate(GenerateRequest((tuple(ROWS[0]),), 4), lambda: None).new_ids[0]) == new
 
 
 @pytest.mark.slow(1)
-def test_a_cap_changes_what_a_model_says(tmp_path):
-    """Or the test before would hold without any cap."""
+def test_a_cap_changes_the_loss(tmp_path):
+    """Otherwise the test before would pass without a cap."""
     sums = {
-        cap: truth(saved(tmp_path / str(cap), "gemma2", attn_logit_softcapping=cap))[0][0] for cap in (50.0, 1.0, None)
+        cap: expected(saved(tmp_path / str(cap), "gemma2", attn_logit_softcapping=cap))[0][0]
+        for cap in (50.0, 1.0, None)
     }
     assert abs(sums[50.0] - sums[None]) > 1e-4 * sums[None]
     assert abs(sums[1.0] - sums[None]) > 1e-3 * sums[None]
 
 
 @pytest.mark.slow(1)
-def test_sinks_are_heeded(tmp_path):
+def test_sinks_are_applied(tmp_path):
     folder = saved(tmp_path / "model", "gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=8)
     engine = load_engine(str(folder), device="cpu", dtype="float32")
-    sums, _ = truth(folder, dtype=torch.float32)  # the experts of version 5 have no float64
+    sums, _ = expected(folder, dtype=torch.float32)  # the experts of version 5 have no float64
     assert engine.score(*pad_rows(ROWS, 0, "right"))[0].tolist() == pytest.approx(sums, rel=1e-5)
 
 
 @pytest.mark.slow(1)
-def test_what_no_config_tells_of_is_found_by_a_short_pass(tmp_path, monkeypatch):
-    """A cap of a mild 50 among scores of a standard deviation of 0.1 shows nowhere but in sharp scores."""
+def test_a_feature_missing_from_the_config_is_found_by_the_probe(tmp_path, monkeypatch):
+    """Scores with a standard deviation of 0.1 reveal a cap of 50 only when sharpened."""
     monkeypatch.setattr(attention, "attention_arguments", lambda config: {})
-    monkeypatch.setattr("llmtrack.models.load.implementation", lambda config: {})
+    monkeypatch.setattr("llmtrack.models.load.attention_arguments", lambda config: {})
     folder = saved(tmp_path / "model", "gemma2", spread=0.06, attn_logit_softcapping=50.0)
     assert load(folder).model.config._attn_implementation == EAGER
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral", "gemma3_text", "gpt2"])
-def test_the_fast_attention_stays_where_it_computes_the_same(tmp_path, architecture):
+def test_fast_attention_is_kept_if_it_is_exact(tmp_path, architecture):
     folder = saved(tmp_path / "model", architecture)
     for dtype in (torch.float32, torch.bfloat16):
         loaded = load(folder, dtype)
         assert loaded.model.config._attn_implementation == "sdpa"
-        assert not [each for each in loaded.warnings if "attention" in each]
+        assert not [warning for warning in loaded.warnings if "attention" in warning]
 
 
-def test_it_is_said_that_attention_is_slower(tmp_path):
-    found = load(saved(tmp_path / "model", "gemma2")).warnings
+def test_slow_attention_is_a_warning(tmp_path):
+    warnings = load(saved(tmp_path / "model", "gemma2")).warnings
     if AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", **SIZES))._supports_sdpa:
-        assert found == (
+        assert warnings == (
             "attention is eager, and slower: the faster implementation of transformers ignores attn_logit_softcapping",
         )
     else:  # version 5 has no faster one
-        assert not found
+        assert not warnings
 
 
-def test_the_attention_functions_are_left_as_they_were(tmp_path):
+def test_the_probe_restores_the_attention_functions(tmp_path):
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     before = ALL_ATTENTION_FUNCTIONS["sdpa"]

@@ -40,17 +40,17 @@ def test_an_entry_is_built_once_with_its_manifest():
     assert cache.describe_damage(entry) is None
 
 
-@pytest.mark.parametrize("harm", ["shorten", "delete", "manifest", "half", "list"])
-def test_a_damaged_entry_is_noticed_and_built_again(harm):
+@pytest.mark.parametrize("damage", ["shorten", "delete", "manifest", "half", "list"])
+def test_a_damaged_entry_is_rebuilt(damage):
     build = Builder()
     entry = cache.build_once("x", build)
-    if harm == "shorten":
+    if damage == "shorten":
         (entry / "sub" / "file").write_text("con")
-    elif harm == "delete":
+    elif damage == "delete":
         (entry / "sub" / "file").unlink()
-    elif harm == "manifest":
+    elif damage == "manifest":
         (entry / cache.MANIFEST).unlink()
-    elif harm == "half":
+    elif damage == "half":
         (entry / cache.MANIFEST).write_text('{"files": {')
     else:
         (entry / cache.MANIFEST).write_text("[]")
@@ -62,14 +62,14 @@ def test_a_damaged_entry_is_noticed_and_built_again(harm):
 
 
 def keeping_times(change):
-    """Change a file, and give it back the time of its content that it had."""
+    """Change a file but restore its modification time."""
 
-    def harm(path):
+    def replace(path):
         before = path.stat()
         change(path)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
-    return harm
+    return replace
 
 
 def other_file(path):
@@ -78,7 +78,7 @@ def other_file(path):
     os.replace(twin, path)
 
 
-HARMS = {
+REPLACEMENTS = {
     "a byte": lambda path: path.write_text("c0ntent"),
     "a byte, its time kept": keeping_times(lambda path: path.write_text("c0ntent")),
     "another file": other_file,
@@ -87,16 +87,16 @@ HARMS = {
 }
 
 
-@pytest.mark.parametrize("looked_at_before", [True, False])
-@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
-def test_what_was_replaced_at_equal_size_is_made_again_and_said(harm, looked_at_before, caplog, monkeypatch):
-    monkeypatch.setattr(cache, "_TICK_NS", 0)  # so that digests are remembered at once
+@pytest.mark.parametrize("hashed_before", [True, False])
+@pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
+def test_a_replacement_of_equal_size_is_detected_and_rebuilt(replace, hashed_before, caplog, monkeypatch):
+    monkeypatch.setattr(cache, "_TICK_NS", 0)  # cache digests at once
     build = Builder()
     entry = cache.build_once("x", build)
-    if looked_at_before:
+    if hashed_before:
         assert cache.describe_damage(entry) is None
     time.sleep(0.05)  # past the tick of the file system's clock
-    harm(entry / "sub" / "file")
+    replace(entry / "sub" / "file")
     assert cache.build_once("x", build) == entry
     assert build.calls == 2
     assert (entry / "sub" / "file").read_text() == "content"
@@ -105,16 +105,16 @@ def test_what_was_replaced_at_equal_size_is_made_again_and_said(harm, looked_at_
     assert cache.describe_damage(entry) is None
 
 
-def test_an_entry_in_the_place_of_another_is_made_again(own_cache):
-    right, other = Builder(), Builder("another")
-    entry = cache.build_once("x", right)
+def test_an_entry_copied_from_another_is_rebuilt():
+    build, other = Builder(), Builder("another")
+    entry = cache.build_once("x", build)
     shutil.rmtree(entry)
     shutil.copytree(cache.build_once("y", other), entry)
     assert cache.describe_damage(entry) == "it was built as y"
-    assert (cache.build_once("x", right) / "sub" / "file").read_text() == "content"
+    assert (cache.build_once("x", build) / "sub" / "file").read_text() == "content"
 
 
-def test_a_whole_entry_is_read_once_and_not_at_every_start(monkeypatch):
+def test_an_unchanged_entry_is_hashed_once(monkeypatch):
     monkeypatch.setattr(cache, "_TICK_NS", 0)
     build = Builder()
     entry = cache.build_once("x", build)
@@ -123,18 +123,18 @@ def test_a_whole_entry_is_read_once_and_not_at_every_start(monkeypatch):
     assert cache.build_once("x", build) == entry
 
 
-def test_what_a_file_browser_leaves_is_no_damage():
+def test_hidden_files_are_no_damage():
     entry = cache.build_once("x", Builder())
     (entry / ".DS_Store").write_text("")
     assert cache.describe_damage(entry) is None
 
 
-def test_a_first_build_is_no_damage_to_speak_of(caplog):
+def test_a_first_build_logs_no_damage(caplog):
     cache.build_once("x", Builder())
     assert not caplog.text
 
 
-def test_a_build_that_fails_leaves_nothing_behind(own_cache):
+def test_a_failed_build_leaves_nothing(own_cache):
     def fail(folder):
         (folder / "half").write_text("x")
         raise ModelLoadError("no luck")
@@ -144,7 +144,7 @@ def test_a_build_that_fails_leaves_nothing_behind(own_cache):
     assert [path.name for path in (own_cache / "models").iterdir()] == [".x.lock"]
 
 
-def test_what_a_killed_build_left_is_removed(own_cache):
+def test_leftovers_of_a_killed_build_are_removed(own_cache):
     leftover = own_cache / "models" / ".x.new"
     leftover.mkdir(parents=True)
     (leftover / "half").write_text("x")
@@ -153,7 +153,7 @@ def test_what_a_killed_build_left_is_removed(own_cache):
     assert "half" not in json.dumps(cache.read_manifest(entry))
 
 
-def test_a_cache_that_cannot_be_written_says_what_to_do(tmp_path, monkeypatch):
+def test_an_unwritable_cache_names_the_remedy(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelLoadError, match="set LLMTRACK_CACHE"):
@@ -178,7 +178,7 @@ print(build_once("x", build).name)
     assert output.split().count("x") == 2
 
 
-def test_a_file_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
+def test_a_file_digest_is_cached_until_the_file_changes(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "_TICK_NS", 0)
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"one")
@@ -189,11 +189,11 @@ def test_a_file_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatc
         patch.setattr(cache, "sha256_of", lambda _: pytest.fail("read again"))
         assert file_digest(path) == first
     time.sleep(0.05)  # past the tick of the file system's clock
-    keeping_times(lambda at: at.write_bytes(b"two"))(path)
+    keeping_times(lambda file: file.write_bytes(b"two"))(path)
     assert file_digest(path) != first
 
 
-def test_a_remembered_digest_that_is_none_is_taken_anew(tmp_path, monkeypatch):
+def test_a_damaged_cached_digest_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "_TICK_NS", 0)
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"one")
@@ -204,14 +204,14 @@ def test_a_remembered_digest_that_is_none_is_taken_anew(tmp_path, monkeypatch):
         assert file_digest(path) == first
 
 
-def test_a_file_that_has_just_changed_is_not_remembered(tmp_path):
+def test_the_digest_of_a_file_changed_just_now_is_not_cached(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"one")
     file_digest(path)
     assert not (cache.cache_root() / "digests").exists()
 
 
-def test_the_digest_of_several_files_depends_on_each_and_on_their_names(tmp_path):
+def test_the_digest_of_several_files_depends_on_content_and_names(tmp_path):
     def digest(**files):
         for name, content in files.items():
             (tmp_path / f"{name}.safetensors").write_text(content)
@@ -224,15 +224,15 @@ def test_the_digest_of_several_files_depends_on_each_and_on_their_names(tmp_path
 
 
 @pytest.mark.parametrize("name", ["EMFILE", "EIO", "ESTALE", "EACCES"])
-def test_an_entry_that_cannot_be_read_just_now_is_not_made_again(monkeypatch, name):
+def test_a_temporarily_unreadable_entry_is_not_rebuilt(monkeypatch, name):
     build = Builder()
     entry = cache.build_once("x", build)
 
-    def fails(path):
+    def fail(path):
         raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "read_manifest", fails)
+        patch.setattr(cache, "read_manifest", fail)
         with pytest.raises(ModelLoadError, match="cannot be used"):
             cache.build_once("x", build)
     assert cache.build_once("x", build) == entry

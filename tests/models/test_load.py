@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from llmtrack.errors import ModelLoadError, UsageError
-from llmtrack.host.transformers_compat import portable_rope
 from llmtrack.models.load import RANDOM_WEIGHTS, clean_generation
 from tests.models.folders import edit, load
 
@@ -25,14 +24,14 @@ def test_a_folder_loads_in_eval_mode_in_the_dtype(tiny_model_dir, dtype):
     assert loaded.tokenizer("hi 🎉")["input_ids"] == list("hi 🎉".encode())
 
 
-def test_the_first_candidate_that_works_is_used_and_the_others_are_named():
+def test_the_first_candidate_that_works_is_used_with_a_warning_for_others():
     loaded = load("/nowhere/model,synthetic:tiny,synthetic:tiny-gpt2")
     assert loaded.model_id == "synthetic:tiny"
     assert loaded.warnings[0].startswith("passed over /nowhere/model: ")
     assert loaded.warnings[-1] == RANDOM_WEIGHTS
 
 
-def test_if_all_fail_each_has_a_line_with_its_reason(tmp_path):
+def test_if_all_candidates_fail_each_has_a_line_with_its_reason(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelLoadError) as caught:
         load(f"/nowhere/a,{tmp_path / 'empty'},/nowhere/b.gguf")
@@ -48,7 +47,7 @@ def test_a_bad_spec_is_a_usage_error():
         load("synthetic:nothing")
 
 
-def test_a_revision_that_cannot_apply_is_said():
+def test_an_ignored_revision_is_a_warning():
     assert "revision v1 is ignored: synthetic:tiny" in load("synthetic:tiny", revision="v1").warnings[0]
 
 
@@ -71,7 +70,7 @@ def test_code_in_a_folder_is_never_run(folder, tmp_path, model_type):
     assert not any("evil" in name for name in sys.modules)
 
 
-def test_only_special_ids_are_left_of_the_generation_settings(folder):
+def test_only_special_ids_remain_of_the_generation_settings(folder):
     path = folder / "generation_config.json"
     path.write_text(
         json.dumps(
@@ -82,12 +81,12 @@ def test_only_special_ids_are_left_of_the_generation_settings(folder):
     config = load(folder).model.generation_config
     assert config.eos_token_id == [257, 3]
     assert (config.bos_token_id, config.pad_token_id) == (256, 258)
-    left = set(config.to_diff_dict()) - {"do_sample", "transformers_version"}
-    assert left == {"bos_token_id", "eos_token_id", "pad_token_id"}
+    remaining = set(config.to_diff_dict()) - {"do_sample", "transformers_version"}
+    assert remaining == {"bos_token_id", "eos_token_id", "pad_token_id"}
     assert not config.do_sample
 
 
-def test_cleaning_uses_the_tokenizer_where_the_model_names_no_ids():
+def test_special_ids_missing_from_the_model_come_from_the_tokenizer():
     loaded = load("synthetic:tiny")
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(loaded.model.config, name, None)
@@ -96,7 +95,15 @@ def test_cleaning_uses_the_tokenizer_where_the_model_names_no_ids():
     assert loaded.model.generation_config.eos_token_id == 257
 
 
-def test_missing_weights_are_an_error_and_not_random_numbers(folder):
+@pytest.mark.parametrize(("configured", "kept"), [([1, 10**9], [1]), (10**9, None), ([-1], None), (7, 7)])
+def test_ids_beyond_the_vocabulary_are_removed(configured, kept):
+    loaded = load("synthetic:tiny")
+    loaded.model.generation_config.eos_token_id = configured
+    clean_generation(loaded.model, loaded.tokenizer)
+    assert loaded.model.generation_config.eos_token_id == kept
+
+
+def test_missing_weights_are_an_error(folder):
     from safetensors.torch import load_file, save_file
 
     weights = load_file(folder / "model.safetensors")
@@ -106,13 +113,13 @@ def test_missing_weights_are_an_error_and_not_random_numbers(folder):
         load(folder)
 
 
-def test_a_damaged_file_is_an_error_with_a_remedy(folder):
+def test_a_damaged_weight_file_names_a_remedy(folder):
     (folder / "model.safetensors").write_bytes(b"\x00" * 100)
     with pytest.raises(ModelLoadError, match="is damaged: fetch it again"):
         load(folder)
 
 
-def test_a_pickle_is_read_with_weights_only(folder, tmp_path):
+def test_a_pickle_is_a_warning(folder):
     from safetensors.torch import load_file
 
     weights = load_file(folder / "model.safetensors")
@@ -122,22 +129,8 @@ def test_a_pickle_is_read_with_weights_only(folder, tmp_path):
     assert loaded.facts["weights_format"] == "pickle"
     assert "pickle" in loaded.warnings[0]
 
-    mark = tmp_path / "ran"
-    torch.save({"x": _Opens(mark)}, folder / "pytorch_model.bin")
-    with pytest.raises(ModelLoadError):
-        load(folder)
-    assert not mark.exists()
 
-
-class _Opens:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (str(self.path), "w")
-
-
-def test_rotary_settings_of_version_5_survive_in_version_4(folder):
+def test_rotary_settings_of_version_5_are_used_in_version_4(folder):
     config = json.loads((folder / "config.json").read_text())
     for name in ("rope_theta", "rope_scaling"):
         config.pop(name, None)
@@ -146,18 +139,3 @@ def test_rotary_settings_of_version_5_survive_in_version_4(folder):
     loaded = load(folder).model
     expected = 123456.0 ** -(torch.arange(0, 32, 2) / 32)
     torch.testing.assert_close(loaded.model.rotary_emb.inv_freq, expected)
-
-
-def test_both_spellings_of_rotary_settings():
-    assert portable_rope({"rope_theta": 5.0}) == {"rope_theta": 5.0}
-    both = portable_rope({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0}})
-    assert both["rope_theta"] == 5.0
-    assert both["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
-
-
-@pytest.mark.parametrize("kind", ["rope_type", "type"])
-def test_a_scaling_beside_the_rotary_parameters_decides_as_in_version_5(kind):
-    parameters = {"rope_type": "default", "rope_theta": 5.0}
-    both = portable_rope({"rope_parameters": parameters, "rope_scaling": {kind: "linear", "factor": 2.0}})
-    assert both["rope_theta"] == 5.0
-    assert both["rope_scaling"] == {kind: "linear", "factor": 2.0}

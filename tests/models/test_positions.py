@@ -1,5 +1,3 @@
-"""The positions a model was made for, by hand, for every way in which configs say so."""
-
 from __future__ import annotations
 
 import pytest
@@ -21,7 +19,7 @@ from llmtrack.models.positions import context_length
         ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 256),
         ({"max_position_embeddings": 64, "rope_scaling": {"type": "dynamic", "factor": 2.5}}, 160),
         ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 256),
-        # Yarn as some write it: the length is the scaled one already.
+        # Some configs with yarn give the scaled length.
         (
             {
                 "max_position_embeddings": 256,
@@ -29,7 +27,7 @@ from llmtrack.models.positions import context_length
             },
             256,
         ),
-        # Llama 3: the scaled length is longer than original times factor.
+        # Llama 3: the length is longer than the original times the factor.
         (
             {
                 "max_position_embeddings": 131072,
@@ -41,7 +39,7 @@ from llmtrack.models.positions import context_length
             },
             131072,
         ),
-        # Phi-3: a list of factors for each frequency, the original length beside them.
+        # Phi-3: a list of factors per frequency, beside the original length.
         (
             {
                 "max_position_embeddings": 4096,
@@ -50,7 +48,7 @@ from llmtrack.models.positions import context_length
             },
             4096,
         ),
-        # The spelling of version 5, and one setting for each kind of layer.
+        # The spelling of version 5, also per kind of layer.
         (
             {
                 "max_position_embeddings": 64,
@@ -70,5 +68,5 @@ from llmtrack.models.positions import context_length
         ),
     ],
 )
-def test_context(config, expected):
+def test_context_length(config, expected):
     assert context_length(config) == expected

@@ -1,4 +1,4 @@
-"""Libraries see an allow-list of a model folder's files, and no setting that names code."""
+"""Libraries see only allow-listed files of a model folder, and no setting that refers to code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.models.folders import edit
 from tests.models.planted import plant
 
 
-def held(folder: Path) -> set[str]:
+def files_in(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
 
 
@@ -28,18 +28,18 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_a_view_holds_the_model_and_nothing_else(folder, tmp_path):
-    before = held(folder)
+def test_a_view_contains_only_the_model(folder, tmp_path):
+    before = files_in(folder)
     plant(folder, tmp_path / "ran")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ messages }}")
     (folder / "additional_chat_templates" / "evil.py").write_text("")
     (folder / "tokenizer.model").mkdir()
     (folder / "vocab.pkl").write_bytes(b"")
-    assert held(safe_view(folder)) == before | {"additional_chat_templates/tools.jinja"}
+    assert files_in(safe_view(folder)) == before | {"additional_chat_templates/tools.jinja"}
 
 
-def test_settings_name_no_code_and_are_else_what_they_were(folder, tmp_path):
+def test_only_references_to_code_are_removed_from_settings(folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     digests = model_digests(folder)
     nested = {"auto_map": {}, "attn_implementation": {"": "org/kernel"}, "hidden_size": 4}
@@ -53,14 +53,14 @@ def test_settings_name_no_code_and_are_else_what_they_were(folder, tmp_path):
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), OSError(errno.EMFILE, "too many open files")])
-def test_settings_that_cannot_be_read_for_a_moment_do_not_pass_with_their_code(folder, monkeypatch, name, error):
+def test_temporarily_unreadable_settings_do_not_pass(folder, monkeypatch, name, error):
     edit(folder / name, auto_map={"AutoConfig": "evil.C"})
-    honest = Path.read_text
+    original = Path.read_text
 
-    def read_text(path, *args, **named):
+    def read_text(path, *args, **kwargs):
         if path == folder / name:
             raise error
-        return honest(path, *args, **named)
+        return original(path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "read_text", read_text)
     with pytest.raises(ModelLoadError, match=rf"{name} cannot be read .*: permit it, or fetch the model again"):
@@ -70,61 +70,61 @@ def test_settings_that_cannot_be_read_for_a_moment_do_not_pass_with_their_code(f
 
 
 @pytest.mark.parametrize("damage", ['{"auto_map": {}', "[" * 100_000])
-def test_settings_that_another_reader_may_understand_do_not_pass(folder, damage):
+def test_settings_that_another_parser_may_accept_do_not_pass(folder, damage):
     (folder / "config.json").write_text(damage)
     with pytest.raises(ModelLoadError, match=r"config\.json is damaged"):
         safe_view(folder)
 
 
 @pytest.mark.parametrize("depth", [100, 900, 5_000, 50_000])
-def test_code_named_in_deeply_nested_settings_does_not_pass(folder, depth):
-    """How deep can be read depends on the version of Python: what can is freed of code, and what cannot is refused."""
+def test_code_in_deeply_nested_settings_does_not_pass(folder, depth):
+    """The depth that can be parsed depends on the version of Python: deeper settings are refused."""
     (folder / "config.json").write_text(
         '{"a": ' + "[" * depth + '{"auto_map": {"AutoConfig": "evil.C"}}' + "]" * depth + "}"
     )
     try:
-        visible_files = (safe_view(folder) / "config.json").read_text()
+        config = (safe_view(folder) / "config.json").read_text()
     except ModelLoadError as error:
         assert "config.json is damaged" in str(error)  # noqa: PT017 - either is right
     else:
-        assert "auto_map" not in visible_files
+        assert "auto_map" not in config
 
 
-def test_an_attention_that_transformers_has_itself_stays(folder):
+def test_an_attention_of_transformers_is_kept(folder):
     edit(folder / "config.json", attn_implementation="eager")
     assert json.loads((safe_view(folder) / "config.json").read_text())["attn_implementation"] == "eager"
 
 
-def test_a_view_is_made_once_and_again_where_the_folder_or_the_view_has_changed(folder):
+def test_a_view_is_cached_until_the_folder_or_the_view_changes(folder):
     first = safe_view(folder)
     assert safe_view(folder) == first
     (folder / "vocab.txt").write_text("a")
     second = safe_view(folder)
     assert second != first
     (second / "evil.py").write_text("")
-    assert "evil.py" not in held(safe_view(folder))
+    assert "evil.py" not in files_in(safe_view(folder))
     (second / "vocab.txt").unlink()
     (second / "vocab.txt").write_text("other")
     assert (safe_view(folder) / "vocab.txt").read_text() == "a"
 
 
-def test_without_a_cache_views_are_the_process_own(folder, cache):
-    cache.write_text("no folder")
+def test_without_a_cache_views_are_temporary(folder, cache):
+    cache.write_text("not a folder")
     assert (safe_view(folder) / "config.json").is_file()
 
 
 @pytest.mark.parametrize("refused", ["symlink_to", "both"])
-def test_where_no_links_can_be_made_the_view_is_a_copy(folder, monkeypatch, refused):
-    def no(*given):
+def test_without_links_the_view_is_a_copy(folder, monkeypatch, refused):
+    def refuse(*args):
         raise OSError("not permitted")
 
-    monkeypatch.setattr(Path, "symlink_to", no)
+    monkeypatch.setattr(Path, "symlink_to", refuse)
     if refused == "both":
-        monkeypatch.setattr(os, "link", no)
-    found = safe_view(folder)
-    assert held(found) == set(visible_files(folder))
-    assert not any(path.is_symlink() for path in found.iterdir())
-    assert safe_view(folder) == found
+        monkeypatch.setattr(os, "link", refuse)
+    view = safe_view(folder)
+    assert files_in(view) == set(visible_files(folder))
+    assert not any(path.is_symlink() for path in view.iterdir())
+    assert safe_view(folder) == view
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/x.safetensors", "a/../../x.safetensors"])
@@ -136,20 +136,19 @@ def test_an_index_that_leaves_the_folder_is_refused(folder, name):
 
 
 @pytest.mark.slow(3)
-def test_every_file_of_every_tokenizer_is_seen(folder):
-    """Of those that transformers can make for a causal language model."""
+def test_every_tokenizer_file_of_causal_language_models_is_visible(folder):
     source = Path(__import__("transformers").__file__).parent / "models"
     pattern = re.compile(rb"VOCAB_FILES_NAMES\s*(?::[^=]+)?=\s*(\{[^}]*\})")
     names = {
         name
         for path in source.glob("*/tokenization_*.py")
         if "deprecated" not in path.parts
-        for found in pattern.findall(path.read_bytes())
-        for name in re.findall(r":\s*\"([^\"]+)\"", found.decode())
+        for files in pattern.findall(path.read_bytes())
+        for name in re.findall(r":\s*\"([^\"]+)\"", files.decode())
     }
     assert len(names) > 10
     for name in names:
         (folder / name).write_text("")
-    # Those of encoders and of translators.
+    # Of encoders and translators.
     others = {"byte_maps.json", "entity_vocab.json", "prophetnet.tokenizer", "target_vocab.json"}
     assert names - set(visible_files(folder)) <= others | {"word_pronunciation.json", "word_shape.json"}

@@ -21,7 +21,7 @@ def test_one_candidate(spec, kind, location):
     assert parse_candidates(f" {spec} ") == [ModelSource(kind, location, spec)]
 
 
-def test_paths_that_exist(tmp_path, monkeypatch):
+def test_existing_paths(tmp_path, monkeypatch):
     (tmp_path / "org" / "model").mkdir(parents=True)
     (tmp_path / "a, b").mkdir()
     (tmp_path / "x.GGUF").touch()
@@ -34,14 +34,14 @@ def test_paths_that_exist(tmp_path, monkeypatch):
     assert parse_candidates("x.GGUF")[0].kind == "gguf"
 
 
-def test_a_list_keeps_its_order_and_drops_repeats():
+def test_a_list_keeps_its_order_without_duplicates():
     sources = parse_candidates("gpt2, packaged:smollm2 ,gpt2,synthetic:tiny")
     assert [source.spec for source in sources] == ["gpt2", "packaged:smollm2", "synthetic:tiny"]
     assert [source.kind for source in parse_candidates(DEFAULT_MODEL)] == ["packaged", "synthetic"]
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "reason"),
     [
         ("", "is empty"),
         (" , ", "is empty"),
@@ -64,19 +64,19 @@ def test_a_list_keeps_its_order_and_drops_repeats():
         ("a\0b", "valid hub id"),
     ],
 )
-def test_what_is_not_accepted_says_why_in_one_line(spec, says):
-    with pytest.raises(UsageError, match=says.replace("?", r"\?")) as caught:
+def test_an_invalid_spec_is_one_line_with_the_reason(spec, reason):
+    with pytest.raises(UsageError, match=reason.replace("?", r"\?")) as caught:
         parse_candidates(spec)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path):
+def test_a_file_instead_of_a_folder_is_refused(tmp_path):
     (tmp_path / "weights.bin").touch()
     with pytest.raises(UsageError, match="is a file and not a model folder"):
         parse_candidates(str(tmp_path / "weights.bin"))
 
 
-def test_a_missing_path_in_a_list_is_left_for_the_next_candidate():
+def test_a_missing_path_in_a_list_is_accepted():
     assert [source.kind for source in parse_candidates("/nowhere,synthetic:tiny")] == ["folder", "synthetic"]
 
 

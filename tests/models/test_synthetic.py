@@ -32,23 +32,23 @@ def test_presets_have_the_published_parameter_counts(name):
     assert sum(parameter.numel() for parameter in model.parameters()) == SHAPES[name]
 
 
-def test_the_tiny_model_is_about_a_million_parameters_in_eval_mode(tiny):
+def test_the_tiny_model_has_a_million_parameters_in_eval_mode(tiny):
     model, _ = tiny
     assert 0.9e6 < sum(parameter.numel() for parameter in model.parameters()) < 1.1e6
     assert not model.training
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
-def test_weights_depend_on_the_seed_only_and_leave_the_global_state_alone(tiny):
+def test_weights_depend_on_the_seed_only_and_do_not_change_the_global_state(tiny):
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    again, _ = synthetic.build("tiny", device="cpu", dtype=torch.float32)
+    equal, _ = synthetic.build("tiny", device="cpu", dtype=torch.float32)
     other, _ = synthetic.build("tiny", device="cpu", dtype=torch.float32, seed=1)
     half, _ = synthetic.build("tiny", device="cpu", dtype=torch.bfloat16)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_default_dtype() == torch.float32
     for name, weight in tiny[0].state_dict().items():
-        assert torch.equal(weight, again.state_dict()[name])
+        assert torch.equal(weight, equal.state_dict()[name])
         assert torch.equal(weight.bfloat16(), half.state_dict()[name])
     assert not torch.equal(tiny[0].lm_head.weight, other.lm_head.weight)
     assert synthetic.digests("tiny", 0, "cpu") != synthetic.digests("tiny", 1, "cpu")
@@ -67,7 +67,7 @@ def test_the_next_token_depends_on_the_context(tiny):
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_round_trips_byte_by_byte(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
-    assert ids == list(text.encode())  # ids are not bytes' numbers by luck: the vocabulary is in byte order
+    assert ids == list(text.encode())  # the vocabulary is in byte order
     assert tokenizer.decode(ids) == text
 
 
@@ -79,7 +79,7 @@ def test_every_id_decodes_and_specials_are_dropped(tokenizer):
     assert set(tokenizer("x")) == {"input_ids", "attention_mask"}
 
 
-def test_gpt2_has_no_pad_token_and_learned_positions():
+def test_gpt2_has_no_pad_token_but_learned_positions():
     model, tokenizer = synthetic.build("tiny-gpt2", device="cpu", dtype=torch.float32)
     assert tokenizer.pad_token is None
     assert tokenizer.bos_token == tokenizer.eos_token
