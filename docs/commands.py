@@ -1,4 +1,4 @@
-"""Make docs/commands.md from the commands' own help: python -m docs.commands > docs/commands.md."""
+"""Generate docs/commands.md from the commands' own help: python -m docs.commands > docs/commands.md."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ WIDTH = 100
 
 HEAD = """# Commands
 
-Made from the commands' own `--help` by `make docs`; a test keeps the two equal. Under `mlflow run` an option
+Generated from the commands' own `--help` by `make docs`; a test keeps the two equal. Under `mlflow run`, the option
 `--max-new-tokens 8` of an experiment is the parameter `-P max_new_tokens=8`.
 """
 COMMON = """### Common options
 
-Each experiment below takes these, too, but for those that stand behind its own.
+Each experiment below also takes these, except those named after its own.
 """
 # An option with the same help in this share of the experiments is listed once.
 SHARE = 0.6
 
 
 def page() -> str:
-    """Return the text of docs/commands.md."""
+    """Generate the text of docs/commands.md."""
     named = list(_experiments())
-    common = _common([command for _, command in named])
+    common = _common_options([command for _, command in named])
     parts = [HEAD, "## llmtrack\n", *_sections("llmtrack", llmtrack_command), "## Experiments\n", COMMON]
     shared = click.Command("experiment", params=list(common.values()), add_help_option=False)
     _, _, listed = _help(click.Context(shared, terminal_width=WIDTH)).partition("Options:\n")
     parts.append(_block("Options:\n" + listed))
     for name, command in named:
-        own = [each for each in command.params if _told(each) not in common]
+        own = [option for option in command.params if _record(option) not in common]
         parts += _sections(f"python -m experiments.{name}", command, own)
         flags = {option.opts[0] for option in command.params}
-        lacking = sorted(option.opts[0] for option in common.values() if option.opts[0] not in flags)
-        if lacking:
-            parts.append(f"Not of the common options: {', '.join(f'`{each}`' for each in lacking)}.\n")
+        missing = sorted(option.opts[0] for option in common.values() if option.opts[0] not in flags)
+        if missing:
+            parts.append(f"Without the common options {', '.join(f'`{flag}`' for flag in missing)}.\n")
     return "\n".join(parts)
 
 
@@ -53,16 +53,16 @@ def _experiments() -> Iterator[tuple[str, click.Command]]:
             yield module.name, command
 
 
-def _told(option: click.Parameter) -> tuple[str, str]:
+def _record(option: click.Parameter) -> tuple[str, str]:
     """Return the help record of an option."""
     return option.get_help_record(click.Context(click.Command(""))) or ("", "")
 
 
-def _common(commands: Sequence[click.Command]) -> dict[tuple[str, str], click.Parameter]:
+def _common_options(commands: Sequence[click.Command]) -> dict[tuple[str, str], click.Parameter]:
     """Return the options that most commands share, by their help records."""
-    every = {_told(each): each for command in commands for each in command.params}
-    times = Counter(told for command in commands for told in {_told(each) for each in command.params})
-    return {told: each for told, each in every.items() if times[told] >= SHARE * len(commands)}
+    options = {_record(option): option for command in commands for option in command.params}
+    counts = Counter(record for command in commands for record in set(map(_record, command.params)))
+    return {record: option for record, option in options.items() if counts[record] >= SHARE * len(commands)}
 
 
 def _sections(
@@ -78,8 +78,8 @@ def _sections(
     context = click.Context(shown, parent=parent, info_name=name, terminal_width=WIDTH, **command.context_settings)
     yield f"### {context.command_path}\n\n{_block(_help(context))}"
     if isinstance(command, click.Group):
-        for each in sorted(command.commands):
-            yield from _sections(each, command.commands[each], parent=context)
+        for subcommand in sorted(command.commands):
+            yield from _sections(subcommand, command.commands[subcommand], parent=context)
 
 
 def _help(context: click.Context) -> str:

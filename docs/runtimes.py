@@ -1,4 +1,4 @@
-"""Make the table of docs/backends.md from a study of `backends` that was tracked: python -m docs.runtimes [STUDY]."""
+"""Update the table of docs/backends.md from a tracked study of `backends`: python -m docs.runtimes [STUDY]."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).with_name("backends.md")
 BEGIN, END = "<!-- made by `python -m docs.runtimes` -->\n", "<!-- end -->\n"
+_TABLE = re.compile(r"^Taken on .*?(?=^Taken on |\Z)", re.DOTALL | re.MULTILINE)
 FLOAT = ("torch", "float32")
 PREFILL, DECODE = "prefill_tokens_per_sec", "decode_tokens_per_sec"
 
 
 def label(run: Run) -> str:
-    """Return the runtime and what it runs, in a few words."""
+    """Name a run's runtime and recipe or precision."""
     recipe = run.text("quantization")
-    # A file that is run as it is says itself what its weights are.
     return f"{run.text('backend')} {run.text('dtype') if recipe in ('', 'none') else recipe}"
 
 
-def table(found: pd.DataFrame) -> str:
-    """Return a row for each runtime, recipe and number of threads.
+def table(scenarios: pd.DataFrame) -> str:
+    """Format a row per runtime, recipe and number of threads.
 
     Args:
-        found: the scenarios of one study; what is left out was not measured.
+        scenarios: of one study.
     """
-    runs = runs_of(found)
+    runs = runs_of(scenarios)
     lengths = sorted({run.params["prompt_tokens"] for run in runs})
     largest = max(run.params["batch_size"] for run in runs)
     head = ["runtime, recipe", "threads", "file MiB", "load s"]
@@ -47,19 +47,19 @@ def table(found: pd.DataFrame) -> str:
     # In the order of the plan: oldest first.
     for run in reversed(runs):
         cells.setdefault((label(run), run.params["threads"]), []).append(run)
-    for (what, threads), own in cells.items():
-        lines.append(_line([what, str(threads), *_figures(own, runs, lengths, largest)]))
+    for (name, threads), own in cells.items():
+        lines.append(_line([name, str(threads), *_figures(own, runs, lengths, largest)]))
     return "\n".join(lines) + "\n"
 
 
 def _taken(runs: Runs) -> str:
-    """Return where and when the runs were measured, and how many of them beside other programs."""
+    """Describe where and when the runs were measured, and how many of them beside other programs."""
     facts = runs[-1].environment
     busy = sum(any("machine was busy" in line for line in run.warnings) for run in runs)
-    beside = f" In {busy} of {len(runs)} cells other programs took a part of the CPU." if busy else ""
+    note = f" In {busy} of {len(runs)} cells other programs took a part of the CPU." if busy else ""
     return (
         f"Taken on {runs[-1].start_time:%d %B %Y}: {facts['cpu']}, {facts['cpu_cores']} cores. Speeds in tokens/s with their "
-        f"95 % interval; quality beside PyTorch in float32.{beside}"
+        f"95 % interval; quality beside PyTorch in float32.{note}"
     )
 
 
@@ -88,13 +88,13 @@ def _figures(cells: list[Run], runs: Runs, lengths: list[int], largest: int) -> 
 
 
 def _speed(run: Run | None, key: str) -> str:
-    """Return tokens per second with their interval, which a single repeat has none of."""
+    """Format tokens per second with their interval, which a single repeat lacks."""
     if run is None or (value := run.number(key)) is None:
         return ""
     low, high = (run.number(f"spread/{key}.{end}") for end in ("ci_low", "ci_high"))
     digits = 0 if value >= 100 else 1
-    told = low is not None and high is not None and low != high
-    interval = f" ({low:.{digits}f} to {high:.{digits}f})" if told else ""
+    known = low is not None and high is not None and low != high
+    interval = f" ({low:.{digits}f} to {high:.{digits}f})" if known else ""
     return f"{value:.{digits}f}{interval}"
 
 
@@ -107,33 +107,30 @@ def _line(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def filled(page: str, made: str) -> str:
-    """Return a page with the table of one machine made anew, or added below those of others."""
+def with_table(page: str, new: str) -> str:
+    """Replace the table of a machine on a page, or add it below those of others."""
     before, _, rest = page.partition(BEGIN)
     inside, _, after = rest.partition(END)
-    tables = {_machine(each): each.strip("\n") for each in _TABLE.findall(inside)}
-    tables[_machine(made)] = made.strip("\n")
+    tables = {_machine(text): text.strip("\n") for text in _TABLE.findall(inside)}
+    tables[_machine(new)] = new.strip("\n")
     return before + BEGIN + "\n\n".join(tables.values()) + "\n" + END + after
 
 
-_TABLE = re.compile(r"^Taken on .*?(?=^Taken on |\Z)", re.DOTALL | re.MULTILINE)
-
-
-def _machine(made: str) -> str:
-    """Return the machine that a table's first line names."""
-    return made.partition(": ")[2].partition(". Speeds in ")[0]
+def _machine(text: str) -> str:
+    """Return the machine named in a table's first line."""
+    return text.partition(": ")[2].partition(". Speeds in ")[0]
 
 
 @click.command(help=__doc__)
 @click.argument("study", default="latest:backends")
 @click.option("--show", is_flag=True, help="Print it, and leave the page as it is.")
 def main(study: str, show: bool) -> None:
-    """Make it."""
-    made = table(llmtrack.runs(study=study, status="FINISHED"))
+    """Update the page, or print the table."""
+    text = table(llmtrack.runs(study=study, status="FINISHED"))
     if show:
-        click.echo(made)
+        click.echo(text)
     else:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
+        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The table of docs/backends.md is made of tracked runs, between its markers."""
+"""The table of docs/backends.md is generated from tracked runs, between its markers."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from docs.runtimes import BEGIN, END, PAGE, filled, table
+from docs.runtimes import BEGIN, END, PAGE, table, with_table
 
 
 def run(backend: str, dtype: str, quantization: str = "none", **more):
@@ -43,7 +43,7 @@ def test_only_what_is_between_the_markers_changes():
     before, _, rest = page.partition(BEGIN)
     inside, _, after = rest.partition(END)
     made = table(pd.DataFrame(RUNS[::-1]))
-    assert filled(page, made) == f"{before}{BEGIN}{inside}\n{made}{END}{after}", "another machine's stands below"
+    assert with_table(page, made) == f"{before}{BEGIN}{inside}\n{made}{END}{after}", "another machine's stands below"
 
 
 def test_a_table_replaces_that_of_its_own_machine_only():
@@ -52,7 +52,7 @@ def test_a_table_replaces_that_of_its_own_machine_only():
         for cpu, speed in (("An Intel", 20.0), ("An AMD", 30.0), ("An Intel", 40.0))
     )
     page = f"before {BEGIN}{END} after"
-    assert filled(page, first) == f"before {BEGIN}{first}{END} after"
-    both = filled(filled(page, first), second)
+    assert with_table(page, first) == f"before {BEGIN}{first}{END} after"
+    both = with_table(with_table(page, first), second)
     assert both == f"before {BEGIN}{first}\n{second}{END} after"
-    assert filled(both, again) == f"before {BEGIN}{again}\n{second}{END} after"
+    assert with_table(both, again) == f"before {BEGIN}{again}\n{second}{END} after"

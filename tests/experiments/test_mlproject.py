@@ -114,10 +114,10 @@ def test_readme_lists_every_experiment_with_its_question():
         assert f"| `{name}` | {suite.DECLARED_BY_NAME[name].question}" in text
 
 
-def test_the_page_of_recipes_lists_each_with_what_it_quantizes_and_can_be_told():
+def test_the_page_of_recipes_lists_each_with_what_it_quantizes_and_its_options():
     text = (ROOT / "docs" / "quantization.md").read_text(encoding="utf-8")
     assert text == quantization(text), "run: make docs"
-    assert "| `onnx/int8-static` | weights and activations of linear layers, 8 bits, ranges fixed by" in text
+    assert "| `onnx/int8-static` | weights and activations of linear layers, 8 bits, activation ranges fixed by" in text
     assert "`calibration_method=minmax`" in text
 
 
