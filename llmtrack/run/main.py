@@ -54,7 +54,7 @@ from llmtrack.tracking.write.spool import Spool, to_stderr
 from llmtrack.tracking.write.tracker import Study, Tracker
 
 USAGE = 2
-DEFAULT, USUAL = "Default", "llmtrack"
+MLFLOW_DEFAULT, OWN_DEFAULT = "Default", "llmtrack"
 """Default MLflow experiments of `mlflow run` and of llmtrack."""
 
 
@@ -185,7 +185,7 @@ _ANSWERS = {
 """What the methods of an executor return."""
 
 
-def _processes(settings: HereOptions, patience: Patience) -> Sequence[Executor]:
+def _process(settings: HereOptions, patience: Patience) -> Sequence[Executor]:
     executor = ProcessExecutor(patience)
     executor.begin()
     return [executor]
@@ -195,16 +195,16 @@ def _inline(settings: HereOptions, patience: Patience) -> Sequence[Executor]:
     return [InlineExecutor(time_limit=patience.time_limit)]
 
 
-def _on_a_cluster(settings: Any, patience: Patience) -> Sequence[Executor]:
+def _ray(settings: Any, patience: Patience) -> Sequence[Executor]:
     from llmtrack.run.executors.ray.opening import open_cluster
 
     return open_cluster(settings.address, settings.nodes, settings.resources, patience)
 
 
 EXECUTORS: dict[str, Callable[[Any, Patience], Sequence[Executor]]] = {
-    "process": _processes,
+    "process": _process,
     "inline": _inline,
-    "ray": _on_a_cluster,
+    "ray": _ray,
 }
 """Executor factories by name; entry points add others."""
 
@@ -212,15 +212,16 @@ EXECUTORS: dict[str, Callable[[Any, Patience], Sequence[Executor]]] = {
 @contextmanager
 def open_executor(settings: RunOptions) -> Iterator[Executor]:
     """Open the executor of the settings, and close it at the end."""
-    with _closed_at_end([_kept_loaded(make_executor(settings), settings)], settings) as executors:
-        yield executors[0]
+    executor = _kept_loaded(make_executor(settings), settings)
+    with _closed_at_end([executor], settings):
+        yield executor
 
 
 @contextmanager
 def open_executors(settings: RunOptions) -> Iterator[Sequence[Executor]]:
     """Open the executors of the settings, and close them at the end."""
-    found = [_kept_loaded(each, settings) for each in make_executors(settings)]
-    with _closed_at_end(found, settings) as executors:
+    executors = [_kept_loaded(executor, settings) for executor in make_executors(settings)]
+    with _closed_at_end(executors, settings):
         yield executors
 
 
@@ -233,13 +234,13 @@ def _kept_loaded(executor: Executor, settings: RunOptions) -> Executor:
 
 
 @contextmanager
-def _closed_at_end(executors: Sequence[Executor], settings: RunOptions) -> Iterator[Sequence[Executor]]:
+def _closed_at_end(executors: Sequence[Executor], settings: RunOptions) -> Iterator[None]:
     if settings.executor == "inline" and settings.time_limit:
         to_stderr(
             "time_limit is kept between calls only with executor=inline: what hangs in this process cannot be ended"
         )
     try:
-        yield executors
+        yield
     finally:
         for executor in executors:
             executor.close()
@@ -304,25 +305,25 @@ def print_location(console: Console, tracker: Tracker, study: Study) -> None:
         )
         return
     uri = tracker.delivery.display_uri
-    place = tracker.delivery.experiment
-    say(console, f"Tracked in {uri}, MLflow experiment {place}")
-    if place == DEFAULT:
+    experiment = tracker.delivery.experiment
+    say(console, f"Tracked in {uri}, MLflow experiment {experiment}")
+    if experiment == MLFLOW_DEFAULT:
         say(
             console,
-            f"mlflow run put it there: with --experiment-name {USUAL} it is beside what `llmtrack run` tracks",
+            f"mlflow run put it there: with --experiment-name {OWN_DEFAULT} it is beside what `llmtrack run` tracks",
         )
     server = uri if uri.startswith("http") else "http://127.0.0.1:5000"
     if server != uri:
         say(console, f"See the runs: mlflow ui --backend-store-uri {shlex.quote(uri)}")
     root, views = server.rstrip("/"), existing_views(study.experiment_id or "", tracker.tracking_uri)
-    number, opened = str(tracker.delivery.experiment_id), study.study_id if study.study_id in views else ""
-    link = runs_link(root, number, opened)
+    experiment_id, view = str(tracker.delivery.experiment_id), study.study_id if study.study_id in views else ""
+    link = runs_link(root, experiment_id, view)
     say(console, f"{'  and open' if server != uri else 'See the runs:'} {link}")
-    if opened:
-        say(console, f"Its charts: {runs_link(root, number, study.study_id, charts=True)}")
+    if view:
+        say(console, f"Its charts: {runs_link(root, experiment_id, study.study_id, charts=True)}")
     if study.run_id is not None:
-        say(console, f"Its page: {run_link(root, number, study.run_id)}")
+        say(console, f"Its page: {run_link(root, experiment_id, study.run_id)}")
     if study.run_id is not None and not tracker.delivery.waiting(study.study_id):
         report = local_artifact(study.run_id, "report.html", tracker.tracking_uri)
-        remote = run_link(root, number, study.run_id, "report.html")
+        remote = run_link(root, experiment_id, study.run_id, "report.html")
         say(console, f"Its report: {remote if report is None else report}")

@@ -1,4 +1,4 @@
-"""Run experiments from Python: `llmtrack.run("precision", dtypes=["float32", "bfloat16"])`, for notebooks and scripts."""
+"""Run experiments from Python, in notebooks and scripts: `llmtrack.run("precision", dtypes=["float32"])`."""
 
 from __future__ import annotations
 
@@ -115,23 +115,23 @@ def run(experiment: str, *, console: Console | None = None, quiet: bool = False,
         if name not in known:
             raise unknown_parameter(experiment, module.main.config, name, options[name])
     config = module.main.config(**{name: known[name].accept(value) for name, value in options.items()})
-    printed = console or progress_console(quiet)
+    output = console or progress_console(quiet)
     if hasattr(module, "perform"):  # not a fixed list of scenarios: a suite or a search
-        done = module.perform(config, printed)
+        performed = module.perform(config, output)
     else:
-        done = perform(module.DECLARED.experiment(config), config, printed)
-    study_id, tracked = done.result.study.study_id, done.result.tracked
+        performed = perform(module.DECLARED.experiment(config), config, output)
+    study_id, tracked = performed.result.study.study_id, performed.result.tracked
     if tracked is None:
-        reasons = "; ".join(done.result.problems) or "the tracking server could not be reached"
+        reasons = "; ".join(performed.result.problems) or "the tracking server could not be reached"
         raise TrackingError(f"study {study_id} is measured, but could not be read back: {reasons}")
     return Finished(
         experiment,
         study_id,
         tracked,
-        done.result.reading,
-        done.result.problems,
-        done.tracker.tracking_uri,
-        done.experiment,
+        performed.result.reading,
+        performed.result.problems,
+        performed.tracker.tracking_uri,
+        performed.experiment,
     )
 
 
@@ -149,29 +149,32 @@ def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str
     """
     from llmtrack.report.page.reports import rebuild_report
 
-    own = isinstance(study, Finished)
+    is_finished = isinstance(study, Finished)
     name, uri = (study.study_id, study.tracking_uri) if isinstance(study, Finished) else (study, tracking_uri)
-    into = Path(os.path.expanduser(require_text("folder", folder)))
+    target = Path(os.path.expanduser(require_text("folder", folder)))
     try:
         problems = rebuild_report(
-            require_text("study", name), neutral_console(file=io.StringIO()), uri if own else tracking_uri, into
+            require_text("study", name),
+            neutral_console(file=io.StringIO()),
+            uri if is_finished else tracking_uri,
+            target,
         )
     except OSError as error:
         raise UsageError(f"the report cannot be written: {refused_by_system(error)}") from error
-    page = into / "report.html"
+    page = target / "report.html"
     if not page.is_file():
         raise UsageError(f"the report of {name} could not be made: {'; '.join(problems)}")
     return page
 
 
 def near_names(experiment: str) -> str:
-    """Return `: did you mean precision?` for an unknown experiment, or the names that there are."""
-    known = named_experiment("baseline")
-    names = [*import_module(str(known.__package__)).declarations(), "suite"] if known is not None else []
+    """Return `: did you mean precision?` for an unknown experiment, or the names that exist."""
+    baseline = named_experiment("baseline")
+    names = [*import_module(str(baseline.__package__)).declarations(), "suite"] if baseline is not None else []
     names += names_of(EXPERIMENT_POINTS)
-    near = difflib.get_close_matches(experiment, names, n=2)
-    if near:
-        return f": did you mean {' or '.join(near)}?"
+    matches = difflib.get_close_matches(experiment, names, n=2)
+    if matches:
+        return f": did you mean {' or '.join(matches)}?"
     return f": there are {', '.join(names)}" if names else ""
 
 
@@ -181,18 +184,18 @@ def progress_console(quiet: bool = False) -> Console:
         return neutral_console(file=io.StringIO(), stderr=True, width=_WIDTH)
     if in_notebook():
         return neutral_console(
-            file=Cell(), stderr=True, width=_WIDTH, highlight=False, emoji=False, force_terminal=False
+            file=NotebookDisplay(), stderr=True, width=_WIDTH, highlight=False, emoji=False, force_terminal=False
         )
     return make_console(outlive=True, stderr=True)
 
 
 def in_notebook() -> bool:
     """Return whether the program runs in a Jupyter kernel."""
-    ask = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
-    return hasattr(ask(), "kernel")
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    return hasattr(get_ipython(), "kernel")
 
 
-class Cell(io.TextIOBase):
+class NotebookDisplay(io.TextIOBase):
     """A text stream whose last lines are shown in one notebook display."""
 
     def __init__(self) -> None:
@@ -206,6 +209,6 @@ class Cell(io.TextIOBase):
         self._lines[-1] += first
         self._lines.extend(more)
         if more:
-            told = html.escape(neutralize("\n".join(self._lines).strip("\n")))
-            self._handle.update(self._show.HTML(f"<pre>{told}</pre>"))
+            lines = html.escape(neutralize("\n".join(self._lines).strip("\n")))
+            self._handle.update(self._show.HTML(f"<pre>{lines}</pre>"))
         return len(text)

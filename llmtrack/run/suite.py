@@ -203,20 +203,20 @@ def _report(
 
 def _members(result: SuiteResult, experiments: Sequence[Experiment], tracker: Tracker) -> list[Member]:
     """Return all studies with their runs as read back, in order."""
-    found: Runs | None = None
+    runs_of_suite: Runs | None = None
     members = []
     for experiment in experiments:
         study = result.results.get(experiment.name)
         if study is not None and study.tracked is not None:
             # Including runs taken over from earlier studies, possibly of another experiment.
-            own = Runs(replace(run, experiment=experiment.name) for run in study.tracked)
+            runs = Runs(replace(run, experiment=experiment.name) for run in study.tracked)
         else:
-            if found is None:
-                of_suite = {"llmtrack.suite_id": result.study.study_id}
-                found = with_samples(
-                    tracked_runs(tags=of_suite, tracking_uri=tracker.tracking_uri), tracker.tracking_uri
+            if runs_of_suite is None:
+                tags = {"llmtrack.suite_id": result.study.study_id}
+                runs_of_suite = with_samples(
+                    tracked_runs(tags=tags, tracking_uri=tracker.tracking_uri), tracker.tracking_uri
                 )
-            own = Runs(run for run in found if run.experiment == experiment.name)
+            runs = Runs(run for run in runs_of_suite if run.experiment == experiment.name)
         run_id = study.study.run_id if study else None
-        members.append(Member(experiment, run_id, own.in_order_of_study(), study.reading if study else ()))
+        members.append(Member(experiment, run_id, runs.in_order_of_study(), study.reading if study else ()))
     return members

@@ -46,7 +46,10 @@ def idle_watts(device: str) -> float | None:
 
 
 def gauge_for(info: EngineInfo, beside: BestEffort) -> Gauge | None:
-    """Return the gauge of an engine's device after measuring its idle power; None without one, or for several devices."""
+    """Return the gauge of an engine's device, or None if there is none, or several devices.
+
+    Measures the idle power before the device works.
+    """
     if info.devices > 1:
         return None
     gauge = beside.get("the state of the device", partial(gauges.gauge_of, info.device), None)
@@ -108,7 +111,11 @@ def energy_figures(
 
 
 def device_warnings(device: str, intervals: Sequence[Interval]) -> tuple[tuple[str, ...], bool]:
-    """Return warnings about a device, from readings before and after each call, and whether a cause may be temporary."""
+    """Return warnings about a device, and whether a cause may be temporary.
+
+    Args:
+        intervals: readings before and after each call.
+    """
     causes = throttle_causes(intervals, device)
     # Without readings, query the driver's tool once.
     other_programs = gpu_warning(device, other_processes(intervals) if intervals else None)

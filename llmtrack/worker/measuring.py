@@ -153,7 +153,7 @@ class _PreparationLog(logging.Handler):
 
 @contextmanager
 def preparation_logged(emit: Emit) -> Iterator[None]:
-    """Emit the log of slow preparations (download, export, quantization) within the context, so that a load explains itself."""
+    """Emit the log of slow preparations (download, export, quantization) as lines within the context."""
     logger, handler = logging.getLogger("llmtrack"), _PreparationLog(emit)
     level = logger.level
     logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""Score a corpus on a loaded engine: as a scenario, beside the timing of another, or a shard as one of several workers."""
+"""Score a corpus on a loaded engine: as a scenario, beside the timing of another, or one shard of several."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def with_quality(
 ) -> Measurement | Failure:
     """Add the quality of the same engine to a timed measurement.
 
-    A failure to score leaves a warning, as the speed is known; but a model with a non-finite loss fails, because its speed
-    is meaningless.
+    A failure to score leaves a warning, as the speed is known; but a model with a non-finite loss fails, because its
+    speed is meaningless.
 
     Args:
         load: load the reference, kept only during the comparison.

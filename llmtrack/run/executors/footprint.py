@@ -54,7 +54,7 @@ def record(measurement: Measurement) -> None:
 
 
 def weights_bytes(model: str) -> int:
-    """Return the float32 bytes of a model's weights from its files or shape; of a list, those of the first one found."""
+    """Return the float32 bytes of a model's weights by its files or shape; of a list, of the first one found."""
     with suppress(LlmtrackError):
         for source in parse_candidates(model):
             if size := _weights(source):

@@ -32,8 +32,8 @@ class ProcessExecutor:
     """Measures each variant in a fresh worker process, which ends when another variant follows.
 
     A model that exhausts memory, crashes or is killed takes down only its worker, and a silent worker is killed after a
-    timeout. The current scenario then fails, unless its main part is measured (`SoFar`), and the others continue in a new
-    worker.
+    timeout. The current scenario then fails, unless its main part is measured (`SoFar`), and the others continue in a
+    new worker.
 
     Args:
         patience: timeouts of a silent worker.
@@ -122,7 +122,8 @@ class ProcessExecutor:
     def start_workers(self, workers: int | None) -> Iterator[ParallelWorkers]:
         """Start worker processes that share this machine's threads; end this executor's own worker first.
 
-        They keep their model loaded for the next call with the same number of workers, until something is measured alone.
+        They keep their model loaded for the next call with the same number of workers, until something is measured
+        alone.
 
         Args:
             workers: how many; None for one.

@@ -19,7 +19,12 @@ from llmtrack.spec.task import GenerateTask
 
 
 def announcement(experiments: Sequence[Experiment], scenarios: int, took: Mapping[str, float]) -> str:
-    """Describe what is about to run, with its duration as far as known by `took`: seconds per experiment, of the last time."""
+    """Describe what is about to run, with its duration as far as known.
+
+    Args:
+        scenarios: total number to measure.
+        took: last duration in seconds by experiment name, if known.
+    """
     work = plural(scenarios, "scenario")
     if len(experiments) > 1:
         names = ", ".join(experiment.name for experiment in experiments)
@@ -46,7 +51,7 @@ def announcement(experiments: Sequence[Experiment], scenarios: int, took: Mappin
 
 
 def last_duration(experiment: Experiment, environment_id: str) -> float | None:
-    """Return the seconds that the same scenarios took last time in this environment, with the report; None if unknown."""
+    """Return the seconds that the same scenarios and their report took last time in this environment, or None."""
     return durations.last_seconds(_key(experiment, environment_id))
 
 

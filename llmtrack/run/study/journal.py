@@ -18,8 +18,8 @@ from llmtrack.tracking.write.spool import Notify, to_stderr
 class Journal:
     """Actions that are performed once, even across several processes.
 
-    The file is only appended to, or replaced atomically by a rename, so that a failed write loses nothing. If it cannot be
-    read or written, or another process uses it, work continues without it and the user is notified.
+    The file is only appended to, or replaced atomically by a rename, so that a failed write loses nothing. If it cannot
+    be read or written, or another process uses it, work continues without it and the user is notified.
 
     Args:
         path: the file; its folder is created.
@@ -54,8 +54,8 @@ class Journal:
     def act(self, key: list[Any], do: Callable[[], Any], decode: Callable[[Any], Any] = lambda result: result) -> Any:
         """Return the recorded result of an action, or perform and record it.
 
-        Actions must come in the same order each time; from the first mismatch on, all are performed and replace the recorded
-        ones.
+        Actions must come in the same order each time; from the first mismatch on, all are performed and replace the
+        recorded ones.
 
         Args:
             key: identity of the action, JSON-ready.

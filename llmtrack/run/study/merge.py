@@ -44,8 +44,8 @@ def merge_measurements(measurements: Sequence[Measurement], policy: RepeatPolicy
     """
     last = measurements[-1]
     samples: dict[str, tuple[float, ...]] = {}
-    for each in measurements:
-        for name, values in each.samples.items():
+    for measurement in measurements:
+        for name, values in measurement.samples.items():
             samples[name] = (*samples.get(name, ()), *values)
     summaries = {
         name: (summarize_rate if METRIC_BY_NAME[name].rate else summarize)(values) for name, values in samples.items()
@@ -118,7 +118,7 @@ def _series(measurements: Sequence[Measurement]) -> dict[str, tuple[float, ...]]
 
 
 def were_disturbed(measurements: Sequence[Measurement]) -> bool:
-    """Return whether the pooled repeats vary or drift, or a measurement was disturbed by other programs or the device."""
+    """Return whether the pooled repeats vary or drift, or other programs or the device disturbed a measurement."""
     durations = [measurement.samples.get(_DURATION, ()) for measurement in measurements]
     return disturbed(list(chain.from_iterable(durations))) or any(
         measurement.disturbed and not disturbed(own) for measurement, own in zip(measurements, durations, strict=True)

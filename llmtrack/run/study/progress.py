@@ -197,7 +197,7 @@ class SuiteProgress:
         return self._clock() - self._began
 
     def left(self, shares: float = 0.0) -> float | None:
-        """Estimate the remaining seconds, given the completed share of the current scenarios; None while nothing is known."""
+        """Estimate the remaining seconds, given the completed share of the current scenarios; None if unknown."""
         done, counted = 0.0, self.ended + shares
         for name, count in self._scenarios.items():
             done += self._took[name] * min(1.0, counted / count) if counted > 0 and count else 0.0

@@ -76,8 +76,8 @@ class SharedScores:
 def merge_scores(task: PerplexityTask, results: Sequence[ShardResult]) -> SharedScores:
     """Merge the scores of a text's shards, in any order.
 
-    The speed is that of all workers together: the text's tokens over the time of the worker that scored longest, summed over
-    its shards. Loading and lost work do not count.
+    The speed is that of all workers together: the text's tokens over the time of the worker that scored longest, summed
+    over its shards. Loading and lost work do not count.
 
     Raises:
         ScenarioError: the shards are incomplete, or of different models.

@@ -297,8 +297,8 @@ def end_study(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Build, print and track the report of a study or suite, and finish its run.
 
-    A failure of the report is only a warning: the study ends as its measurements did. There is no report while the store is
-    unreachable.
+    A failure of the report is only a warning: the study ends as its measurements did. There is no report while the
+    store is unreachable.
 
     Args:
         failed: whether a scenario failed.

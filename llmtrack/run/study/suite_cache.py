@@ -38,7 +38,7 @@ class SuiteCache:
             self._scenarios.setdefault(self._cell(scenario), []).append(scenario)
 
     def prepared(self, experiment: Experiment) -> Experiment:
-        """Return the experiment with reusable scenarios extended to the repeats and quality that any experiment needs."""
+        """Return the experiment with reusable scenarios extended to the repeats and quality that any other needs."""
         if self._mode != REUSE:
             return experiment
         return replace(experiment, scenarios=tuple(map(self._for_all, experiment.scenarios)))

@@ -174,7 +174,7 @@ def _step(name: str, default: float, is_built: bool) -> tuple[str, float, bool]:
 
 
 def _is_cached(pattern: str) -> bool:
-    """Return whether the cache has an entry matching a pattern, even one of an older version: its load time will show."""
+    """Return whether the cache has an entry matching a pattern, even of an older version: its load time will show."""
     folder = cache_root() / "models"
     expression = re.compile(f"(?i){pattern}")
     return folder.is_dir() and any(expression.fullmatch(each.name) for each in folder.iterdir())

@@ -150,7 +150,7 @@ def make_space(
             if not any(_fits(value, (pattern,)) for value in values):
                 others = [other for other in offered if any(_fits(each, (pattern,)) for each in offered[other])]
                 instead = f"{others[0]}={pattern}" if others else ", ".join(sorted(values)) or "another backend"
-                lacking = "; ".join(f"{left}: {why}" for left, why in left_out if pattern in left)
+                lacking = "; ".join(f"{name}: {reason}" for name, reason in left_out if pattern in name)
                 raise UsageError(
                     f"space {name}={pattern} is nothing that can run here{f' ({lacking})' if lacking else ''}: use {instead}"
                 )
@@ -234,13 +234,13 @@ def _options(
         common: options common to all candidates.
     """
     axes: list[list[tuple[str, Any, bool]]] = []
-    for each in (each for taken in options for each in parameters(taken)):
-        standard = common.get(each.name, each.default)
-        tries = each.option.tries if timed and each.name not in common else None
+    for parameter in (parameter for config in options for parameter in parameters(config)):
+        standard = common.get(parameter.name, parameter.default)
+        tries = parameter.option.tries if timed and parameter.name not in common else None
         values = [standard, *(value for value in (tries(cpus) if tries else ()) if value != standard)]
-        if each.name in narrowed:
-            values = [each.parse(text) for text in narrowed[each.name]]
-        axes.append([(each.name, value, value == standard) for value in values])
+        if parameter.name in narrowed:
+            values = [parameter.parse(text) for text in narrowed[parameter.name]]
+        axes.append([(parameter.name, value, value == standard) for value in values])
     for chosen in product(*axes):
         changed = tuple((name, value) for name, value, is_default in chosen if not is_default)
         yield changed, tuple(f"{name}_{format_value(value)}" for name, value in changed)

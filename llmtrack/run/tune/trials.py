@@ -251,8 +251,8 @@ class Trials:
             return Trial({}, took, outcome.reason, late=late)
         done.append(outcome)
         calls = outcome.samples.get("total_latency_s", ())
-        again = _OVERHEAD * sum(calls) + _OVERHEAD_S
-        return Trial(outcome.metrics, took, again=again, disturbed=outcome.disturbed)
+        repeat_s = _OVERHEAD * sum(calls) + _OVERHEAD_S
+        return Trial(outcome.metrics, took, again=repeat_s, disturbed=outcome.disturbed)
 
     def _act(self, key: list[Any], scenario: Scenario, seconds: float, quiet: bool = False) -> tuple[Outcome, float]:
         """Measure a scenario, or replay its recorded outcome; return it with its duration."""

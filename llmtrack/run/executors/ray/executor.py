@@ -47,8 +47,8 @@ class Stopped(BaseException):
 class RayExecutor:
     """Measures each group as a task on a node of one kind; `run` is thread-safe.
 
-    A process executor does the work on the node, with its isolation and timeouts. If a node or task is lost, the rest of
-    its group continues on another node.
+    A process executor does the work on the node, with its isolation and timeouts. If a node or task is lost, the rest
+    of its group continues on another node.
 
     Args:
         kind: the nodes to use.
@@ -181,7 +181,7 @@ class RayExecutor:
             self._cluster.end(task)
 
     def _nodes(self, group: _Group) -> list[str]:
-        """Return the live nodes to use: the one with the group's checkpoints, or all, if possible without the one last lost."""
+        """Return the live nodes to use: the one with the group's checkpoints, or preferably not the one last lost."""
         alive = self._alive()
         if not alive:
             raise _LostError(f"no node of its kind ({self.kind.name}) is left", final=True)
@@ -364,7 +364,7 @@ class _Group:
         return self._nodes[self._node].name if self._node in self._nodes else self._node
 
     def _placed(self, outcome: Located) -> Located:
-        """Restore the requested scenario, whose files have their local names, and add the tags of the measuring node."""
+        """Restore the requested scenario, with local file names, and add the tags of the measuring node."""
         return replace(outcome, scenario=self._requested[outcome.scenario.name], tags={**outcome.tags, **self._tags})
 
 

@@ -143,7 +143,8 @@ def unlocalized(data: Any, names: Mapping[str, str]) -> Any:
 
 
 def with_files(measurement: Measurement, node: str, fetch: Callable[[str], Parcel]) -> Measurement:
-    """Return a measurement with its files, named by their paths on a node, fetched to this machine; warn about the rest.
+    """Return a measurement with its files, named by their paths on a node, fetched to this machine; warn about the
+    rest.
 
     Args:
         fetch: fetch a path from the node, with content.
@@ -159,7 +160,7 @@ def with_files(measurement: Measurement, node: str, fetch: Callable[[str], Parce
             missing.append(path)
             return ""
 
-    files = {name: found for name, path in measurement.files.items() if (found := here(path))}
+    files = {name: local for name, path in measurement.files.items() if (local := here(path))}
     measurement = replace(measurement, files=files, model_folder=here(measurement.model_folder))
     if not missing:
         return measurement
