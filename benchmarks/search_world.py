@@ -115,7 +115,7 @@ class World:
             self.now += begins
             return Trial({}, begins, f"{name} cannot run here")
         seen = self._call(name, seconds, begins)
-        if not seen.why:
+        if not seen.failure:
             self._loaded.add(name)
         return seen
 
@@ -138,11 +138,11 @@ class World:
             return self._late(seconds)
         self.now += took
         values = {"decode_tokens_per_sec": value, "inter_token_latency_ms": 1000 / value}
-        return Trial(values, took, again=again, disturbed=bool(disturbed))
+        return Trial(values, took, repeat_s=again, disturbed=bool(disturbed))
 
     def _late(self, seconds: float) -> Trial:
         self.now += seconds
-        return Trial({}, seconds, "not in time", late="loading")
+        return Trial({}, seconds, "not in time", timed_out_in="loading")
 
     def score(self, name: str, part: int, seconds: float) -> PartScore:
         """Score a part of the text; parts differ, and so do a model's losses on each."""

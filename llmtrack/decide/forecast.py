@@ -9,73 +9,71 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from llmtrack.decide.goal import Goal
+from llmtrack.decide.goal import Goal, Trial
 from llmtrack.decide.predictor import Baseline, Prediction, Predictor, Prior, keeps_quality
 from llmtrack.decide.proof import Proofs
 from llmtrack.decide.race import Race
 from llmtrack.decide.text_quality import TextQuality
 
 # Remaining share of a worker's start time if prestarted, and of compile time if cached.
-_READY_SHARE, _RECOMPILED_SHARE = 0.3, 0.5
+_PRESTARTED_SHARE, _RECOMPILED_SHARE = 0.3, 0.5
 # Conversions longer than this many seconds are started only for a gain.
-_LONG = 20.0
+_LONG_S = 20.0
 
 
 @dataclass
 class Costs:
     """Predicts the time to try a candidate (start, conversion, loading, compiling, calls), and learns from actual times.
 
-    Args:
-        start: seconds to start a worker process.
-        ready: whether the next worker is started in advance.
+    Attributes:
+        start_s: seconds to start a worker process.
+        prestarted: whether the next worker is started in advance.
+        converted: finished conversions.
+        given_up_s: seconds after which a conversion was given up.
+        slower: observed over predicted seconds of first samples.
     """
 
-    start: float = 5.0
-    ready: bool = False
-    made: set[str] = field(default_factory=set)
-    broken: dict[str, float] = field(default_factory=dict)
+    start_s: float = 5.0
+    prestarted: bool = False
+    converted: set[str] = field(default_factory=set)
+    given_up_s: dict[str, float] = field(default_factory=dict)
     slower: float = 1.0
-    """Observed over predicted seconds of first tries."""
     _timeouts: dict[str, int] = field(default_factory=dict)
 
-    def first(self, prior: Prior, call_s: float) -> float:
-        """Predict the seconds of a first sample: start, conversion, loading, compiling, a warm-up and a few calls.
+    def first_s(self, prior: Prior, call_s: float) -> float:
+        """Predict the seconds of a first sample: start, conversion, loading, compiling, a warm-up and a few calls."""
+        start_s = _PRESTARTED_SHARE * self.start_s if self.prestarted else self.start_s
+        loading_s = self.slower * (start_s + self.conversion_s(prior) + prior.loads)
+        return loading_s + prior.compiles + 3 * call_s + 0.5
 
-        Args:
-            call_s: seconds per call.
-        """
-        start = _READY_SHARE * self.start if self.ready else self.start
-        return self.slower * (start + self.building(prior) + prior.loads) + prior.compiles + 3 * call_s + 0.5
-
-    def reload(self, prior: Prior) -> float:
+    def reload_s(self, prior: Prior) -> float:
         """Predict the seconds to reload a measured candidate."""
         return self.slower * prior.loads + _RECOMPILED_SHARE * prior.compiles + 1.0
 
-    def building(self, prior: Prior) -> float:
+    def conversion_s(self, prior: Prior) -> float:
         """Predict the seconds of the conversions that are still missing."""
         return math.fsum(
-            max(seconds, 2 * self.broken.get(what, 0.0))
-            for what, seconds in prior.builds.items()
-            if what not in self.made
+            max(seconds, 2 * self.given_up_s.get(conversion, 0.0))
+            for conversion, seconds in prior.builds.items()
+            if conversion not in self.converted
         )
 
-    def succeeded(self, prior: Prior, took: float, call_s: float) -> None:
+    def add_success(self, prior: Prior, seconds: float, call_s: float) -> None:
         """Learn from a successful first sample."""
-        predicted = self.first(prior, call_s) / self.slower
+        predicted = self.first_s(prior, call_s) / self.slower
         if predicted > 1.0 and not prior.compiles:
-            self.slower = min(max(self.slower * (took / (predicted * self.slower)) ** 0.5, 0.8), 5.0)
-        self.made |= set(prior.builds)
+            self.slower = min(max(self.slower * (seconds / (predicted * self.slower)) ** 0.5, 0.8), 5.0)
+        self.converted |= set(prior.builds)
 
-    def timed_out(self, prior: Prior, at: str, after: float) -> None:
+    def add_timeout(self, prior: Prior, phase: str, seconds: float) -> None:
         """Learn from a first sample that timed out; two timeouts in one phase raise all predictions of it."""
-        self._timeouts[at] = self._timeouts.get(at, 0) + 1
-        for what in prior.builds:
-            if what not in self.made:
-                self.broken[what] = max(self.broken.get(what, 0.0), after)
-                break
-        if self._timeouts[at] >= 2:
+        conversion = next((name for name in prior.builds if name not in self.converted), None)
+        if conversion is not None:
+            self.given_up_s[conversion] = max(self.given_up_s.get(conversion, 0.0), seconds)
+        self._timeouts[phase] = self._timeouts.get(phase, 0) + 1
+        if self._timeouts[phase] >= 2:
             self.slower = min(2 * self.slower, 5.0)
-            self._timeouts[at] = 0
+            self._timeouts[phase] = 0
 
 
 class Forecast:
@@ -84,32 +82,31 @@ class Forecast:
     Attributes:
         priors: prior knowledge of each candidate.
         costs: times to try a candidate.
-        ready: whether the baseline was measured, on which all predictions rest.
     """
 
     def __init__(
         self, goal: Goal, race: Race, quality: TextQuality, proofs: Proofs, priors: Mapping[str, Prior]
     ) -> None:
         self.priors = dict(priors)
-        self.costs = Costs(goal.start, goal.ready)
+        self.costs = Costs(goal.start_s, goal.prestarted)
         self._goal, self._race, self._quality, self._proofs = goal, race, quality, proofs
         self._predictor: Predictor | None = None
-        self._predicted: tuple[int, dict[str, Prediction]] = (-1, {})
-        self._call: dict[str, float] = {}
-        self._reload: dict[str, float] = {}
+        self._predictions: tuple[int, dict[str, Prediction]] = (-1, {})
+        self._call_s: dict[str, float] = {}
+        self._reload_s: dict[str, float] = {}
 
     @property
-    def ready(self) -> bool:
-        """Whether the baseline was measured."""
+    def has_baseline(self) -> bool:
+        """Whether the baseline was measured, on which all predictions rest."""
         return self._predictor is not None
 
     # --- learning
 
-    def measured_baseline(self, values: Mapping[str, float], priors: Mapping[str, Prior]) -> None:
+    def set_baseline(self, values: Mapping[str, float], priors: Mapping[str, Prior]) -> None:
         """Base all predictions on the baseline's metrics.
 
         Args:
-            priors: prior knowledge of each candidate, given these metrics.
+            priors: of each candidate, given these metrics.
         """
         name = self._goal.baseline
         step = values.get("inter_token_latency_ms", 0.0) / 1000
@@ -120,28 +117,28 @@ class Forecast:
             step = 1 / values.get("decode_tokens_per_sec", values.get("tokens_per_sec", 1.0))
         read = moved / bandwidth if moved and bandwidth else None
         weights = values.get("model_size_mib", 0.0) * 2**20
-        good = self._race.goodness(name) if self._race.samples[name] else None
-        base = Baseline(self.priors[name], step, prefill or step, read, weights, good)
+        goodness = self._race.goodness(name) if self._race.samples[name] else None
+        baseline = Baseline(self.priors[name], step, prefill or step, read, weights, goodness)
         self.priors = dict(priors)
-        self._predictor = Predictor(self.priors, base, self._goal.work)
+        self._predictor = Predictor(self.priors, baseline, self._goal.work)
 
-    def measured(self, name: str, seconds: float, again: float | None, first: bool) -> None:
+    def add_trial(self, name: str, trial: Trial, first: bool) -> None:
         """Learn from the duration of a sample.
 
         Args:
-            again: expected seconds of a further sample; None for the same duration.
             first: whether the candidate was loaded for it.
         """
-        self._call[name] = seconds if again is None else again
+        call_s = trial.seconds if trial.repeat_s is None else trial.repeat_s
+        self._call_s[name] = call_s
         if not first:
             return
         prior = self.priors[name]
         # Conversions are not repeated when it is reloaded.
-        converted = self.costs.building(prior) > 0 or prior.compiles > 0
-        loading = max(seconds - self._call[name], 0.0)
-        usual = self._reload.get(self._goal.baseline, loading) + self.costs.reload(prior)
-        self._reload[name] = min(loading, usual) if converted else loading
-        self.costs.succeeded(prior, seconds, self._call[name])
+        converted = self.costs.conversion_s(prior) > 0 or prior.compiles > 0
+        loading = max(trial.seconds - call_s, 0.0)
+        usual = self._reload_s.get(self._goal.baseline, loading) + self.costs.reload_s(prior)
+        self._reload_s[name] = min(loading, usual) if converted else loading
+        self.costs.add_success(prior, trial.seconds, call_s)
 
     # --- what candidates would give
 
@@ -150,33 +147,35 @@ class Forecast:
         if self._predictor is None:
             return {}
         samples = sum(map(len, self._race.samples.values()))
-        if self._predicted[0] != samples:
-            known = self._race.settled(name for name in self._goal.names if self._race.samples[name])
-            self._predicted = samples, self._predictor.predict({name: self._race.goodness(name) for name in known})
-        return self._predicted[1]
+        if self._predictions[0] != samples:
+            measured = self._race.calmly_compared(name for name in self._goal.names if self._race.samples[name])
+            predictions = self._predictor.predict({name: self._race.goodness(name) for name in measured})
+            self._predictions = samples, predictions
+        return self._predictions[1]
 
     def decided(self) -> list[tuple[Prior, bool]]:
         """Return one candidate of each model whose quality is decided, and whether it keeps the bound."""
-        decided: dict[str, tuple[Prior, bool]] = {}
+        within = self._quality.within
+        decided: dict[str, Prior] = {}
         for prior in map(self.priors.__getitem__, self._goal.names):
-            if (kept := self._quality.kept.get(prior.model)) is not None:
-                decided.setdefault(prior.model, (prior, kept))
-        return [*decided.values()]
+            if prior.model in within:
+                decided.setdefault(prior.model, prior)
+        return [(prior, within[model]) for model, prior in decided.items()]
 
     def likely_within(self, names: Iterable[str]) -> list[str]:
         """Return the candidates that probably keep the quality bound."""
         decided = self.decided()
         return [name for name in names if keeps_quality(self.priors[name], decided) >= 0.5]
 
-    def bar(self) -> float:
-        """Return the goodness of the best candidate that is within the bound, or likely to be."""
-        settled = self._race.settled(self._race.tried)
-        waiting = self._race.waiting
-        likely = [name for name in settled if name not in waiting]
-        likely += self.likely_within(name for name in settled if name in waiting)
+    def best_likely_within(self) -> float:
+        """Return the goodness of the best measured candidate that is within the bound, or likely to be."""
+        measured = self._race.calmly_compared(self._race.tried)
+        held = self._race.held
+        likely = [name for name in measured if name not in held]
+        likely += self.likely_within(name for name in measured if name in held)
         return max(map(self._race.goodness, likely), default=-50.0)
 
-    def promise_of(self, name: str) -> float:
+    def expected_goodness(self, name: str) -> float:
         """Return the expected goodness of a candidate, discounted by the probability of keeping the quality bound."""
         prediction = self.predictions().get(name)
         if prediction is None:
@@ -187,13 +186,13 @@ class Forecast:
 
     def is_long(self, name: str) -> bool:
         """Return whether a candidate needs a long conversion, started only for a gain beyond the margin."""
-        return self.costs.building(self.priors[name]) >= _LONG
+        return self.costs.conversion_s(self.priors[name]) >= _LONG_S
 
     def call_s(self, name: str) -> float:
         """Predict the seconds of a further sample of a candidate."""
-        if name in self._call:
-            return self._call[name]
-        base = self._call.get(self._goal.baseline, 1.0)
+        if name in self._call_s:
+            return self._call_s[name]
+        base = self._call_s.get(self._goal.baseline, 1.0)
         prediction = self.predictions().get(name)
         if prediction is None or self._goal.baseline not in self._race.tried:
             return base
@@ -202,7 +201,7 @@ class Forecast:
 
     def first_s(self, name: str) -> float:
         """Predict the seconds of a candidate's first sample."""
-        return self.costs.first(self.priors[name], self.call_s(name))
+        return self.costs.first_s(self.priors[name], self.call_s(name))
 
     def prove_s(self, name: str) -> float:
         """Predict the seconds to decide a candidate's quality and to measure it afresh."""
@@ -215,14 +214,14 @@ class Forecast:
             likely: the candidates one of which will be measured afresh.
             undecided: the candidates whose quality is decided before.
         """
-        models = {self.priors[name].model: name for name in undecided}
+        one_of_each_model = {self.priors[name].model: name for name in undecided}
         duel_s = max(self.duel_s(name, self._proofs.least()) for name in likely)
-        return math.fsum(map(self.decide_s, models.values())) + duel_s
+        return math.fsum(map(self.decide_s, one_of_each_model.values())) + duel_s
 
     def decide_s(self, name: str) -> float:
         """Predict the seconds to decide a candidate's quality."""
         model = self.priors[name].model
-        if name not in self._race.waiting or not self._quality.is_open(model):
+        if name not in self._race.held or not self._quality.is_open(model):
             return 0.0
         return self._quality.deciding_s(model, self._usual_part_s())
 
@@ -232,18 +231,18 @@ class Forecast:
 
     def scoring_s(self, name: str) -> float:
         """Predict the seconds to score the whole text with a candidate."""
-        return self._quality.whole_s(self.priors[name].model, self._call.get(name, 0.0))
+        return self._quality.whole_s(self.priors[name].model, self._call_s.get(name, 0.0))
 
     def duel_s(self, name: str, samples: int) -> float:
         """Predict the seconds of some fresh samples of a candidate and of the baseline; 0 if none are needed."""
         base = self._goal.baseline
-        if name == base or not self.ready or self._race.exact or self._proofs.holds(name):
+        if name == base or not self.has_baseline or self._race.exact or self._proofs.holds(name):
             return 0.0
         return math.fsum(
-            self._reload.get(side, self.costs.reload(self.priors[side])) + samples * self.call_s(side)
+            self._reload_s.get(side, self.costs.reload_s(self.priors[side])) + samples * self.call_s(side)
             for side in (base, name)
         )
 
     def _usual_part_s(self) -> float:
         """Return the default seconds per part of the text."""
-        return min(2 * self._call.get(self._goal.baseline, 0.5), 2.0)
+        return min(2 * self._call_s.get(self._goal.baseline, 0.5), 2.0)

@@ -20,17 +20,17 @@ class Trial:
     Attributes:
         values: its metrics; empty if it failed.
         seconds: duration, including loading.
-        why: reason of the failure.
-        again: expected seconds of a further sample; None for the same duration.
-        late: phase in which it timed out, such as `loading`; empty if it did not.
+        failure: reason, or empty.
+        repeat_s: expected seconds of a further sample; None for the same duration.
+        timed_out_in: phase in which it timed out, such as `loading`, or empty.
         disturbed: whether other programs disturbed the machine, or the calls varied or drifted.
     """
 
     values: Mapping[str, float]
     seconds: float
-    why: str = ""
-    again: float | None = None
-    late: str = ""
+    failure: str = ""
+    repeat_s: float | None = None
+    timed_out_in: str = ""
     disturbed: bool = False
 
 
@@ -42,15 +42,14 @@ class PartScore:
         nats: summed negative log-likelihood.
         tokens: predicted tokens; 0 if it failed.
         seconds: duration.
-        why: reason of the failure.
-        late: whether it timed out.
+        failure: reason, or empty.
     """
 
     nats: float
     tokens: int
     seconds: float
-    why: str = ""
-    late: bool = False
+    failure: str = ""
+    timed_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,16 +57,16 @@ class SearchState:
     """Progress of a search.
 
     Attributes:
-        doing: the next action.
+        action: the next one.
         spent: elapsed seconds.
         leader: best candidate so far, or empty.
         value: its objective.
         ratio: how many times as good as the baseline it is, if known.
         alive: number of candidates that may still win.
-        samples: samples taken so far.
+        samples: number taken so far.
     """
 
-    doing: str
+    action: str
     spent: float
     leader: str = ""
     value: float | None = None
@@ -116,11 +115,9 @@ class Goal:
         most_perplexity: maximum perplexity relative to the baseline (1.01: 1 % more); None for any.
         parts: number of parts of the text.
         limits: maximum values of metrics.
-        rules: rules of the race.
         new_tokens: per row.
-        on_gpu: whether a GPU computes.
-        start: seconds to start a worker.
-        ready: whether the next worker is started in advance.
+        start_s: seconds to start a worker.
+        prestarted: whether the next worker is started in advance.
     """
 
     names: Sequence[str]
@@ -133,8 +130,8 @@ class Goal:
     rules: Rules = field(default_factory=Rules)
     new_tokens: int = 32
     on_gpu: bool = False
-    start: float = 5.0
-    ready: bool = False
+    start_s: float = 5.0
+    prestarted: bool = False
 
     @property
     def baseline(self) -> str:
@@ -143,5 +140,5 @@ class Goal:
 
     @property
     def work(self) -> Workload:
-        """The measured work."""
+        """What is measured and optimized."""
         return Workload(self.objective, self.better == "higher", self.new_tokens, self.on_gpu)

@@ -21,15 +21,13 @@ class Sample:
     """Result of measuring a candidate once.
 
     Attributes:
-        value: the sample, or None if it failed.
+        value: the objective; None if it failed.
         seconds: duration.
-        why: reason of the failure, or of being ineligible.
         disturbed: whether the machine was disturbed meanwhile.
     """
 
     value: float | None
     seconds: float
-    why: str = ""
     disturbed: bool = False
 
 
@@ -40,7 +38,7 @@ def duel(
     least: int = USUAL,
     most: int = MOST,
 ) -> dict[str, list[Sample]]:
-    """Measure two candidates afresh against each other; return the samples of each, those of a round at one position.
+    """Measure two candidates afresh against each other; return the samples of each by round.
 
     The number of rounds is fixed from the remaining time and the first sample of each, before any comparison. The order
     alternates (A B B A), so that drift affects both. A disturbed round is repeated while the time allows.
@@ -52,26 +50,27 @@ def duel(
         most: maximum samples of each.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in names}
-    planned, spent, done = least, 0.0, 0
-    while done < planned:
-        before = spent
-        for name in names if done % 2 == 0 else names[::-1]:
+    planned, spent, rounds = least, 0.0, 0
+    while rounds < planned:
+        spent_before = spent
+        for name in names if rounds % 2 == 0 else names[::-1]:
             sample = measure(name)
             if sample.value is None:
                 return samples
             samples[name].append(sample)
             spent += sample.seconds
-        done += 1
-        if done == 2:  # A first sample may include first-call overhead.
+        rounds += 1
+        if rounds == 2:  # A first sample may include first-call overhead.
             more = min((seconds - spent) / max(spent / 2, 1e-9), most)
             planned = min(most, max(least, 2 + int(more)))
-        if any(samples[name][-1].disturbed for name in names) and planned < 2 * most and 2 * spent - before <= seconds:
+        disturbed = any(samples[name][-1].disturbed for name in names)
+        if disturbed and planned < 2 * most and 2 * spent - spent_before <= seconds:
             planned += 1
     return samples
 
 
-def counted(samples: Mapping[str, Sequence[Sample]], least: int) -> list[int]:
-    """Return the rounds of a duel that count: those without a disturbance, or all where these are fewer than `least`."""
+def valid_rounds(samples: Mapping[str, Sequence[Sample]], least: int) -> list[int]:
+    """Return the rounds of a duel that count: those without a disturbance, or all if these are fewer than `least`."""
     rounds = [*zip(*samples.values(), strict=False)]
     calm = [number for number, both in enumerate(rounds) if not any(sample.disturbed for sample in both)]
     return calm if len(calm) >= least else [*range(len(rounds))]
@@ -108,8 +107,8 @@ class Proofs:
         return max(LEAST, enough_repeats(len(self) + 1))
 
     def rounds(self, name: str) -> list[int]:
-        """Return the rounds of a candidate's comparison that count; empty without one."""
-        return counted(self._samples[name], enough_repeats(len(self))) if name in self else []
+        """Return the rounds that count of a candidate's comparison; empty without one."""
+        return valid_rounds(self._samples[name], enough_repeats(len(self))) if name in self else []
 
     def samples(self, name: str) -> dict[str, list[float]]:
         """Return the samples that count of a candidate and of the baseline; empty without a comparison."""

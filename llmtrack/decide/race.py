@@ -26,7 +26,7 @@ from llmtrack.decide.differences import ALPHA, Ratio
 # Weight of a disturbed block in the fit, and the common blocks after which two candidates are comparable without a calm one.
 _DISTURBED_WEIGHT = 0.01
 _ENOUGH_BLOCKS = 3
-# Degrees of freedom from which the calm blocks alone tell the noise.
+# Degrees of freedom from which the calm blocks alone determine the noise.
 _LEAST_FREEDOM = 2
 
 
@@ -53,7 +53,7 @@ class Dropped:
 
     Attributes:
         ratio: leader over candidate with the interval that excluded 1; None if it was not beaten.
-        by: the candidate that beat it; empty if none did.
+        by: the candidate that beat it, or empty.
     """
 
     why: str
@@ -83,12 +83,19 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _Fit:
-    """Least-squares fit: effects and covariances of the candidates, up to the noise variance."""
+    """Least-squares fit.
 
-    of: Mapping[str, int]
+    Attributes:
+        index: position of each candidate in the arrays.
+        covariance: of the effects, up to the noise variance.
+        component: connected component of each candidate.
+        variance: of the noise, with its degrees of freedom.
+    """
+
+    index: Mapping[str, int]
     effects: np.ndarray
-    spread: np.ndarray
-    same_part: np.ndarray
+    covariance: np.ndarray
+    component: np.ndarray
     variance: float
     freedom: int
 
@@ -112,19 +119,21 @@ class Race:
     exact: bool = False
     samples: Mapping[str, list[float]] = field(init=False)
     dropped: dict[str, Dropped] = field(init=False, default_factory=dict)
-    waiting: set[str] = field(init=False, default_factory=set)
+    held: set[str] = field(init=False, default_factory=set)
     _blocks: list[dict[str, list[float]]] = field(init=False, default_factory=lambda: [{}])
     _weights: list[float] = field(init=False, default_factory=lambda: [1.0])
     _fitted: _Fit | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        size = len(self.names)
         self.samples = {name: [] for name in self.names}
-        self._number = {name: number for number, name in enumerate(self.names)}
+        self._index = {name: index for index, name in enumerate(self.names)}
+        self._sign = 1 if self.better == "higher" else -1
         # Of the blocks before the current one: the calm ones, and the disturbed ones.
         self._sums = {1.0: self._sums_of({}), _DISTURBED_WEIGHT: self._sums_of({})}
-        # Pairs by number: blocks that both were sampled in, and whether one of those that are closed was calm.
-        self._common = np.zeros((len(self.names), len(self.names)), dtype=int)
-        self._calm = np.zeros((len(self.names), len(self.names)), dtype=bool)
+        # Pairs: blocks that both were sampled in, and whether one of those before the current one was calm.
+        self._common_blocks = np.zeros((size, size), dtype=int)
+        self._calm = np.zeros((size, size), dtype=bool)
         self._comparable: np.ndarray | None = None
 
     @property
@@ -146,7 +155,7 @@ class Race:
             self._weights.append(1.0)
 
     def add_sample(self, name: str, value: float, disturbed: bool = False) -> None:
-        """Add a sample, and drop the candidates that are significantly worse.
+        """Add a sample, and drop the candidates that are significantly worse than the leader.
 
         Args:
             disturbed: whether the machine was disturbed meanwhile; the whole block counts as disturbed then.
@@ -157,63 +166,68 @@ class Race:
         if not 0 < value < math.inf:
             raise ValueError(f"a ratio needs samples above 0, and {name} has {value}")
         self.samples[name].append(value)
-        sign = 1 if self.better == "higher" else -1
         block = self._blocks[-1]
         if name not in block:
-            here, others = self._number[name], [self._number[other] for other in block]
-            self._common[here, others] += 1
-            self._common[others, here] += 1
-        block.setdefault(name, []).append(sign * math.log(value))
+            index, others = self._index[name], [self._index[other] for other in block]
+            self._common_blocks[index, others] += 1
+            self._common_blocks[others, index] += 1
+        block.setdefault(name, []).append(self._sign * math.log(value))
         if disturbed:
             self._weights[-1] = _DISTURBED_WEIGHT
         self._fitted = self._comparable = None
-        self._eliminate(self.alive)
+        self._eliminate()
 
     def drop(self, name: str, why: str) -> None:
         """Eliminate a candidate for a reason other than its samples."""
-        self.waiting.discard(name)
+        self.held.discard(name)
         self.dropped.setdefault(name, Dropped(why))
 
     def disqualify(self, name: str, why: str) -> None:
         """Eliminate a candidate, even the leader, and readmit those that were worse than it."""
-        for other in [other for other, out in self.dropped.items() if out.by == name]:
-            del self.dropped[other]
-        self.waiting.discard(name)
+        self.dropped = {other: dropped for other, dropped in self.dropped.items() if dropped.by != name}
+        self.held.discard(name)
         self.dropped[name] = Dropped(why)
 
     def hold(self, name: str) -> None:
         """Exclude a candidate from winning and from dropping others until it is admitted."""
-        self.waiting.add(name)
+        self.held.add(name)
 
     def admit(self, name: str) -> None:
         """Allow a held candidate to win and to drop others."""
-        self.waiting.discard(name)
-        self._eliminate(self.alive)
+        self.held.discard(name)
+        self._eliminate()
 
     def goodness(self, name: str) -> float:
         """Return the fitted log of a candidate's samples; higher is better."""
         fit = self._fit()
-        return float(fit.effects[fit.of[name]])
+        return float(fit.effects[fit.index[name]])
 
     def leader(self, among: Iterable[str] | None = None) -> str | None:
         """Return the best eligible candidate, or the best of the given ones; None if there is none.
 
         Those compared with the others only while the machine was disturbed do not lead.
         """
-        able = [name for name in self.tried if name not in self.waiting] if among is None else [*among]
-        return max(self.settled(able) or able, key=self.goodness, default=None)
+        eligible = self.equal() if among is None else [*among]
+        return max(self.calmly_compared(eligible) or eligible, key=self.goodness, default=None)
 
-    def settled(self, names: Iterable[str]) -> list[str]:
+    def calmly_compared(self, names: Iterable[str]) -> list[str]:
         """Return those of some candidates that were compared with most others while the machine was calm.
 
         Where it never was, these are all; three common disturbed blocks are as good as a calm one.
         """
         if min(self._weights) == 1.0:
             return [*names]
-        parts = self._comparable_parts()
-        sampled = [self._number[name] for name in self.names if self.samples[name]]
-        most = np.bincount(parts[sampled], minlength=1).argmax() if sampled else 0
-        return [name for name in names if parts[self._number[name]] == most]
+        components = self._comparable_components()
+        sampled = [self._index[name] for name in self.names if self.samples[name]]
+        largest = np.bincount(components[sampled], minlength=1).argmax() if sampled else 0
+        return [name for name in names if components[self._index[name]] == largest]
+
+    def comparable(self, one: str, other: str) -> bool:
+        """Return whether two candidates were compared while the machine was calm, directly or through others; see
+        `calmly_compared`.
+        """
+        components = self._comparable_components()
+        return self.exact or bool(components[self._index[one]] == components[self._index[other]])
 
     def ratio(self, one: str, other: str) -> Ratio | None:
         """Return how many times as good one candidate is as another, with an interval valid over all looks.
@@ -224,21 +238,16 @@ class Race:
         if not looks:
             return None
         fit = self._fit()
-        i, j = fit.of[one], fit.of[other]
+        i, j = fit.index[one], fit.index[other]
         mean = float(fit.effects[i] - fit.effects[j])
         if self.exact:
             return ratio_around(mean)
-        if not fit.same_part[i, j] or fit.freedom < 1:
+        if fit.component[i] != fit.component[j] or fit.freedom < 1:
             return None
-        contrast = float(fit.spread[i, i] + fit.spread[j, j] - 2 * fit.spread[i, j])
+        contrast = float(fit.covariance[i, i] + fit.covariance[j, j] - 2 * fit.covariance[i, j])
         chance = self.rules.alpha / max(1, len(self.names) - 1) / (looks * (looks + 1))
-        variance = max(fit.variance, self._own_variance(one, other))
+        variance = max(fit.variance, self._variance_of_pair(one, other))
         return ratio_around(mean, t_quantile(chance, fit.freedom) * math.sqrt(variance * contrast))
-
-    def decided(self) -> bool:
-        """Return whether no tried candidate can be better than the leader by more than the margin."""
-        leader = self.leader()
-        return leader is not None and not self.open_against(leader)
 
     def open_against(self, leader: str) -> list[str]:
         """Return the tried candidates that may be better than the leader by more than the margin."""
@@ -246,7 +255,7 @@ class Race:
 
     def equal(self) -> list[str]:
         """Return the eligible candidates not significantly different from the leader, including it, simplest first."""
-        return [name for name in self.tried if name not in self.waiting]
+        return [name for name in self.tried if name not in self.held]
 
     def choice(self) -> str | None:
         """Return the simplest candidate non-inferior to the leader by the margin, or None."""
@@ -260,48 +269,39 @@ class Race:
         ratio = self.ratio(one, other)
         return ratio is not None and ratio.high < 1 + self.rules.margin
 
-    def _eliminate(self, names: Iterable[str]) -> None:
-        """Drop the given candidates that are significantly worse than the leader."""
+    def _eliminate(self) -> None:
+        """Drop the candidates that are significantly worse than the leader."""
         leader = self.leader()
         if leader is None:
             return
-        for name in names:
-            if name == leader or name in self.dropped or not self.samples[name]:
-                continue
-            if not self.comparable(leader, name):
+        for name in self.tried:
+            if name == leader or not self.comparable(leader, name):
                 continue
             ratio = self.ratio(leader, name)
             single = len(self.samples[name]) == 1 and not self.exact
             if ratio is None or ratio.low <= 1 or (single and ratio.value < self.rules.far):
                 continue
             self.dropped[name] = Dropped(f"{leader} is better", ratio, leader)
-            self.waiting.discard(name)
+            self.held.discard(name)
 
-    def comparable(self, one: str, other: str) -> bool:
-        """Return whether two candidates were compared while the machine was calm, directly or through others; see
-        `settled`.
-        """
-        parts = self._comparable_parts()
-        return self.exact or bool(parts[self._number[one]] == parts[self._number[other]])
-
-    def _comparable_parts(self) -> np.ndarray:
+    def _comparable_components(self) -> np.ndarray:
         """Return the component of each candidate by the pairs that are comparable."""
         if self._comparable is None:
             calm = self._calm_pairs()
-            linked = calm | (self._common >= _ENOUGH_BLOCKS) if calm.any() else self._common > 0
-            self._comparable = _parts(linked.astype(float))
+            linked = calm | (self._common_blocks >= _ENOUGH_BLOCKS) if calm.any() else self._common_blocks > 0
+            self._comparable = _components(linked.astype(float))
         return self._comparable
 
     def _calm_pairs(self) -> np.ndarray:
-        """Return the pairs with a common calm block, the current one included."""
+        """Return the pairs with a common calm block, including the current one."""
         if self._weights[-1] < 1.0:
             return self._calm
-        here = [self._number[name] for name in self._blocks[-1]]
+        current = [self._index[name] for name in self._blocks[-1]]
         calm = self._calm.copy()
-        calm[np.ix_(here, here)] |= ~np.eye(len(here), dtype=bool)
+        calm[np.ix_(current, current)] |= ~np.eye(len(current), dtype=bool)
         return calm
 
-    def _own_variance(self, one: str, other: str) -> float:
+    def _variance_of_pair(self, one: str, other: str) -> float:
         """Estimate the sample variance from two candidates alone: one may be noisier than the rest."""
         pairs = [
             (weight, block[one], block[other])
@@ -313,10 +313,10 @@ class Race:
         if len(pairs) < 2:
             return 0.0
         weights = np.array([weight for weight, _, _ in pairs])
-        differences = np.array([float(np.mean(left) - np.mean(right)) for _, left, right in pairs])
-        sizes = [1 / len(left) + 1 / len(right) for _, left, right in pairs]
-        about = differences - np.average(differences, weights=weights)
-        return float((weights * about**2).sum() / (len(pairs) - 1) / np.mean(sizes))
+        differences = np.array([float(np.mean(values) - np.mean(others)) for _, values, others in pairs])
+        sizes = [1 / len(values) + 1 / len(others) for _, values, others in pairs]
+        residuals = differences - np.average(differences, weights=weights)
+        return float((weights * residuals**2).sum() / (len(pairs) - 1) / np.mean(sizes))
 
     def _fit(self) -> _Fit:
         if self._fitted is None:
@@ -326,20 +326,25 @@ class Race:
     def _least_squares(self) -> _Fit:
         """Fit candidate + block by least squares, with block effects eliminated."""
         calm, disturbed = self._all_sums().values()
-        known = np.array([number for number, name in enumerate(self.names) if self.samples[name]], dtype=int)
-        of = {self.names[number]: position for position, number in enumerate(known)}
-        effects, spread, parts, variance, freedom = _solved(calm + disturbed, known)
+        sampled = [index for index, name in enumerate(self.names) if self.samples[name]]
+        names = [self.names[index] for index in sampled]
+        effects, covariance, component, variance, freedom = _solve(calm + disturbed, np.array(sampled, dtype=int))
         if calm.blocks and disturbed.blocks:
             # A disturbance is no noise of the others: one that slows candidates unequally would hide all differences.
-            *_, own_variance, own_freedom = _solved(calm, np.flatnonzero(calm.normal.diagonal()))
-            if own_freedom >= _LEAST_FREEDOM:
-                variance, freedom = own_variance, own_freedom
+            *_, calm_variance, calm_freedom = _solve(calm, np.flatnonzero(calm.normal.diagonal()))
+            if calm_freedom >= _LEAST_FREEDOM:
+                variance, freedom = calm_variance, calm_freedom
         # Effects are relative within a connected component; an isolated candidate is placed by its own samples.
-        effects = effects + self._levels(of, effects, parts)
-        return _Fit(of, effects, spread, parts[:, None] == parts[None, :], variance, freedom)
+        means = np.array([self._sign * np.mean(np.log(self.samples[name])) for name in names])
+        levels = np.zeros(len(names))
+        for number in np.unique(component):
+            inside = component == number
+            levels[inside] = float(np.mean(means[inside] - effects[inside]))
+        index = {name: position for position, name in enumerate(names)}
+        return _Fit(index, effects + levels, covariance, component, variance, freedom)
 
     def _all_sums(self) -> dict[float, _Sums]:
-        """Return the normal equations of the calm and of the disturbed blocks, the current one included."""
+        """Return the normal equations of the calm and of the disturbed blocks, including the current one."""
         weight = self._weights[-1]
         return self._sums | {weight: self._sums[weight] + self._sums_of(self._blocks[-1], weight)}
 
@@ -349,43 +354,36 @@ class Race:
         values = np.array([value for values in block.values() for value in values])
         if not len(values):
             return _Sums(np.zeros((size, size)), np.zeros(size))
-        members = np.array([self._number[name] for name, values in block.items() for _ in values], dtype=int)
-        amounts = np.bincount(members, minlength=size).astype(float)
+        members = np.array([self._index[name] for name, values in block.items() for _ in values], dtype=int)
+        counts = np.bincount(members, minlength=size).astype(float)
         centred = values - values.mean()
-        normal = np.diag(amounts) - np.outer(amounts, amounts) / len(values)
+        normal = np.diag(counts) - np.outer(counts, counts) / len(values)
         right = np.bincount(members, weights=centred, minlength=size)
         return _Sums(weight * normal, weight * right, weight * float((centred**2).sum()), len(values), 1)
 
-    def _levels(self, of: Mapping[str, int], effects: np.ndarray, parts: np.ndarray) -> np.ndarray:
-        sign = 1 if self.better == "higher" else -1
-        means = np.array([sign * np.mean(np.log(self.samples[name])) for name in of])
-        levels = np.zeros(len(of))
-        for part in np.unique(parts):
-            inside = parts == part
-            levels[inside] = float(np.mean(means[inside] - effects[inside]))
-        return levels
 
-
-def _solved(sums: _Sums, known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, int]:
+def _solve(sums: _Sums, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, int]:
     """Solve the normal equations of some candidates: effects, their covariances and components, variance, freedom."""
-    normal, right = sums.normal[np.ix_(known, known)], sums.right[known]
-    spread = np.linalg.pinv(normal, rcond=1e-9, hermitian=True)
-    effects = spread @ right
-    parts = _parts(normal)
-    freedom = sums.count - sums.blocks - (len(known) - len(np.unique(parts)))
+    normal, right = sums.normal[np.ix_(indices, indices)], sums.right[indices]
+    covariance = np.linalg.pinv(normal, rcond=1e-9, hermitian=True)
+    effects = covariance @ right
+    component = _components(normal)
+    freedom = sums.count - sums.blocks - (len(indices) - len(np.unique(component)))
     variance = max(0.0, sums.squares - float(effects @ right)) / freedom if freedom > 0 else 0.0
-    return effects, spread, parts, variance, freedom
+    return effects, covariance, component, variance, freedom
 
 
-def _parts(normal: np.ndarray) -> np.ndarray:
-    """Return the connected component of each candidate: those linked by common blocks."""
-    part = np.arange(len(normal))
-    for _ in range(len(normal)):
-        reached = np.array([part[row != 0].min(initial=own) for row, own in zip(normal, part, strict=True)])
-        if (reached == part).all():
+def _components(linked: np.ndarray) -> np.ndarray:
+    """Return the connected component of each candidate, by a matrix that is not 0 where two are linked."""
+    component = np.arange(len(linked))
+    for _ in range(len(linked)):
+        reached = np.array(
+            [component[row != 0].min(initial=current) for row, current in zip(linked, component, strict=True)]
+        )
+        if (reached == component).all():
             break
-        part = reached
-    return part
+        component = reached
+    return component
 
 
 def t_quantile(chance: float, freedom: float) -> float:
@@ -398,5 +396,5 @@ def t_quantile(chance: float, freedom: float) -> float:
 
 def ratio_around(mean: float, half: float = 0.0) -> Ratio:
     """Return the ratio whose logarithm is `mean`, with an interval of half width `half`."""
-    value, low, high = (math.exp(max(-700.0, min(each, 700.0))) for each in (mean, mean - half, mean + half))
+    value, low, high = (math.exp(max(-700.0, min(end, 700.0))) for end in (mean, mean - half, mean + half))
     return Ratio(value, low, high)

@@ -19,6 +19,9 @@ from llmtrack.decide.race import ratio_around, t_quantile
 
 Judgement = Literal["kept", "broken", "open"]
 
+# Typical share of the text after which the bound is decided.
+_SCORED_SHARE = 0.7
+
 
 @dataclass(frozen=True)
 class ComparedPart:
@@ -26,23 +29,23 @@ class ComparedPart:
 
     Attributes:
         nats: summed negative log-likelihood of the model.
-        reference: the same of the reference.
+        reference_nats: the same of the reference.
         tokens: predicted tokens.
     """
 
     nats: float
-    reference: float
+    reference_nats: float
     tokens: int
 
 
 def perplexity_ratio(
-    parts: Sequence[ComparedPart], of: int, looks: int = 1, tests: int = 1, alpha: float = ALPHA
+    parts: Sequence[ComparedPart], parts_of_text: int, looks: int = 1, tests: int = 1, alpha: float = ALPHA
 ) -> Ratio:
     """Estimate the perplexity ratio (model over reference) on the whole text, with an interval valid over all looks.
 
     Args:
         parts: scored parts, a random sample of all.
-        of: number of parts of the text.
+        parts_of_text: number of all.
         looks: planned number of looks before all is scored.
         tests: number of models judged.
         alpha: probability that any interval fails to cover.
@@ -53,28 +56,24 @@ def perplexity_ratio(
     if not parts:
         raise ValueError("no part of the text is scored")
     tokens = np.array([part.tokens for part in parts], dtype=np.float64)
-    differences = np.array([part.nats - part.reference for part in parts])
+    differences = np.array([part.nats - part.reference_nats for part in parts])
     mean = float(differences.sum() / tokens.sum())
     n = len(parts)
-    if n >= of:
+    if n >= parts_of_text:
         return ratio_around(mean)
     if n == 1:
         return Ratio(ratio_around(mean).value, 0.0, math.inf)
     # Ratio estimator, sampling without replacement (W. Cochran, Sampling Techniques (1977), chapter 6).
-    variance = float(((differences - mean * tokens) ** 2).sum() / (n - 1)) * n * (1 - n / of)
+    variance = float(((differences - mean * tokens) ** 2).sum() / (n - 1)) * n * (1 - n / parts_of_text)
     half = t_quantile(alpha / 2 / looks / tests, n - 1) * math.sqrt(variance) / float(tokens.sum())
     return ratio_around(mean, half)
 
 
 def judge_bound(ratio: Ratio, most: float) -> Judgement:
-    """Return whether the ratio's interval lies within the bound, beyond it, or includes it."""
+    """Judge whether the ratio's interval lies within the bound, beyond it, or includes it."""
     if ratio.high <= most:
         return "kept"
     return "broken" if ratio.low > most else "open"
-
-
-# Typical share of the text after which the bound is decided.
-_SCORED_SHARE = 0.7
 
 
 @dataclass
@@ -89,7 +88,7 @@ class TextQuality:
     Attributes:
         ratios: perplexity ratio by model, as far as scored.
         unscored: why a model's quality cannot be determined.
-        kept: by decided model, whether it keeps the bound.
+        within: by decided model, whether it keeps the bound.
     """
 
     reference: str
@@ -98,7 +97,7 @@ class TextQuality:
     most: float | None
     ratios: dict[str, Ratio] = field(default_factory=dict)
     unscored: dict[str, str] = field(default_factory=dict)
-    kept: dict[str, bool] = field(default_factory=dict)
+    within: dict[str, bool] = field(default_factory=dict)
     _scores: dict[str, list[PartScore]] = field(default_factory=dict)
     _part_s: dict[str, float] = field(default_factory=dict)
 
@@ -110,66 +109,61 @@ class TextQuality:
         """Return whether scoring a model further can be informative."""
         return model not in self.unscored and self.scored(model) < self.parts
 
-    def take(self, model: str, score: PartScore) -> bool:
-        """Record a score of the next part; return whether it succeeded."""
-        known = self._part_s.get(model)
-        if score.late:
+    def add_score(self, model: str, score: PartScore) -> bool:
+        """Add a model's score of its next part; return whether it succeeded."""
+        if score.timed_out:
             self._part_s[model] = 2 * score.seconds
             return False
         self._scores.setdefault(model, []).append(score)
         if not score.tokens:
             is_reference = model == self.reference
-            who = "the baseline's" if is_reference else "its"
-            for each in (self.models if is_reference else {model}) - set(self.kept):
-                self.unscored[each] = f"{who} quality could not be scored: {score.why}"
+            whose = "the baseline's" if is_reference else "its"
+            for unscored in (self.models if is_reference else {model}) - set(self.within):
+                self.unscored[unscored] = f"{whose} quality could not be scored: {score.failure}"
             return False
         # The first part includes one-time costs: loading, or compiling.
-        self._part_s[model] = score.seconds if known is None else min(known, score.seconds)
+        self._part_s[model] = min(score.seconds, self._part_s.get(model, math.inf))
         return True
 
     def judge(self, model: str) -> Judgement:
         """Judge a model by the parts scored by both it and the reference."""
         if self.most is None:
             raise ValueError("there is no bound to keep to")
-        pairs = zip(self._scores[model], self._scores[self.reference], strict=False)
-        parts = [ComparedPart(own.nats, other.nats, own.tokens) for own, other in pairs]
+        scores = zip(self._scores[model], self._scores[self.reference], strict=False)
+        parts = [ComparedPart(score.nats, reference.nats, score.tokens) for score, reference in scores]
         tests = max(1, len(self.models) - 1)
-        return self._judged(model, perplexity_ratio(parts, self.parts, looks=self.parts, tests=tests))
+        return self._judge(model, perplexity_ratio(parts, self.parts, looks=self.parts, tests=tests))
 
     def judge_whole_text(self, model: str, ratio: float) -> Judgement:
         """Judge a model by its perplexity ratio on the whole text."""
-        return self._judged(model, Ratio(ratio, ratio, ratio))
+        return self._judge(model, Ratio(ratio, ratio, ratio))
 
-    def _judged(self, model: str, ratio: Ratio) -> Judgement:
+    def _judge(self, model: str, ratio: Ratio) -> Judgement:
         self.ratios[model] = ratio
         if self.most is None:
             return "kept"
-        verdict = judge_bound(ratio, self.most)
-        if verdict != "open":
-            self.kept[model] = verdict == "kept"
-        return verdict
+        judgement = judge_bound(ratio, self.most)
+        if judgement != "open":
+            self.within[model] = judgement == "kept"
+        return judgement
 
-    def over_the_bound(self, model: str) -> str:
+    def violation_text(self, model: str) -> str:
         """Describe a model's violation of the bound."""
         assert self.most is not None
         return f"perplexity {change_text(self.ratios[model])} is over {change_text(self.most)}"
 
-    # --- predicted time
+    # --- predicted time; `usual_s` is the default per part
 
-    def deciding_s(self, model: str, usual: float) -> float:
-        """Predict the seconds to decide a model's quality.
+    def deciding_s(self, model: str, usual_s: float) -> float:
+        """Predict the seconds to decide a model's quality."""
+        return max(1.0, _SCORED_SHARE * self.parts - self.scored(model)) * self.next_part_s(model, usual_s)
 
-        Args:
-            usual: default seconds per part.
-        """
-        return max(1.0, _SCORED_SHARE * self.parts - self.scored(model)) * self.next_part_s(model, usual)
-
-    def next_part_s(self, model: str, usual: float) -> float:
+    def next_part_s(self, model: str, usual_s: float) -> float:
         """Predict the seconds of a model's next part, including the reference's if it is not scored yet."""
-        usual = self._part_s.get(self.reference, usual)
-        also = 0.0 if self.scored(self.reference) > self.scored(model) else usual
-        return self._part_s.get(model, usual) + also
+        reference_s = self._part_s.get(self.reference, usual_s)
+        also_reference = self.scored(self.reference) <= self.scored(model)
+        return self._part_s.get(model, reference_s) + (reference_s if also_reference else 0.0)
 
-    def whole_s(self, model: str, usual: float) -> float:
+    def whole_s(self, model: str, usual_s: float) -> float:
         """Predict the seconds to score the whole text with a model."""
-        return self.parts * self._part_s.get(model, self._part_s.get(self.reference, usual))
+        return self.parts * self._part_s.get(model, self._part_s.get(self.reference, usual_s))

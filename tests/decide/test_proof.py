@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmtrack.decide.proof import Sample, counted, duel
+from llmtrack.decide.proof import Sample, duel, valid_rounds
 
 
 def test_a_duel_measures_there_and_back_as_often_as_the_time_allows():
@@ -30,9 +30,9 @@ def test_a_disturbed_round_of_a_duel_is_repeated_and_does_not_count():
 
     found = duel(("a", "b"), measure, seconds=0)
     assert [len(values) for values in found.values()] == [5, 5], "no time: as planned"
-    assert counted(found, least=4) == [0, 2, 3, 4]
-    assert counted(found, least=5) == [0, 1, 2, 3, 4], "too few are calm: all"
+    assert valid_rounds(found, least=4) == [0, 2, 3, 4]
+    assert valid_rounds(found, least=5) == [0, 1, 2, 3, 4], "too few are calm: all"
     asked.clear()
     found = duel(("a", "b"), measure, seconds=15, least=5, most=5)
     assert [len(values) for values in found.values()] == [6, 6]
-    assert counted(found, least=5) == [0, 2, 3, 4, 5]
+    assert valid_rounds(found, least=5) == [0, 2, 3, 4, 5]

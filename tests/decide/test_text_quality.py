@@ -12,12 +12,12 @@ from llmtrack.decide.text_quality import ComparedPart, judge_bound, perplexity_r
 
 def test_once_all_parts_are_scored_the_ratio_is_exact():
     parts = [ComparedPart(11.0, 10.0, 10), ComparedPart(33.0, 30.0, 30)]
-    ratio = perplexity_ratio(parts, of=2)
+    ratio = perplexity_ratio(parts, parts_of_text=2)
     assert ratio.value == ratio.low == ratio.high == pytest.approx(math.exp(0.1))
 
 
 def test_one_part_of_several_tells_nothing_yet():
-    ratio = perplexity_ratio([ComparedPart(11.0, 10.0, 10)], of=2)
+    ratio = perplexity_ratio([ComparedPart(11.0, 10.0, 10)], parts_of_text=2)
     assert judge_bound(ratio, 1.5) == "open"
     assert ratio.value == pytest.approx(math.exp(0.1))
 
@@ -25,7 +25,7 @@ def test_one_part_of_several_tells_nothing_yet():
 def test_the_interval_is_that_of_a_ratio_of_sums_drawn_without_putting_back():
     # Differences 1, 3 of 10 tokens each: mean 0.2 a token; residuals -1, 1; variance 2 x 2 x (1 - 2/4) = 2.
     parts = [ComparedPart(11.0, 10.0, 10), ComparedPart(13.0, 10.0, 10)]
-    ratio = perplexity_ratio(parts, of=4, alpha=0.5)
+    ratio = perplexity_ratio(parts, parts_of_text=4, alpha=0.5)
     # Student's t of 1 degree of freedom at 0.25 is 1.
     assert math.log(ratio.high) == pytest.approx(0.2 + math.sqrt(2) / 20)
     assert math.log(ratio.low) == pytest.approx(0.2 - math.sqrt(2) / 20)

@@ -14,9 +14,10 @@ from benchmarks.search_world import World, search
 from benchmarks.tune import LOADS
 from experiments.tune import OBJECTIVES, Config, space_of
 from llmtrack.decide.differences import Ratio
+from llmtrack.decide.evidence import budget_text
 from llmtrack.decide.goal import Goal, PartScore, SearchState, Trial
 from llmtrack.decide.predictor import Prior
-from llmtrack.decide.tuning import CANNOT_WIN, Tuning, budget_text
+from llmtrack.decide.tuning import CANNOT_WIN, Tuning
 from llmtrack.errors import UsageError
 from llmtrack.metrics import metric
 
@@ -65,9 +66,9 @@ class Table:
         again = 1 / speed
         took = again + (self.first + (0.0 if how else self.converts.get(name, 0.0)) if first else 0.0)
         value = speed if metric(self.objective).better == "higher" else again
-        seen = Trial({self.objective: value, **self.values.get(name, {})}, took, again=again)
+        seen = Trial({self.objective: value, **self.values.get(name, {})}, took, repeat_s=again)
         if took > seconds:
-            seen = Trial({}, seconds, "not in time", late="loading")
+            seen = Trial({}, seconds, "not in time", timed_out_in="loading")
         elif name in self.fails:
             seen = Trial({}, took, self.fails[name])
         else:
@@ -149,7 +150,7 @@ class Late(Table):
         if name != self.late or self.asked.count(name) != self.after:
             return super().measure(name, seconds)
         self.asked.append(name)
-        return self._say(Trial({}, 1.0, "not in time", late="repeat 1"))
+        return self._say(Trial({}, 1.0, "not in time", timed_out_in="repeat 1"))
 
 
 @pytest.mark.parametrize(("late", "after"), [("base", 1), ("fast", 2), ("close", 3), ("fast", 0)])

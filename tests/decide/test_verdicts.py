@@ -122,7 +122,7 @@ def test_all_that_are_asked_say_the_same_of_two_runs(kept, arms):
 
         # the takeaways, and readings
         (gain,) = (each for each in gains(known) if each.run.run_id == other.run_id)
-        assert gain.found == told
+        assert gain.difference == told
         assert figures in reading.change(base, other, RATE)
 
         # the gate: it breaks on no slowdown that is none, and never passes one off as a gain

@@ -247,10 +247,10 @@ class SearchProgress(StudyProgress):
     def at(self, state: SearchState) -> None:
         """Show the current action and the best so far."""
         self._best = best_text(state)
-        step = state.doing.partition(", part")[0]
+        step = state.action.partition(", part")[0]
         if step != self._last:
             self._last = step
-            self.line(f"  {self.times}  {state.doing}{f'  [{self._best}]' if self._best else ''}")
+            self.line(f"  {self.times}  {state.action}{f'  [{self._best}]' if self._best else ''}")
         self._show()
 
     def _show(self) -> None:

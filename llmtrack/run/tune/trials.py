@@ -148,8 +148,8 @@ class Trials:
             rules=Rules(margin=goal.margin),
             new_tokens=next(iter(self.of.values())).task.max_new_tokens,
             on_gpu=not goal.cpus,
-            start=goal.start,
-            ready=self._pool.spare,
+            start_s=goal.start,
+            prestarted=self._pool.spare,
         )
 
     def priors(self, measured: Mapping[str, float]) -> Mapping[str, Prior]:
@@ -199,7 +199,7 @@ class Trials:
             quiet=True,
         )
         if isinstance(outcome, Failure):
-            return PartScore(0.0, 0, took, outcome.reason, late=outcome.kind == "timeout")
+            return PartScore(0.0, 0, took, outcome.reason, timed_out=outcome.kind == "timeout")
         text = outcome.facts.get("scored_tokens_digest", "")
         if text != self._text_digests.setdefault(part, text):
             return PartScore(0.0, 0, took, "its tokenizer differs from the baseline's on this text")
@@ -247,12 +247,12 @@ class Trials:
     def _seen(self, outcome: Outcome, took: float, done: list[Measurement]) -> Trial:
         if isinstance(outcome, Failure):
             self.failures[outcome.scenario.name] = outcome
-            late = self._at.step if outcome.kind == "timeout" else ""
-            return Trial({}, took, outcome.reason, late=late)
+            phase = self._at.step if outcome.kind == "timeout" else ""
+            return Trial({}, took, outcome.reason, timed_out_in=phase)
         done.append(outcome)
         calls = outcome.samples.get("total_latency_s", ())
         repeat_s = _OVERHEAD * sum(calls) + _OVERHEAD_S
-        return Trial(outcome.metrics, took, again=repeat_s, disturbed=outcome.disturbed)
+        return Trial(outcome.metrics, took, repeat_s=repeat_s, disturbed=outcome.disturbed)
 
     def _act(self, key: list[Any], scenario: Scenario, seconds: float, quiet: bool = False) -> tuple[Outcome, float]:
         """Measure a scenario, or replay its recorded outcome; return it with its duration."""

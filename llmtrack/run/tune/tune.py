@@ -16,7 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from llmtrack.decide.differences import Ratio, change_text
-from llmtrack.decide.tuning import CANNOT_WIN, Tuning, budget_text
+from llmtrack.decide.evidence import budget_text
+from llmtrack.decide.tuning import CANNOT_WIN, Tuning
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.host.formatting import plural
@@ -276,7 +277,7 @@ def _not_started(tuning: Tuning) -> tuple[dict[str, Scalar], dict[str, str]]:
     params: dict[str, Scalar] = {}
     if hopeless:
         params["race_hopeless"] = ", ".join(hopeless)
-    names = sorted(tuning.untried, key=tuning.forecast.promise_of, reverse=True)
+    names = sorted(tuning.untried, key=tuning.forecast.expected_goodness, reverse=True)
     if names:
         first = [f"{name} ({tuning.untried[name]})" for name in names[:MOST_NAMED]]
         more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
@@ -318,7 +319,7 @@ def _result(name: str, tuning: Tuning) -> tuple[str, str]:
         return "open", "the search did not finish"
     if claim is not None and name in tuning.fresh and name != tuning.goal.baseline:
         return "equal", f"no significant difference to {tuning.winner}, measured afresh"
-    if name in tuning.race.waiting:
+    if name in tuning.race.held:
         unknown = tuning.quality.unscored.get(tuning.model_of(name), "its quality is unknown, and it is not better")
         return "open", unknown
     if tuning.ending == "unproven":
