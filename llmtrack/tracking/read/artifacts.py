@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from mlflow import MlflowClient
 
-# Column with the raw samples of each run by metric; see `decide.verdicts.with_samples`.
-SAMPLES = "raw_samples"
 Samples = Mapping[str, Sequence[float]]
 
 _AT_ONCE = 8

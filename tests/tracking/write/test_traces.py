@@ -175,7 +175,7 @@ CALLS = [
     (MlflowClient, "log_inputs"),
     (TracingClient, "start_trace"),
     (traces, "_upload"),
-    (push, "upload"),
+    (push, "_upload"),
     (MlflowClient, "set_terminated"),
 ]
 
