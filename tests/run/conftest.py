@@ -1,4 +1,4 @@
-"""A store of its own for each test, and what a study needs around it."""
+"""A store for each test, and the objects that a study needs."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ BANDWIDTH = 1e6
 
 @pytest.fixture(autouse=True)
 def _undrawn(undrawn: None) -> None:
-    """What a study or a suite is seen to do here is not how its pictures look."""
+    """Skip plots, which these tests do not look at."""
 
 
 @pytest.fixture
 def _unreported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of tests that look at what is measured and tracked: to report it takes longer."""
+    """Skip reports, which take longer than the study."""
     for where in ("study.study.write_study", "suite.write_suite"):
         monkeypatch.setattr(f"llmtrack.run.{where}", lambda *of: WrittenReport())
 
 
 @pytest.fixture
 def _known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that moves a million bytes a second."""
+    """A device that copies a million bytes per second."""
     monkeypatch.setattr(ceilings, "copy_bandwidth", lambda device: BANDWIDTH)
 
 
 @pytest.fixture
 def _stays_at_the_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Signals that end work do so here, and the terminal stays this process's."""
+    """End on signals in this process, which keeps the terminal."""
     monkeypatch.setattr(signals, "_leave_terminal", lambda: None)
     # A test run in the background ignores some of them.
     usual = {
@@ -62,13 +62,13 @@ def _stays_at_the_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def console() -> Console:
-    """A console that keeps what is printed: `console.file.getvalue()`."""
+    """A console that records its output: `console.file.getvalue()`."""
     return Console(file=io.StringIO(), width=300, highlight=False)
 
 
 @pytest.fixture
 def noisy_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install the backend `noisy` (see noisy.py) for worker processes; return the file that it writes to."""
+    """Install the backend `noisy` (see noisy.py) for worker processes; return the file that it writes."""
     log = tmp_path / "noisy.log"
     site = scripted_backend(tmp_path / "site", Path(__file__).with_name("noisy.py"))
     monkeypatch.setenv("PYTHONPATH", str(site))

@@ -1,4 +1,4 @@
-"""A backend for worker processes under test: prints where it can, and does to its process what the model's name says."""
+"""A backend for worker tests: prints wherever it can, and does to its process what the model's name says."""
 
 import contextlib
 import multiprocessing
@@ -22,7 +22,7 @@ def shout(text):
 
 
 def close_channel():
-    """Close every pipe but the standard ones: the events go through one of them."""
+    """Close all pipes but the standard ones; one of them carries the events."""
     for descriptor in range(3, 64):
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -30,7 +30,7 @@ def close_channel():
 
 
 def once(name):
-    """Whether this is the first process in which it is asked."""
+    """Return whether this is the first process that calls it."""
     try:
         Path(os.environ["NOISY_LOG"]).with_name(f"once {name}").mkdir()
     except FileExistsError:

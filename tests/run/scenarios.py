@@ -1,4 +1,4 @@
-"""Scenarios that tests measure, and what came of them."""
+"""Scenarios for tests, and helpers to read their outcomes."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def in_groups(
     on_event: Callable[[Event], None],
     journal: Journal | None = None,
 ) -> None:
-    """Measure groups; without a journal, where none can be written."""
+    """Measure groups; by default with a journal that cannot be written."""
     nowhere = Journal(Path(os.devnull) / "rounds", False, lambda text: None)
     run_groups(executor, groups, on_event, lambda first: None, lambda: journal or nowhere)

@@ -1,4 +1,4 @@
-"""What a new user met: a width that is asked for, a value whose quotes the shell took, a study that has only begun, an MLproject for users."""
+"""First steps of a new user: table width, split quotes, a study without runs, the MLproject of `llmtrack init`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ WIDE = Table(
 @pytest.mark.parametrize(
     ("asked", "width"), [("80", 80), ("", None), ("0", None), ("-3", None), ("x", None), (None, None)]
 )
-def test_columns_is_the_width_in_a_pipe_too(monkeypatch, asked, width):
+def test_columns_sets_the_width_in_a_pipe(monkeypatch, asked, width):
     monkeypatch.delenv("COLUMNS", raising=False)
     if asked is not None:
         monkeypatch.setenv("COLUMNS", asked)
     assert width_of(neutral_console(file=io.StringIO())) == width
 
 
-def test_of_the_columns_that_are_left_out_a_few_are_named(monkeypatch):
+def test_some_left_out_columns_are_named(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     console = neutral_console(file=io.StringIO(), width=80)
     print_table(console, "wide", WIDE)
@@ -43,7 +43,7 @@ def test_of_the_columns_that_are_left_out_a_few_are_named(monkeypatch):
     assert lines.count("key_") == 6
 
 
-def test_a_value_whose_quotes_the_shell_took_is_explained(capsys):
+def test_a_value_split_by_the_shell_is_explained(capsys):
     done = CliRunner().invoke(main, ["run", "quantization", "-P", "recipes=onnx/int4-hqq", "block_size=64"])
     assert done.exit_code == 2
     assert "unexpected 'block_size=64': quote a value that holds spaces, such as -P 'recipes=" in done.output
@@ -54,7 +54,7 @@ def test_a_value_whose_quotes_the_shell_took_is_explained(capsys):
 
 
 @pytest.mark.slow(1)
-def test_a_study_that_has_only_begun_is_said_to_be_running(tracker, uri):
+def test_a_study_without_runs_is_reported_as_running(tracker, uri):
     study = tracker.start_study("precision", "Why?", {}, {})
     for selector in ("latest:precision", "latest", f"study:{study.study_id}"):
         with pytest.raises(UsageError, match=r"precision is running since .* UTC, nothing measured yet"):
@@ -69,7 +69,7 @@ def test_a_study_that_has_only_begun_is_said_to_be_running(tracker, uri):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize(("outcome", "words"), [("killed", "was killed"), ("failed", "failed: no reason was tracked")])
-def test_a_study_that_ended_before_it_measured_anything_is_said_to_have_ended(tracker, uri, outcome, words):
+def test_a_study_that_ended_without_runs_is_reported_as_ended(tracker, uri, outcome, words):
     tracker.finish_study(tracker.start_study("precision", "Why?", {}, {}), outcome)
     for command in (["compare"], ["recommend"], ["pareto"], ["compare", "--study", "latest:precision"]):
         done = CliRunner().invoke(main, [*command, "--tracking-uri", uri])
@@ -77,7 +77,7 @@ def test_a_study_that_ended_before_it_measured_anything_is_said_to_have_ended(tr
         assert f", {words}; nothing was measured: run it again" in done.output, done.output
 
 
-def test_the_project_that_init_writes_speaks_to_its_user(tmp_path, monkeypatch):
+def test_the_project_written_by_init_addresses_its_user(tmp_path, monkeypatch):
     project = tmp_path / "project"
     project.mkdir()
     (project / "MLproject").write_text("# Made by `make docs`; a test keeps the two equal.\n# More.\nname: llmtrack\n")
@@ -93,5 +93,5 @@ def test_the_project_that_init_writes_speaks_to_its_user(tmp_path, monkeypatch):
     ("spent", "told"),
     [(361.9, "360 of 360 s, 2 s over it by the last call"), (100.2, "100 of 360 s"), (360.2, "360 of 360 s")],
 )
-def test_no_more_is_spent_of_a_budget_than_there_is(spent, told):
+def test_the_spent_time_is_capped_at_the_budget(spent, told):
     assert spent_text(spent, 360.0) == told

@@ -1,4 +1,4 @@
-"""How a command ends, and that no experiment imports a framework; tests of real programs take its libraries away (tests/wall.py)."""
+"""How a command ends, and that no experiment imports a framework (see also tests/wall.py)."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ print(sorted({"torch", "transformers", "onnxruntime", "optimum"} & set(sys.modul
     [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")],
     ids=["SIGTERM", "Ctrl-C"],
 )
-def test_a_command_that_a_signal_ends_leaves_nothing_running(tmp_path, uri, monkeypatch, number, word):
-    """In mid-measurement: the signal's exit code, the study killed, the worker gone."""
+def test_a_command_ended_by_a_signal_leaves_no_process(tmp_path, uri, monkeypatch, number, word):
+    """During a measurement: the signal's exit code, a killed study, no worker."""
     site = scripted_backend(tmp_path / "site", Path(__file__).with_name("executors") / "ray" / "paced.py")
     monkeypatch.setenv("PACED_LOG", str(tmp_path))
     # Its first call of so many tokens goes on for minutes.
@@ -97,7 +97,7 @@ def test_a_command_that_a_signal_ends_leaves_nothing_running(tmp_path, uri, monk
         (["--max-new-tokens", "0"], "Invalid value"),
     ],
 )
-def test_a_mistake_ends_with_one_message_and_exit_code_2(tmp_path, uri, monkeypatch, capsys, arguments, message):
+def test_a_user_error_is_one_message_and_exit_code_2(tmp_path, uri, monkeypatch, capsys, arguments, message):
     from experiments import baseline
     from llmtrack.run import main as entry
     from llmtrack.run.executors.inline import InlineExecutor

@@ -1,4 +1,4 @@
-"""Two processes at the same work: to resume what another one is at is refused, and nothing is measured or kept twice."""
+"""Two processes at the same work: resuming what a live one measures is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAYS = {"baseline": [], "suite": ["--experiments", "baseline", "--quick", "true"
 
 
 def measure(experiment: str, uri: str, hold: str) -> None:
-    """As the command does; a process that is to hold stops in the middle of what it measures."""
+    """Measure as the command does; a process that is to hold stops in the middle."""
     from importlib import import_module
 
     from llmtrack.run.executors.inline import InlineExecutor
@@ -53,7 +53,7 @@ def measure(experiment: str, uri: str, hold: str) -> None:
 
 @pytest.fixture
 def start(tmp_path, template_database, monkeypatch):
-    """Start the command of an experiment in a process of its own, with a spool of its own."""
+    """Start an experiment's command in another process with its own spool."""
     shutil.copyfile(template_database, tmp_path / "mlflow.db")
     monkeypatch.chdir(tmp_path)
     number = 0
@@ -73,7 +73,7 @@ def line_of(process: Forked, part: str) -> str:
 
 @pytest.mark.slow(20)
 @pytest.mark.parametrize("experiment", WAYS)
-def test_what_another_process_is_at_is_not_resumed_until_that_is_gone(start, experiment, tmp_path):
+def test_work_of_a_live_process_is_not_resumed(start, experiment, tmp_path):
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     first = start(experiment, hold="yes")
     line_of(first, "at it")
@@ -113,7 +113,7 @@ def opening(tracker, uri):
     return Opening(tracker, uri)
 
 
-def test_work_is_claimed_by_what_lives_on_this_machine(opening, uri):
+def test_a_live_process_of_this_machine_claims_its_work(opening, uri):
     opening()
     with pytest.raises(UsageError, match=rf"process {os.getpid()} is already measuring this study"):
         opening()
@@ -123,14 +123,14 @@ def test_work_is_claimed_by_what_lives_on_this_machine(opening, uri):
     assert len(runs(kind="study", tracking_uri=uri)) == 3
 
 
-def test_a_machine_that_may_be_lost_keeps_no_work_and_a_line_tells_of_it(opening):
+def test_work_of_another_machine_is_mentioned_but_not_refused(opening):
     study = opening(process="elsewhere boot 12 34")
     opening()
     (line,) = opening.said
     assert line.startswith(f"  another machine is measuring this study, or was lost while it did ('{study.name}")
 
 
-def test_what_has_ended_or_whose_process_is_gone_claims_nothing(opening, tracker):
+def test_ended_runs_and_dead_processes_claim_nothing(opening, tracker):
     tracker.finish_study(opening(), "finished")
     host, boot, pid, since = owner.this_process().split()
     opening(process=f"{host} {boot} {pid} {since}0")

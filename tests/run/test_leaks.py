@@ -1,4 +1,4 @@
-"""Nothing that is printed carries credentials: neither our lines nor those of libraries, here or in a worker."""
+"""No output carries credentials: neither ours nor that of libraries, here or in a worker."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ BEGIN = {
 
 @pytest.mark.slow(6)
 @pytest.mark.parametrize("where", sorted(BEGIN))
-def test_what_libraries_print_log_and_warn_of_is_redacted(where):
+def test_library_output_is_redacted(where):
     code = PROGRAM.format(begin=BEGIN[where], leaks=LEAKS)
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -78,7 +78,7 @@ def test_what_libraries_print_log_and_warn_of_is_redacted(where):
 
 
 @pytest.mark.slow(2)
-def test_lines_of_a_study_are_redacted(tracker, console, capsys):
+def test_output_of_a_study_is_redacted(tracker, console, capsys):
     class Tells(type(scripted())):
         def run(self, scenarios, emit):
             for text in LEAKS:

@@ -1,4 +1,4 @@
-"""Experiments as functions: the same study, quietly, with what a notebook shows of it."""
+"""Experiments as functions, and their display in a notebook."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TINY = {
 
 
 @pytest.mark.slow(4)
-def test_an_experiment_is_a_function_that_tells_how_far_it_is_and_returns_its_runs(uri, tmp_path, capfd):
+def test_an_experiment_shows_progress_and_returns_its_runs(uri, tmp_path, capfd):
     study = llmtrack.run("precision", dtypes=["float32", "bfloat16"], tracking_uri=uri, **TINY)
     said = capfd.readouterr()
     assert said.out == ""
@@ -59,7 +59,7 @@ def test_an_experiment_is_a_function_that_tells_how_far_it_is_and_returns_its_ru
 
 
 @pytest.mark.slow(4)
-def test_a_suite_is_a_function_too_with_a_table_for_each_task(uri, capfd):
+def test_a_suite_returns_a_table_per_task(uri, capfd):
     suite = llmtrack.run(
         "suite", experiments=["baseline", "perplexity"], quick=True, tracking_uri=uri, quiet=True, **TINY
     )
@@ -71,8 +71,8 @@ def test_a_suite_is_a_function_too_with_a_table_for_each_task(uri, capfd):
     assert repr(suite).index("timing") < repr(suite).index("quality")
 
 
-def test_what_decides_as_it_goes_is_a_function_too(monkeypatch):
-    """`tune` has no list of scenarios to run: what its command does is asked of it."""
+def test_tune_returns_its_runs(monkeypatch):
+    """`tune` has no list of scenarios, so its own command is called."""
     from experiments import tune
     from llmtrack.errors import TrackingError
     from llmtrack.run.main import Performed
@@ -111,13 +111,13 @@ def test_what_decides_as_it_goes_is_a_function_too(monkeypatch):
         ("precision", {"dtypes": "float32,float3"}, "unknown dtype 'float3'"),
     ],
 )
-def test_what_is_wrong_is_one_line_before_anything_is_measured(name, options, message):
+def test_invalid_arguments_are_one_line_before_measuring(name, options, message):
     with pytest.raises(UsageError, match=message):
         llmtrack.run(name, **options)
 
 
-def test_in_a_notebook_a_console_writes_where_it_is_told_to(monkeypatch):
-    """Rich asks by itself whether it is in a notebook, and then writes to no file: tables were empty, and shown unasked."""
+def test_a_console_in_a_notebook_writes_to_its_file(monkeypatch):
+    """Rich detects notebooks itself and then ignores `file`: tables were empty, and displayed unasked."""
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a kernel does
     table = llmtrack.report.tables.table.Table((), ("scenario",), (False,), (("bfloat16",),), ("1",))
@@ -131,7 +131,7 @@ def test_in_a_notebook_a_console_writes_where_it_is_told_to(monkeypatch):
     assert "\x1b" not in written.getvalue()
 
 
-def test_every_console_is_made_by_the_one_function_that_knows_of_notebooks():
+def test_every_console_is_created_by_one_function():
     folder = Path(llmtrack.__file__).parent
     made = [
         path.name for path in folder.rglob("*.py") if re.search(r"\bConsole\(|\(Console\)", path.read_text("utf-8"))
@@ -139,7 +139,7 @@ def test_every_console_is_made_by_the_one_function_that_knows_of_notebooks():
     assert made == ["console.py"]
 
 
-def test_the_packages_of_these_names_stay_packages_and_load_nothing_early():
+def test_callable_packages_import_lazily():
     code = "import llmtrack, sys; llmtrack.run; llmtrack.report; print('mlflow' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
@@ -149,7 +149,7 @@ def test_the_packages_of_these_names_stay_packages_and_load_nothing_early():
     assert callable(llmtrack.report)
 
 
-def test_what_is_called_says_what_it_takes_returns_and_how():
+def test_callable_packages_have_signatures():
     for function, names in (
         (llmtrack.run, ["experiment", "console", "quiet", "options"]),
         (llmtrack.report, ["study", "folder", "tracking_uri"]),
@@ -160,7 +160,7 @@ def test_what_is_called_says_what_it_takes_returns_and_how():
 
 
 class Display:
-    """What IPython.display has of it: a display, and what it shows."""
+    """A substitute for IPython.display that records its pages."""
 
     def __init__(self):
         self.pages = []
@@ -177,7 +177,7 @@ class Display:
         self.pages.append(page)
 
 
-def test_in_a_notebook_one_display_shows_the_last_lines(monkeypatch):
+def test_a_notebook_display_shows_the_last_lines(monkeypatch):
     display = Display()
     kernel = SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
@@ -195,7 +195,7 @@ def test_in_a_notebook_one_display_shows_the_last_lines(monkeypatch):
     assert console.stderr, "a report is not printed there"
 
 
-def test_in_a_script_progress_goes_to_stderr(capsys):
+def test_progress_of_a_script_goes_to_stderr(capsys):
     progress_console().print("half way")
     progress_console(quiet=True).print("never")
     assert capsys.readouterr() == ("", "half way\n")

@@ -1,4 +1,4 @@
-"""An executor and an experiment of another package: found by their entry points, tried by the kit, named where broken."""
+"""An executor and an experiment of another package: found by entry points, tested by the kit, named in errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ POINTS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def site(tmp_path_factory):
-    """Both packages, on the path of imports."""
+    """Put both packages on the import path."""
     place = tmp_path_factory.mktemp("site")
     for package, points in POINTS.items():
         install(place, package, (TESTS / f"{package}.py").read_text(encoding="utf-8"), points)
@@ -49,7 +49,7 @@ def site(tmp_path_factory):
 
 
 class Chosen(RunOptions):
-    """Settings as a process has them that was started where the package is installed: choices are read once."""
+    """Settings of a process that was started with the package installed; choices are read once."""
 
     def __post_init__(self) -> None:
         pass
@@ -77,7 +77,7 @@ class TestBaseline(ExperimentConformance):
     module = import_module("experiments.baseline")
 
 
-def test_the_executor_is_that_of_the_package():
+def test_a_plugin_executor_is_used():
     executor = entry.make_executor(Chosen(executor="elsewhere"))
     assert type(executor).__name__ == "Elsewhere"
     executor.close()
@@ -108,7 +108,7 @@ def test_a_broken_executor_is_named_in_one_line(tmp_path, monkeypatch, module, w
     ("identify", (None,), "identify returned a list, and not a mapping of tags"),
     ("run", ((), print), "run emitted a str, and not an event such as a Measurement or a Failure"),
 ])  # fmt: skip
-def test_an_executor_that_returns_something_else_is_named_in_one_line(monkeypatch, method, given, expected):
+def test_an_executor_with_a_wrong_return_type_is_named_in_one_line(monkeypatch, method, given, expected):
     def told(self, *asked):
         return asked[1]("event") if method == "run" else []
 
@@ -123,7 +123,7 @@ def test_an_executor_that_returns_something_else_is_named_in_one_line(monkeypatc
     assert "\n" not in str(caught.value)
 
 
-def test_an_executor_that_leaves_scenarios_out_is_named(monkeypatch):
+def test_an_executor_that_omits_scenarios_is_named(monkeypatch):
     monkeypatch.setattr(
         import_module("plugin_executor").Elsewhere, "run", lambda self, scenarios, emit: None, raising=False
     )
@@ -141,7 +141,7 @@ def test_an_executor_that_leaves_scenarios_out_is_named(monkeypatch):
     ("reading", "one line", "reading returned a str, and not a list of lines"),
     ("plots", [], "plots returned a list, and not a mapping of names to figures"),
 ])  # fmt: skip
-def test_an_experiment_that_returns_something_else_is_named_in_one_line(named, gave, expected):
+def test_an_experiment_with_a_wrong_return_type_is_named_in_one_line(named, gave, expected):
     def called(*given):
         if isinstance(gave, Exception):
             raise gave
@@ -160,7 +160,7 @@ def test_an_experiment_that_returns_something_else_is_named_in_one_line(named, g
     assert "\n" not in str(caught.value)
 
 
-def test_an_experiment_is_found_by_its_name_and_near_names_know_it():
+def test_a_plugin_experiment_is_found_and_suggested():
     assert named_experiment("plugin_words").DECLARED.question == "Does the word matter?"
     assert named_experiment("baseline").__name__ == "experiments.baseline", "a built-in name is not given away"
     with pytest.raises(UsageError, match="did you mean plugin_words"):
@@ -169,7 +169,7 @@ def test_an_experiment_is_found_by_its_name_and_near_names_know_it():
         llmtrack.run("zoo")
 
 
-def test_the_command_shows_the_parameters_of_an_experiment_of_another_package():
+def test_help_shows_the_parameters_of_a_plugin_experiment():
     for asked in (["plugin_words", "--help"], ["-h", "plugin_words"]):
         shown = CliRunner().invoke(command, ["run", *asked])
         assert shown.exit_code == 0
@@ -212,14 +212,14 @@ def looked_at():
     return [doctor._extension(point)() for point in points if point.group != doctor.ENGINE_POINTS]
 
 
-def test_the_doctor_names_both():
+def test_the_doctor_lists_plugins():
     found = {each.topic: (each.state, each.text) for each in looked_at()}
     assert found["experiment plugin_words"] == ("ok", "Does the word matter?")
     assert found["executor elsewhere"] == ("ok", "plugin_executor:make")
 
 
 @pytest.mark.slow(20)
-def test_the_experiment_runs_on_the_executor_from_the_command_line(site, tmp_path, uri, monkeypatch):
+def test_a_plugin_experiment_runs_on_a_plugin_executor(site, tmp_path, uri, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", with_folders(site))
     given = {"model": "synthetic:tiny", "executor": "elsewhere", "tracking_uri": uri, "device": "cpu"}
     given |= {"max_new_tokens": "2", "min_repeats": "1", "min_seconds": "0", "warmup": "0"}
@@ -253,7 +253,7 @@ class OneAtATime:
 
 @pytest.mark.slow(2)
 class TestOneRowAtATime(EngineConformance):
-    """The kit excuses it."""
+    """The kit excuses an engine that takes one row at a time."""
 
     def load(self, model: str):
         return OneAtATime(llmtrack.load_engine(model, device="cpu"))

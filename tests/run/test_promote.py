@@ -50,12 +50,12 @@ RECIPES = ("onnx/int8-weight-only",) if available("onnx", "any") else ("torch/fl
 
 
 @pytest.mark.parametrize("text", ["smollm2", "@champion", "a/b@c", "smollm2@", "smollm2@v3", "smollm2@latest", "a@b c"])
-def test_what_names_no_version_is_refused(text):
+def test_an_invalid_target_is_refused(text):
     with pytest.raises(UsageError, match=r"is not a version: write NAME@alias"):
         name_and_alias(text)
 
 
-def test_a_name_and_an_alias():
+def test_a_target_is_a_name_and_an_alias():
     assert name_and_alias("smollm2 on my laptop@champion") == ("smollm2 on my laptop", "champion")
 
 
@@ -72,7 +72,7 @@ def test_a_pointer_is_read_back_and_refuses_other_files(tmp_path):
 
 
 @pytest.mark.slow(1)
-def test_what_cannot_be_promoted_is_one_line(tracker, uri):  # noqa: F811
+def test_a_refused_promotion_is_one_line(tracker, uri):  # noqa: F811
     study = tracker.start_study("precision", "q", {}, ENVIRONMENT)
     failed = tracker.log(study, failure())
     several = [tracker.log(study, measurement(name)) for name in ("a", "b")]
@@ -109,7 +109,7 @@ def test_tune_registers_a_proven_answer(tracker, uri, monkeypatch, capsys, exit_
 
 
 @pytest.mark.slow(1)
-def test_an_answer_that_cannot_be_registered_is_kept_and_told(tracker, uri, monkeypatch, capsys):  # noqa: F811
+def test_an_answer_that_cannot_be_registered_is_kept(tracker, uri, monkeypatch, capsys):  # noqa: F811
     study = tracker.start_study("tune", "q", {}, ENVIRONMENT)
     run_id = tracker.log(study, measurement(facts={**LOADED, "task": "train"}))
     tracker.finish_study(study, "finished")
@@ -123,14 +123,14 @@ def test_an_answer_that_cannot_be_registered_is_kept_and_told(tracker, uri, monk
     assert f"llmtrack promote {run_id} --as smollm2@champion" in told
 
 
-def test_tune_refuses_a_name_that_mlflow_would_before_anything_is_measured():
+def test_tune_refuses_an_invalid_name_before_measuring():
     with pytest.raises(UsageError, match="'a/b@champion' is not a version"):
         tune.Config(register="a/b")
 
 
 @contextmanager
 def _served(model: str, uri: str, folder: Path):  # noqa: F811
-    """Yield the port at which `mlflow models serve` answers."""
+    """Yield the port of `mlflow models serve`."""
     port = free_port()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # MLflow starts uvicorn by its name
     environment = {**os.environ, "PATH": path, "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": with_folders(ROOT)}
@@ -165,7 +165,7 @@ def _served(model: str, uri: str, folder: Path):  # noqa: F811
 
 
 @pytest.mark.slow(60)
-def test_a_promoted_run_is_served_and_says_what_generate_says(tracker, uri, tmp_path, monkeypatch):  # noqa: F811
+def test_a_promoted_run_serves_the_output_of_generate(tracker, uri, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     make_here(monkeypatch)
     experiment = quantization.build(

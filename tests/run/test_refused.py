@@ -1,4 +1,4 @@
-"""What no run can mend is refused before a study begins: exit code 2, one line, and nothing tracked."""
+"""Unusable models and texts are refused before a study begins: exit code 2, one line, nothing tracked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICK = ["--model", "synthetic:tiny", "--device", "cpu"]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a folder that holds no model, a file that is no GGUF file, and a text that is not UTF-8."""
+    """A working folder with a folder without a model, an invalid GGUF file, and a text that is not UTF-8."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.gguf").write_bytes(b"no model")
@@ -47,7 +47,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (backends, ["--model", "./empty"], "./empty: "),
     ],
 )
-def test_what_is_not_there_is_refused_and_leaves_no_run(here, uri, monkeypatch, capsys, experiment, arguments, message):
+def test_a_missing_model_or_text_is_refused_without_a_run(
+    here, uri, monkeypatch, capsys, experiment, arguments, message
+):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(entry, "make_executors", lambda settings: [InlineExecutor()])
     monkeypatch.setattr("experiments.tune.make_executor", lambda settings: InlineExecutor())
@@ -81,13 +83,13 @@ NAMED += [({"text": "novel.txt"}, kind) for kind in scenarios() if kind != "comp
 
 
 @pytest.mark.parametrize(("asked", "kind"), NAMED)
-def test_every_way_to_name_a_model_or_a_text_is_looked_at(here, asked, kind):
+def test_every_kind_of_model_and_text_is_checked(here, asked, kind):
     (name,) = asked.values()
     with pytest.raises(LlmtrackError, match=name):
         check([scenarios()["scored"], scenarios(**asked)[kind]])
 
 
-def test_what_is_there_is_not_refused(here):
+def test_existing_models_and_texts_are_accepted(here):
     check(list(scenarios().values()))
 
 

@@ -1,4 +1,4 @@
-"""Whatever happens to the report, what was measured stays, is said to be, and can be reported again."""
+"""A failing report costs no measurement, is named, and can be repeated."""
 
 from __future__ import annotations
 
@@ -64,9 +64,7 @@ def full_disk(*_: object, **__: object) -> None:
         ("tempfile.TemporaryDirectory", REPORT),
     ],
 )
-def test_a_part_of_the_report_that_fails_is_named_and_the_rest_is_kept(
-    tracker, uri, console, monkeypatch, target, lost
-):
+def test_a_failing_part_of_the_report_is_named(tracker, uri, console, monkeypatch, target, lost):
     how = full_disk if "write" in target or "tempfile" in target else breaks
     real = tempfile.TemporaryDirectory
     calls = []
@@ -99,7 +97,7 @@ def report(*arguments):
 
 
 @pytest.mark.slow(2)
-def test_a_report_is_made_again_from_the_tracked_runs(tracker, uri, console, monkeypatch, tmp_path):
+def test_a_report_is_recreated_from_tracked_runs(tracker, uri, console, monkeypatch, tmp_path):
     monkeypatch.setattr("llmtrack.run.study.study.write_study", breaks)
     result = study(tracker, console, lengths(4, 8))
     monkeypatch.undo()
@@ -119,7 +117,7 @@ def test_a_report_is_made_again_from_the_tracked_runs(tracker, uri, console, mon
 
 
 @pytest.mark.slow(2)
-def test_the_report_of_a_study_whose_store_was_away_is_made_after_sync(tracker, uri, console, monkeypatch, spooled):
+def test_the_report_of_an_offline_study_is_created_after_sync(tracker, uri, console, monkeypatch, spooled):
     def away(*_: object, **__: object) -> None:
         raise store_errors.UnreachableError("no answer")
 
@@ -142,9 +140,7 @@ def test_the_report_of_a_study_whose_store_was_away_is_made_after_sync(tracker, 
 
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_a_store_that_has_room_again_for_some_hides_nothing_that_waits(
-    tracker, uri, console, monkeypatch, said, comes_back
-):
+def test_waiting_records_are_mentioned_even_if_some_were_sent(tracker, uri, console, monkeypatch, said, comes_back):
     # As a disk that is full: what is large fails, and what is small does not.
     push, refused = sync.push_entry, []
 
@@ -172,7 +168,7 @@ def test_a_store_that_has_room_again_for_some_hides_nothing_that_waits(
 
 
 @pytest.mark.slow(3)
-def test_the_report_of_a_suite_is_made_again(tracker, uri, console, monkeypatch):
+def test_the_report_of_a_suite_is_recreated(tracker, uri, console, monkeypatch):
     monkeypatch.setattr("llmtrack.run.suite.write_suite", breaks)
     result = suite(tracker, console, lengths(4, 8), quick=True)
     assert result.exit_code == 1
@@ -186,7 +182,7 @@ def test_the_report_of_a_suite_is_made_again(tracker, uri, console, monkeypatch)
 
 
 @pytest.mark.slow(1)
-def test_an_experiment_of_another_project_is_reported_without_plots_and_says_so(tracker, uri, console):
+def test_an_unknown_experiment_is_reported_without_plots(tracker, uri, console):
     result = study(tracker, console, replace(lengths(4, 8), name="elsewhere"))
     done = report(result.study.study_id, "--tracking-uri", uri)
     assert done.exit_code == 1
@@ -194,7 +190,7 @@ def test_an_experiment_of_another_project_is_reported_without_plots_and_says_so(
 
 
 @pytest.mark.slow(9)
-def test_hostile_names_reach_every_page_of_a_study(tracker, uri, console):
+def test_hostile_names_are_escaped_on_every_page(tracker, uri, console):
     names = HOSTILE
     # Each asks for something of its own: of what is the same only one is measured.
     scenarios = tuple(generating(name, max_new_tokens=2 + number) for number, name in enumerate(names))
@@ -210,7 +206,7 @@ def test_hostile_names_reach_every_page_of_a_study(tracker, uri, console):
 
 
 class Backwards(InlineExecutor):
-    """Measures the last scenario first, as workers that run at once may."""
+    """Measures the last scenario first, as concurrent workers may."""
 
     def run(self, scenarios, emit):
         """Measure one by one."""
@@ -221,7 +217,7 @@ class Backwards(InlineExecutor):
 
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("values", [(4, 8, 16), (16, 4, 8)])
-def test_rows_have_one_order_everywhere_however_they_were_measured(tracker, uri, console, tmp_path, undrawn, values):
+def test_rows_have_the_same_order_everywhere(tracker, uri, console, tmp_path, undrawn, values):
     clock = FakeClock()
     executor = Backwards(lambda variant: ScriptedEngine(clock, Script(0.030, 0.005)), clock)
     own = study(tracker, console, lengths(*values), executor).study

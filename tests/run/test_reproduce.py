@@ -1,4 +1,4 @@
-"""The lines that run a model as a run did do run it."""
+"""The lines that reproduce a run do run the model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run_of(**params) -> Run:
 @pytest.mark.parametrize(
     "task", [TASK, replace(TASK, use_cache=True, batch_size=3, pad_to_multiple=16)], ids=["one", "batch"]
 )
-def test_the_python_lines_and_the_command_say_the_same_text(task, capsys):
+def test_program_and_command_generate_the_same_text(task, capsys):
     exec(generate_program(VARIANT, task), {})
     printed = capsys.readouterr().out
     program, *words = shlex.split(generate_command(VARIANT, task))
@@ -67,7 +67,7 @@ def test_the_python_lines_and_the_command_say_the_same_text(task, capsys):
     assert said.stdout == neutralize(printed)
 
 
-def test_the_files_say_which_weights_were_measured():
+def test_the_files_name_the_measured_weights():
     pinned = replace(VARIANT, model="org/name", revision="abc")
     assert measured_comment(pinned, {"weights_digest": "safetensors:12"}) == (
         "# measured with org/name, revision abc, safetensors:12\n"
@@ -75,14 +75,14 @@ def test_the_files_say_which_weights_were_measured():
     assert measured_comment(VARIANT, {}) == "# measured with synthetic:tiny\n"
 
 
-def test_a_tracked_run_tells_the_variant_that_it_measured():
+def test_a_tracked_run_yields_its_variant():
     assert variant_of(RUN) == VARIANT
     command, *lines = reproduce_command(RUN)
     assert command == generate_command(VARIANT, TASK)
     assert lines == generate_program(VARIANT, TASK).splitlines()
 
 
-def test_a_run_of_batches_is_run_in_batches():
+def test_a_batched_run_is_reproduced_in_batches():
     command, *lines = reproduce_command(run_of(batch_size=4, pad_to_multiple=16))
     assert command.count(PROMPT) == 4
     assert "--pad-to-multiple 16" in command
@@ -92,7 +92,7 @@ def test_a_run_of_batches_is_run_in_batches():
 
 @pytest.mark.slow(4)
 @pytest.mark.usefixtures("_known_bandwidth", "steady_repeats")
-def test_the_lines_that_recommend_prints_of_a_tracked_run_run_the_model(tracker, uri, console, capsys, monkeypatch):
+def test_the_lines_of_recommend_run_the_model(tracker, uri, console, capsys, monkeypatch):
     monkeypatch.setattr("llmtrack.report.page.reports.write_report", lambda *of, **how: {})
     asked = baseline.Config(
         model="synthetic:tiny",
@@ -129,7 +129,7 @@ def test_a_recipe_keeps_the_options_that_are_not_its_defaults():
     assert dict(variant_of(run).options) == {"block_size": 128, "threads": 2}
 
 
-def test_a_run_that_generated_nothing_or_whose_backend_is_gone_has_no_such_lines():
+def test_a_run_without_generation_or_backend_has_no_lines():
     told = {name: value for name, value in TOLD.items() if name != "max_new_tokens"}
     assert reproduce_command(Run("id", params=told)) == []
     assert reproduce_command(run_of(backend="gone")) == []
@@ -146,7 +146,7 @@ def test_a_prompt_without_tokens_and_an_unknown_option_are_refused_in_one_line()
         assert why in said.output
 
 
-def test_messages_are_put_to_a_model_by_its_chat_template():
+def test_messages_use_the_chat_template():
     engine = llmtrack.load_engine("synthetic:tiny", device="cpu")
     engine.tokenizer.chat_template = (
         "{% for each in messages %}{% if each.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
@@ -163,7 +163,7 @@ def test_messages_are_put_to_a_model_by_its_chat_template():
             chat_text(engine, wrong)
 
 
-def test_the_lines_name_the_model_that_was_loaded_and_not_the_list_that_was_asked_for():
+def test_the_lines_name_the_loaded_model():
     run = run_of(model="org/gone,org/there", model_id="org/there", revision="0123abc")
     command, *lines = reproduce_command(run)
     assert "--model org/there --revision 0123abc" in command
@@ -173,7 +173,7 @@ def test_the_lines_name_the_model_that_was_loaded_and_not_the_list_that_was_aske
     assert as_loaded(asked, {}) == asked
 
 
-def test_environment_variables_that_were_set_are_part_of_the_lines():
+def test_environment_variables_are_part_of_the_lines():
     run = replace(RUN, environment={"omp_num_threads": "2", "weights_digest": "safetensors:ab"})
     command, *lines = reproduce_command(run)
     assert command.startswith("env OMP_NUM_THREADS=2 llmtrack generate ")
@@ -181,7 +181,7 @@ def test_environment_variables_that_were_set_are_part_of_the_lines():
     assert run_settings(run) == ["weights: safetensors:ab", "threads: 1", "OMP_NUM_THREADS=2"]
 
 
-def test_random_weights_are_warned_of_wherever_a_model_is_loaded_by_name():
+def test_random_weights_are_a_warning_wherever_loaded():
     with pytest.warns(UserWarning, match="synthetic:tiny has random weights"):
         llmtrack.load_engine("synthetic:tiny", device="cpu").close()
     said = CliRunner().invoke(main, ["generate", "--model", "synthetic:tiny", "--max-new-tokens", "2", "a"])

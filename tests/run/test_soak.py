@@ -1,4 +1,4 @@
-"""A long study keeps nothing open, and two writers at once lose nothing; benchmarks/soak.py is the long version."""
+"""A long study leaks nothing, and two writers lose nothing; benchmarks/soak.py is the long version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _own_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow(6)
-def test_no_file_stays_open_and_no_record_is_left(tracker, uri):
+def test_no_file_stays_open_and_no_record_remains(tracker, uri):
     result, readings = soak(tracker, 24, 8)
     assert (result.measured, result.failed, result.problems) == (24, 0, ())
     assert readings[-1].files <= readings[0].files
@@ -29,7 +29,7 @@ def test_no_file_stays_open_and_no_record_is_left(tracker, uri):
 
 @pytest.mark.slow(2)
 def test_memory_and_descriptors_are_flat_over_200_scenarios():
-    """Of measuring and telling of it: 8 MiB over the last 150 is what 50 KiB of each would take."""
+    """Of measuring and tracking: 8 MiB over the last 150 scenarios would be 50 KiB each."""
     result, readings = soak(Untracked(), 200, 50)
     assert (result.measured, result.failed) == (200, 0)
     assert [each.scenarios for each in readings] == [50, 100, 150, 200]
@@ -42,7 +42,7 @@ def _write(uri: str, spool: Path) -> None:
 
 
 @pytest.mark.slow(12)
-def test_two_studies_at_once_in_one_store_and_spool_are_both_whole(uri, tmp_path):
+def test_two_concurrent_studies_share_store_and_spool(uri, tmp_path):
     at_once(_write, uri, tmp_path / "spool")
     assert list(studies(tracking_uri=uri)["status"]) == ["FINISHED", "FINISHED"]
     found = runs(tracking_uri=uri)

@@ -1,4 +1,4 @@
-"""Signals: the first ends the work, and none cuts short how it is ended; what launched it may end, too."""
+"""Signals: the first ends the work, and later ones do not cut that short; a launcher's end counts, too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("_known_bandwidth", "_stays_at_the_terminal
 
 
 def storm():
-    """Every signal that asks to end, twice."""
+    """Raise every signal that asks to end, twice."""
     for number in STOPPING * 2:
         signal.raise_signal(number)
 
@@ -62,7 +62,7 @@ def test_only_the_first_signal_ends_the_work(number, capfd):
 
 @pytest.mark.parametrize("number", STOPPING)
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_a_library_does_to_a_signal_is_undone(number, fails):
+def test_a_librarys_signal_handler_is_undone(number, fails):
     before = signal.getsignal(number)
     with contextlib.suppress(ZeroDivisionError), signal_handlers_restored():
         signal.signal(number, lambda number, frame: sys.exit(number))
@@ -70,8 +70,8 @@ def test_what_a_library_does_to_a_signal_is_undone(number, fails):
     assert signal.getsignal(number) is before
 
 
-def test_what_is_ignored_stays_ignored():
-    """`nohup` ignores SIGHUP, and a shell's background job SIGINT."""
+def test_ignored_signals_stay_ignored():
+    """`nohup` ignores SIGHUP, and background jobs of a shell SIGINT."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with end_on_signal(), defer_signals() as asked:
@@ -81,7 +81,7 @@ def test_what_is_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_signals_wait_for_work_that_is_ended_in_order():
+def test_signals_wait_for_an_orderly_end():
     done = []
 
     def work():
@@ -97,7 +97,7 @@ def test_signals_wait_for_work_that_is_ended_in_order():
 @pytest.mark.parametrize("number", STOPPING)
 @pytest.mark.parametrize("kind", ["weak reference", "finalizer"])
 def test_a_signal_is_not_lost_in_a_finalizer(number, kind):
-    """Python drops what is raised there: in SQLAlchemy's, at any moment."""
+    """Python discards exceptions raised there, as in SQLAlchemy's finalizers at any moment."""
 
     class Collected:
         def __del__(self):
@@ -140,7 +140,7 @@ def test_an_error_on_the_way_out_does_not_hide_the_signal():
 
 
 class Struck(InlineExecutor):
-    """Is struck by a signal in its second group, and by more while it is closed."""
+    """Receives a signal in its second group, and more while it is closed."""
 
     def __init__(self, number):
         clock = FakeClock()
@@ -186,7 +186,7 @@ def test_further_signals_leave_no_run_behind(tracker, uri, console, monkeypatch,
 
 
 @pytest.mark.slow(1)
-def test_a_signal_while_the_report_is_sent_waits_until_it_is_there(tracker, uri, console, monkeypatch):
+def test_a_signal_waits_until_the_report_is_stored(tracker, uri, console, monkeypatch):
     write = Delivery.write
 
     def struck(self, record, **settings):
@@ -205,8 +205,8 @@ def test_a_signal_while_the_report_is_sent_waits_until_it_is_there(tracker, uri,
 
 @pytest.mark.slow(8)
 @pytest.mark.parametrize("made", [lambda: command(declarations()["prompt_length"]), lambda: suite.main])
-def test_a_second_signal_finds_no_gap_between_two_handlers(monkeypatch, made):
-    """Ctrl-C ends the command, and SIGTERM comes as soon as the handlers of a part of it are taken back."""
+def test_there_is_no_gap_between_two_signal_handlers(monkeypatch, made):
+    """Ctrl-C ends the command, and SIGTERM arrives as soon as an inner handler is removed."""
     restore = signals._restore
 
     def gap(before):
@@ -226,7 +226,7 @@ def test_a_second_signal_finds_no_gap_between_two_handlers(monkeypatch, made):
 
 
 @pytest.mark.slow(1)
-def test_signals_while_python_ends_do_not_change_the_exit_code():
+def test_signals_at_exit_do_not_change_the_exit_code():
     code = """
 import atexit, os, signal, sys
 from llmtrack.report.terminal import make_console
@@ -240,7 +240,7 @@ with exit_codes(make_console()):
     assert subprocess.run([sys.executable, "-c", code], timeout=HANG_S, check=False).returncode == 130
 
 
-def test_the_last_line_says_what_waits_in_the_spool(console, monkeypatch, tmp_path):
+def test_the_last_line_counts_the_records_in_the_spool(console, monkeypatch, tmp_path):
     kept = tmp_path / "spool" / "0000000000001-x"
     kept.mkdir(parents=True)
     (kept / "entry.json").write_text("{}")
@@ -271,7 +271,7 @@ class Process:
     ([Process("-zsh"), Process("sshd")], 0),
     ([], 0),
 ])  # fmt: skip
-def test_what_launched_a_program(above, watched):
+def test_the_launcher_of_a_program_is_found(above, watched):
     program = Process("python")
     program.parents = lambda: above
     assert launcher_of(program) == above[:watched]
@@ -288,8 +288,8 @@ time.sleep(3600)
 
 
 @pytest.mark.parametrize("killed", ["launcher", "shell"])
-def test_a_program_ends_with_what_launched_it(killed, tmp_path):
-    """As `mlflow run` does: through a shell that runs one command and waits for it."""
+def test_a_program_ends_with_its_launcher(killed, tmp_path):
+    """Like `mlflow run`: through a shell that runs one command and waits for it."""
     (tmp_path / "child.py").write_text(CHILD)
     command = f"'{sys.executable}' '{tmp_path / 'child.py'}'; true"
     root = str(Path(__file__).parents[2])
@@ -310,7 +310,7 @@ def test_a_program_ends_with_what_launched_it(killed, tmp_path):
         launcher.communicate()
 
 
-def test_killing_a_process_takes_what_it_started(tmp_path):
+def test_killing_a_process_kills_its_descendants(tmp_path):
     code = "import subprocess, sys; p = subprocess.Popen(['sleep', '3600']); print(p.pid, flush=True); p.wait()"
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     child = psutil.Process(int(parent.stdout.readline()))
@@ -322,7 +322,7 @@ def test_killing_a_process_takes_what_it_started(tmp_path):
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_what_the_system_refuses_ends_an_experiment_in_a_line(console, capsys):
+def test_a_system_error_ends_an_experiment_in_one_line(console, capsys):
     with pytest.raises(SystemExit) as ended, entry.exit_codes(console):
         raise OSError(errno.ENOSPC, "No space left on device", "/x/y")
     assert (ended.value.code, console.file.getvalue()) == (2, "")

@@ -1,4 +1,4 @@
-"""What a suite adds to its studies: one report of all of them, remarks, and a quick variant."""
+"""What a suite adds to its studies: a joint report, remarks, and a quick variant."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_resumed_suite_reports_what_was_measured_before(tracker, uri, console,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_quick_asks_for_less_of_the_same(name):
+def test_quick_reduces_the_amount_and_nothing_else(name):
     (full,) = experiments_of([name], Config())
     (quick,) = experiments_of([name], Config(quick=True))
     assert (quick.name, quick.question) == (full.name, full.question)
@@ -147,12 +147,12 @@ def test_quick_asks_for_less_of_the_same(name):
             assert each.task.max_new_tokens <= 16
 
 
-def test_quick_prompts_are_all_there():
+def test_quick_keeps_all_prompts():
     (quick,) = experiments_of(["edge_prompts"], Config(quick=True))
     assert len(quick.scenarios) == 6
 
 
-def test_quicker_keeps_what_is_quick_already():
+def test_quick_never_increases_a_setting():
     asked = Config(max_new_tokens=4, warmup=0, min_repeats=1, min_seconds=0.0, max_seconds=2.0, dtype="bfloat16")
     assert quicker(asked) == asked
     assert quicker(Config()) == replace(Config(), max_new_tokens=16, min_seconds=0.0, max_seconds=30.0)
@@ -164,7 +164,7 @@ def test_every_precision_that_is_timed_is_scored():
     assert [each.baseline for each in scoring.scenarios] == [True, False, False]
 
 
-def test_the_remark_says_what_quick_asks_of_each_experiment():
+def test_the_remark_lists_the_quick_settings_of_each_experiment():
     remark = quick_remark(NAMES)
     for words in (
         "at most 16 new tokens, and the minimum number of repeats for significance; ",

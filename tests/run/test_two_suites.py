@@ -1,4 +1,4 @@
-"""Two suites at once into one store and one spool: each is whole, and neither waits for ever for the other."""
+"""Two concurrent suites in one store and spool: both complete, and neither blocks the other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TINY = [
 
 
 def measure(uri):
-    """As the command does, but for the pictures and for the probes of the device, which two at once would keep repeating."""
+    """Measure as the command does, without plots and device probes, which two at once would keep repeating."""
     from experiments import suite
 
     os.dup2(1, 2)
@@ -34,7 +34,7 @@ def measure(uri):
     suite.main([*TINY, "--tracking-uri", uri])
 
 
-def test_two_suites_at_once_are_both_whole(tmp_path, template_database, monkeypatch):
+def test_two_concurrent_suites_are_both_complete(tmp_path, template_database, monkeypatch):
     shutil.copyfile(template_database, tmp_path / "mlflow.db")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Fixtures of studies, shared with the worker tests."""
+"""Fixtures of studies for the worker tests."""
 
 from tests.run.conftest import (  # noqa: F401 - fixtures
     _clean_environment,

@@ -1,4 +1,4 @@
-"""Failures of additional measurements never discard a result; they are listed as missing."""
+"""Failing side measurements never discard a result; they are listed as missing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SIDES = {
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.usefixtures("_known_bandwidth")
-def test_a_timing_stands_without_what_is_beside_it(monkeypatch, side):
+def test_a_timing_survives_failing_side_measurements(monkeypatch, side):
     where, name, metric = SIDES[side]
     monkeypatch.setattr(where, name, broken)
     done = measure(generating("one", prompts=("abcd", "ab"), compare_unpadded=True))
@@ -77,7 +77,7 @@ SHARES = ("floor_ms", "floor_share", "flops_utilization", "bandwidth_utilization
 
 @pytest.mark.parametrize("doubt", ["", "copy bandwidth: other programs took 40% of the CPU time"])
 @pytest.mark.usefixtures("_known_bandwidth")
-def test_of_ceilings_that_are_in_doubt_no_share_is_told(monkeypatch, doubt):
+def test_doubtful_ceilings_give_no_shares(monkeypatch, doubt):
     monkeypatch.setattr(ceilings, "doubts", lambda device: doubt)
     done = measure(generating("one"))
     scoring = scoring_roofline(ScriptedEngine(FakeClock(), Script(1, 1)).info, [(4, 4)], 1.0, Roof(1e9, 1e12, doubt))
@@ -92,7 +92,7 @@ def test_of_ceilings_that_are_in_doubt_no_share_is_told(monkeypatch, doubt):
 @pytest.mark.parametrize("method", ["reset_peak_memory", "peak_memory_bytes"])
 @pytest.mark.parametrize("scenario", [generating("one"), scored("ppl")], ids=["timed", "scored"])
 @pytest.mark.usefixtures("_known_bandwidth")
-def test_a_result_stands_without_its_peak_memory(method, scenario):
+def test_a_result_survives_an_unknown_peak_memory(method, scenario):
     done = measure(scenario, **{method: broken})
     assert isinstance(done, Measurement), done
     assert done.metrics.get("tokens_per_sec", done.metrics.get("perplexity")) > 0
@@ -101,7 +101,7 @@ def test_a_result_stands_without_its_peak_memory(method, scenario):
 
 
 @pytest.mark.usefixtures("_known_bandwidth")
-def test_a_timing_stands_without_its_sample_text():
+def test_a_timing_survives_a_failing_sample_text():
     done = measure(generating("one"), decode=broken)
     assert done.metrics["tokens_per_sec"] > 0
     assert done.sample_text is None
@@ -110,7 +110,7 @@ def test_a_timing_stands_without_its_sample_text():
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("name", ["read_cpu", "busy_warning"])
-def test_a_score_stands_without_the_load_of_the_machine(monkeypatch, name):
+def test_a_score_survives_an_unknown_machine_load(monkeypatch, name):
     monkeypatch.setattr(device_metrics, name, broken)
     done = measure(scored("ppl"))
     assert done.metrics["perplexity"] > 1
@@ -118,7 +118,7 @@ def test_a_score_stands_without_the_load_of_the_machine(monkeypatch, name):
 
 
 @pytest.mark.usefixtures("_known_bandwidth")
-def test_a_timing_stands_without_its_quality():
+def test_a_timing_survives_a_failing_score():
     check = QualityCheck(PerplexityTask(corpus="builtin", max_length=8), Variant("reference"))
     done = measure(dataclasses.replace(generating("one"), quality=check), score=broken)
     assert done.metrics["tokens_per_sec"] > 0
@@ -126,7 +126,7 @@ def test_a_timing_stands_without_its_quality():
 
 
 @pytest.mark.slow(1)
-def test_a_training_stands_without_what_is_beside_it(monkeypatch, tmp_path):
+def test_a_training_survives_failing_side_measurements(monkeypatch, tmp_path):
     for name in ("explain", "flops_per_token", "peak_flops", "prompt"):
         monkeypatch.setattr(Session, name, broken)
     for name in ("read_cpu", "busy_warning"):
@@ -152,7 +152,7 @@ def test_a_training_stands_without_what_is_beside_it(monkeypatch, tmp_path):
         assert any(f"{what}" in w and "is missing" in w for w in done.warnings), what
 
 
-def test_the_buffers_of_the_probe_are_smaller_where_memory_is_short():
+def test_probe_buffers_shrink_with_the_free_memory():
     assert buffer_bytes(10_000 * MIB, 256 * MIB) == 256 * MIB
     assert buffer_bytes(800 * MIB, 256 * MIB) == 100 * MIB
     assert buffer_bytes(512 * MIB, 256 * MIB) == 64 * MIB
@@ -160,7 +160,7 @@ def test_the_buffers_of_the_probe_are_smaller_where_memory_is_short():
         buffer_bytes(511 * MIB, 256 * MIB)
 
 
-def test_the_probe_tries_smaller_buffers_where_large_ones_are_refused(monkeypatch):
+def test_the_probe_retries_with_smaller_buffers(monkeypatch):
     asked = []
 
     def refuse(device, size):
@@ -191,8 +191,8 @@ def measure_with_little_room():
 
 @pytest.mark.slow(1)
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS knows no limit of the address space")
-def test_an_address_space_limit_costs_the_probe_and_nothing_else(tmp_path):
-    """In a process of its own, whose limit leaves no room for buffers once torch is there."""
+def test_an_address_space_limit_costs_only_the_probe(tmp_path):
+    """In another process, whose limit leaves no room for buffers once torch is loaded."""
     environ = os.environ | {"LLMTRACK_CACHE": str(tmp_path)}  # a bandwidth that was kept would do
     done = Forked(measure_with_little_room, environment=environ)
     said = done.stdout.read()
@@ -204,7 +204,7 @@ def test_an_address_space_limit_costs_the_probe_and_nothing_else(tmp_path):
 @pytest.mark.slow(1)
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS knows no limit of the address space")
 @pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
-def test_a_limit_of_the_process_is_what_is_free(limit):
+def test_a_process_limit_bounds_the_free_memory(limit):
     code = f"""
 import resource
 from llmtrack.measure.memory import free_memory
@@ -218,7 +218,7 @@ print(free_memory("cpu") // 2**20)
     assert 80 < int(done.stdout) <= 100, done.stdout + done.stderr
 
 
-def test_free_memory_is_what_the_tightest_limit_leaves(monkeypatch, tmp_path):
+def test_free_memory_is_bounded_by_the_tightest_limit(monkeypatch, tmp_path):
     from llmtrack.measure import memory
 
     groups, own = tmp_path / "sys/fs/cgroup", tmp_path / "proc/self/cgroup"

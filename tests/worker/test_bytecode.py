@@ -1,4 +1,4 @@
-"""Compiled modules are kept where the environment forbids them beside the sources."""
+"""Bytecode is cached even if the environment forbids it beside the sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ print(os.path.exists(importlib.util.cache_from_source(colorsys.__file__)), sys.p
 
 @pytest.fixture
 def _image(monkeypatch, tmp_path):
-    """An environment as images of containers have it, in which nothing is compiled."""
+    """An environment like a container image's, without any bytecode."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(sys, "pycache_prefix", None)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
@@ -30,7 +30,7 @@ def _image(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("_image")
-def test_children_keep_what_they_compile_in_the_cache(tmp_path):
+def test_children_cache_bytecode(tmp_path):
     told = bytecode.bytecode_environment()
     assert told["PYTHONPYCACHEPREFIX"] == str(tmp_path / "bytecode")
     assert told["PYTHONDONTWRITEBYTECODE"] == ""
@@ -39,7 +39,7 @@ def test_children_keep_what_they_compile_in_the_cache(tmp_path):
 
 @pytest.mark.usefixtures("_image")
 @pytest.mark.parametrize("case", ["compiled", "a folder was chosen", "writes"])
-def test_nothing_is_changed_where_python_keeps_or_finds_it(monkeypatch, case):
+def test_nothing_changes_if_python_caches_bytecode_already(monkeypatch, case):
     if case == "compiled":
         monkeypatch.setattr(bytecode, "cache_from_source", lambda path: path)
     elif case == "a folder was chosen":
@@ -50,7 +50,7 @@ def test_nothing_is_changed_where_python_keeps_or_finds_it(monkeypatch, case):
 
 
 @pytest.mark.slow(1)
-def test_the_command_keeps_what_it_compiles(tmp_path):
+def test_the_command_caches_bytecode(tmp_path):
     """The standard library may be compiled: what counts is where the program looks and writes."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "LLMTRACK_CACHE": str(tmp_path)}
     environment.pop("PYTHONPYCACHEPREFIX", None)

@@ -1,4 +1,4 @@
-"""Energy and what held a device back, in what a run is told: with a gauge that follows a script."""
+"""Energy and throttling of a run, by a scripted gauge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("_known_bandwidth")
 
 
 class ScriptedGauge:
-    """A card of 100 W idle and 400 W at work, by an engine's clock; held back as a test says."""
+    """A GPU of 100 W idle and 400 W busy, by an engine's clock, throttled as a test says."""
 
     name, period_s = "NVML, scripted", 1e-6
 
@@ -59,13 +59,13 @@ def test_joules_per_token_by_hand(run):
     assert not done.disturbed
 
 
-def test_a_device_that_was_held_back_is_said_and_the_run_is_disturbed(run):
+def test_throttling_is_a_warning_and_marks_the_run_as_disturbed(run):
     done = run(generating("one"), held=0.5)
     assert any("held back by heat for 50% of the time" in warning for warning in done.warnings)
     assert done.disturbed
 
 
-def test_a_gauge_that_breaks_costs_the_energy_alone(run):
+def test_a_broken_gauge_costs_only_the_energy(run):
     done = run(generating("one"), broken=True)
     assert done.metrics["tokens_per_sec"] > 0
     assert done.metrics["peak_memory_mib"] > 0

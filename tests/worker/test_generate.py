@@ -1,4 +1,4 @@
-"""What timed calls generated, chosen for traces: each output once, with the times of the most typical repeat."""
+"""Generations for traces: each output once, with the times of the most typical repeat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLICY = RepeatPolicy(warmup=0, min_repeats=3, min_seconds=0, max_repeats=3)
 
 
 class Changing(ScriptedEngine):
-    """Generates something else at its last call, as greedy decoding on some devices does."""
+    """Generates another text in its last call, as greedy decoding does on some devices."""
 
     def generate(self, request, on_step):
         made = super().generate(request, on_step)
@@ -37,7 +37,7 @@ def timed(*prompts: str, engine=ScriptedEngine, batch_size=None, scripts=()):
     return generations_of(loaded, prompts, ids, timing, clock)
 
 
-def test_a_generation_by_hand_is_that_of_the_repeat_with_the_median_duration():
+def test_a_generation_has_the_times_of_the_median_repeat():
     # 30 + 4 x 5 = 50 ms, 60 + 4 x 5 = 80 ms, 40 + 4 x 5 = 60 ms; the third begins after 130 ms and the clock ends at 190.
     before = time.time()
     (made,) = timed("abcd", scripts=[Script(seconds, 0.005) for seconds in (0.030, 0.060, 0.040)])
@@ -47,7 +47,7 @@ def test_a_generation_by_hand_is_that_of_the_repeat_with_the_median_duration():
     assert before - 0.060 <= made.started_at <= time.time() - 0.060
 
 
-def test_what_is_the_same_is_told_once_and_what_differs_each():
+def test_equal_outputs_are_listed_once():
     made = timed("ab", "abc", "ab")
     assert [(each.prompt, each.rows, each.repeat) for each in made] == [("ab", 3, 1), ("abc", 3, 1)]
     made = timed("ab", "abc", engine=Changing)
@@ -62,14 +62,14 @@ def test_each_call_has_its_own_times():
     assert made[1].started_at - made[0].started_at == pytest.approx(0.050, abs=1e-5)
 
 
-def test_their_number_and_their_texts_are_bounded(monkeypatch):
+def test_number_and_length_of_generations_are_bounded(monkeypatch):
     monkeypatch.setattr(generate, "_LONGEST", 8)
     made = timed(*(f"{number:09}" for number in range(MOST_GENERATIONS + 1)))
     assert len(made) == MOST_GENERATIONS
     assert made[0].prompt == "0000 ..."
 
 
-def test_a_prompt_is_told_as_the_model_read_it():
+def test_a_prompt_is_recorded_as_the_model_read_it():
     (event,) = (each for each in measure(Loader(), generating("long")) if isinstance(each, Measurement))
     assert [each.prompt for each in event.generations] == list(event.scenario.task.prompts)
     (event,) = (

@@ -1,4 +1,4 @@
-"""What limits the processor is part of a machine's identity; read from written files, not from this machine's."""
+"""CPU limits are part of a machine's identity; read from written files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_the_smallest_quota_of_the_control_groups_counts(tmp_path, name):
+def test_the_smallest_quota_counts(tmp_path, name):
     files, expected = GROUPS[name]
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def test_the_smallest_quota_of_the_control_groups_counts(tmp_path, name):
     assert cpu_quota(tmp_path) == expected
 
 
-def test_affinity_is_said_where_not_all_cpus_may_be_used(monkeypatch):
+def test_affinity_is_reported_if_not_all_cpus_are_usable(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 5, 7}, raising=False)
     assert cpu_affinity() == "0-2,5,7"
@@ -90,11 +90,11 @@ def test_affinity_is_said_where_not_all_cpus_may_be_used(monkeypatch):
     assert cpu_affinity() == ""
 
 
-def test_ranges_by_hand():
+def test_ranges():
     assert [ranges(each) for each in ([], [3], [3, 4], [0, 2, 3, 4, 9])] == ["", "3", "3-4", "0,2-4,9"]
 
 
-def test_quota_and_affinity_make_another_machine(monkeypatch):
+def test_quota_and_affinity_change_the_environment_id(monkeypatch):
     ids = []
     for quota, affinity in ((None, ""), (2.0, ""), (1.5, ""), (None, "0-1"), (None, "2-3")):
         monkeypatch.setattr(machine, "cpu_quota", lambda quota=quota: quota)

@@ -1,4 +1,4 @@
-"""Measuring a group on a scripted engine: what is told, in which order, and how failures are classed."""
+"""Measuring a group on a scripted engine: events, their order, and kinds of failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("_known_bandwidth")
 
 
 class Loader:
-    """Loads scripted engines, and counts."""
+    """Loads scripted engines, and counts them."""
 
     def __init__(self, *scripts, context_length=None, error=None):
         self.clock = FakeClock()
@@ -51,8 +51,8 @@ def measure(loader, *scenarios, engines=None):
     return events
 
 
-def told(events):
-    """Events as short words."""
+def as_text(events):
+    """Return the events as short texts."""
     return [
         f"{event.scenario}: {event.step}"
         if isinstance(event, Progress)
@@ -61,9 +61,9 @@ def told(events):
     ]
 
 
-def test_scenarios_are_interleaved_and_told_as_they_end():
+def test_scenarios_are_interleaved_and_emitted_as_they_end():
     events = measure(Loader(), generating("one"), generating("two"))
-    assert told(events) == [
+    assert as_text(events) == [
         "Log",
         "one: warm-up",
         "two: warm-up",
@@ -103,15 +103,15 @@ def test_a_measurement_by_hand():
     assert 0 < done.started_at <= done.ended_at
 
 
-def test_unequal_rows_are_counted_without_their_pads():
+def test_pads_do_not_count_as_tokens():
     done = by_name(measure(Loader(), generating("one", prompts=("abcd", "ab"))))["one"]
     assert (done.facts["batch_size"], done.facts["prompt_tokens_total"]) == (2, 6)
     assert done.metrics["prefill_tokens_per_sec"] == pytest.approx(6 / 0.030)
     assert done.metrics["tokens_generated"] == 10
 
 
-def test_without_a_cache_there_is_no_bandwidth_figure():
-    """A step then computes the whole sequence again: bytes read say nothing."""
+def test_without_a_cache_there_is_no_bandwidth_utilization():
+    """Each step computes the whole sequence, so that the bytes read say nothing."""
     done = by_name(measure(Loader(), generating("one", use_cache=False)))["one"]
     assert "memory_bandwidth_utilization" not in done.metrics
 
@@ -121,12 +121,12 @@ def test_without_a_cache_there_is_no_bandwidth_figure():
     ("right", ("abcd", "abcd"), False),
     ("left", ("abcd", "ab"), False),
 ])  # fmt: skip
-def test_rows_that_go_on_from_right_pads_carry_a_warning(side, prompts, said):
+def test_generating_from_right_pads_is_a_warning(side, prompts, said):
     done = by_name(measure(Loader(), generating("one", prompts=prompts, padding_side=side)))["one"]
     assert any("right padding" in warning for warning in done.warnings) is said
 
 
-def test_perplexity_is_told_by_batch_and_measured(tmp_path):
+def test_perplexity_is_logged_by_batch_and_measured(tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"text": "abcd"}\n{"text": "ab"}\n{"text": "x"}\n')
     events = measure(Loader(), scoring("ppl", corpus=str(corpus), batch_size=1, verbose=True, max_length=3))
@@ -147,19 +147,19 @@ def test_perplexity_is_told_by_batch_and_measured(tmp_path):
     assert "1 document(s) of one token" in warnings
 
 
-def test_a_quiet_scoring_logs_no_batches():
+def test_without_verbose_no_batches_are_logged():
     events = measure(Loader(), scoring("ppl"))
     loaded, begun, done = (event.text for event in events if isinstance(event, Log))
     assert (loaded[:6], "scoring the perplexity" in begun, done[:12]) == ("Loaded", True, "average loss")
 
 
 def test_scoring_is_announced_before_its_first_batch():
-    """A worker that dies while it reads or tokenizes the corpus must not blame the scenario before."""
+    """A worker that dies while it reads or tokenizes the corpus must not blame the previous scenario."""
     events = measure(Loader(), generating("one"), scoring("ppl", corpus="gone.txt"))
-    assert told(events)[-3:] == ["Measurement one", "ppl: reading the corpus", "Failure ppl"]
+    assert as_text(events)[-3:] == ["Measurement one", "ppl: reading the corpus", "Failure ppl"]
 
 
-def test_a_prompt_that_is_too_long_fails_and_the_others_go_on():
+def test_a_too_long_prompt_fails_alone():
     events = measure(
         Loader(context_length=16), generating("long", prompt_tokens=12), generating("fits", prompt_tokens=11)
     )
@@ -172,8 +172,8 @@ def test_a_prompt_that_is_too_long_fails_and_the_others_go_on():
     assert isinstance(done, Measurement)
 
 
-def test_an_error_of_one_scenario_leaves_the_others():
-    """The first call of the second arm runs out of memory; both calls of the first arm and of the third succeed."""
+def test_an_error_fails_its_scenario_only():
+    """The first call of the second arm runs out of memory; the other arms succeed."""
     good, bad = Script(0.03, 0.005), Script(0, 0, error=RuntimeError("CUDA out of memory. Tried to allocate"))
     events = measure(Loader(good, bad, good), generating("one"), generating("two"), generating("three"))
     assert {name: type(each).__name__ for name, each in by_name(events).items()} == {
@@ -193,13 +193,13 @@ def test_an_error_of_one_scenario_leaves_the_others():
 def test_a_model_that_cannot_be_loaded_fails_every_scenario(error):
     loader = Loader(error=error)
     events = measure(loader, generating("one"), scoring("two"))
-    assert told(events) == ["Failure one", "Failure two"]
+    assert as_text(events) == ["Failure one", "Failure two"]
     assert {event.kind for event in events} == {"load"}
     assert all("\n" not in event.reason for event in events)
     assert loader.loaded == ["synthetic:tiny"]
 
 
-def test_running_out_of_memory_while_loading_is_called_that():
+def test_out_of_memory_while_loading_keeps_its_kind():
     events = measure(Loader(error=MemoryError()), generating("one"))
     assert (events[0].kind, events[0].reason) == ("out_of_memory", "MemoryError")
 
@@ -211,21 +211,21 @@ def test_a_missing_corpus_fails_its_scenario_only():
     assert isinstance(by_name(events)["there"], Measurement)
 
 
-def test_an_engine_serves_its_variant_and_is_freed_for_another():
+def test_an_engine_is_reused_for_its_variant_and_freed_for_another():
     loader = Loader()
     engines = EngineCache(loader)
     first = measure(loader, generating("one"), engines=engines)
     again = measure(loader, generating("two"), engines=engines)
     assert loader.loaded == ["synthetic:tiny"]
-    assert told(first)[0] == "Log"
-    assert "Log" not in told(again), "what was loaded is said once"
+    assert as_text(first)[0] == "Log"
+    assert "Log" not in as_text(again), "what was loaded is said once"
     measure(loader, generating("three", Variant("other")), engines=engines)
     assert (loader.loaded, loader.closed) == (["synthetic:tiny", "other"], 1)
     engines.close()
     assert loader.closed == 2
 
 
-def test_warnings_of_an_engine_are_told_once_and_tracked_with_each():
+def test_engine_warnings_are_emitted_once_and_tracked_with_each():
     loader = Loader()
 
     class Warned(ScriptedEngine):
@@ -284,13 +284,13 @@ def test_quality_is_part_of_the_same_measurement():
     assert loader.closed == 1  # the reference; the engine itself stays for what comes next
 
 
-def test_what_is_timed_is_timed_before_anything_is_scored():
+def test_all_timing_precedes_scoring():
     events = measure(Loader(), with_quality("one"), generating("two"))
     steps = [event.step for event in events if isinstance(event, Progress)]
     assert steps.index("reading the corpus") > max(n for n, step in enumerate(steps) if step.startswith("repeat"))
 
 
-def test_the_reference_itself_is_not_compared_with_itself():
+def test_the_reference_is_not_compared_with_itself():
     scenario = with_quality("one", generating("one").variant)
     loader = Loader()
     (done,) = by_name(measure(loader, scenario)).values()
@@ -298,7 +298,7 @@ def test_the_reference_itself_is_not_compared_with_itself():
     assert len(loader.loaded) == 1
 
 
-def test_speed_is_kept_where_quality_cannot_be_scored():
+def test_speed_is_kept_if_scoring_fails():
     check = QualityCheck(PerplexityTask(corpus="no/such/file.txt"))
     scenario = dataclasses.replace(generating("one"), quality=check)
     (done,) = by_name(measure(Loader(), scenario)).values()
@@ -321,7 +321,7 @@ def test_a_scenario_error_on_loading_keeps_its_kind():
     assert failures["one"].kind == "unsupported"
 
 
-def test_slow_preparations_are_told():
+def test_slow_preparations_are_logged():
     loader = Loader()
 
     def load(variant):
@@ -333,7 +333,7 @@ def test_slow_preparations_are_told():
 
 
 @pytest.mark.parametrize(("pads", "share"), [(True, 0.25), (False, 0.0)])
-def test_pads_are_counted_only_where_the_engine_computes_them(pads, share):
+def test_the_pad_share_counts_only_computed_pads(pads, share):
     class Packing(Loader):
         def __call__(self, variant):
             engine = super().__call__(variant)
@@ -348,7 +348,7 @@ def variant(backend="torch", **options):
     return Variant(model="synthetic:tiny", backend=backend, device="cpu", options=tuple(sorted(options.items())))
 
 
-def test_one_loaded_model_computes_with_each_number_of_threads():
+def test_one_loaded_model_serves_each_number_of_threads():
     engines = EngineCache(load_variant)
     two, fresh = engines.get(variant(threads=2))
     assert (fresh, two.info.facts["threads"]) == (True, 2)
@@ -375,7 +375,7 @@ def test_one_loaded_model_computes_with_each_number_of_threads():
         (variant("plugin", threads=1), variant("plugin", threads=2)),
     ],
 )
-def test_what_a_model_is_loaded_with_is_not_shared(one, other):
+def test_variants_that_load_differently_share_no_model(one, other):
     assert loaded_as(one) != loaded_as(other)
     loaded = []
     engines = EngineCache(lambda each: (loaded.append(each), ScriptedEngine(FakeClock(), Script(0.01, 0.01)))[1])
@@ -384,7 +384,7 @@ def test_what_a_model_is_loaded_with_is_not_shared(one, other):
     assert loaded == [one, other]
 
 
-def test_an_engine_that_cannot_set_its_threads_is_loaded_again():
+def test_an_engine_with_fixed_threads_is_reloaded():
     loaded = []
     engines = EngineCache(lambda each: (loaded.append(each), ScriptedEngine(FakeClock(), Script(0.01, 0.01)))[1])
     engines.get(variant(threads=1))

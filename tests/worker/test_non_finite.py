@@ -1,4 +1,4 @@
-"""A model whose logits are no numbers ends as a failure of its own kind, timed or scored."""
+"""Non-finite logits fail with a kind of their own, timed or scored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("_known_bandwidth")
 
 
 def broken(change) -> TorchEngine:
-    """A small Llama of which `change` spoils a tensor."""
+    """Return a small Llama with a tensor changed by `change`."""
     model, tokenizer = synthetic.build("tiny", device="cpu", dtype=torch.float32)
     with torch.no_grad():
         change(model)
@@ -39,15 +39,15 @@ def broken(change) -> TorchEngine:
     ],
     ids=["layer", "row of a matrix", "one scale", "overflow"],
 )
-def test_spoiled_weights_fail_a_timed_run_and_a_scored_one(spoil):
+def test_non_finite_weights_fail_timed_and_scored_runs(spoil):
     events = []
     engines = EngineCache(lambda variant: broken(spoil))
     measure_group([generating("timed"), scoring("scored", max_length=16)], engines, events.append)
     assert [(type(each), each.kind) for each in outcomes(events)] == [(Failure, "non_finite")] * 2
 
 
-def test_an_export_of_a_model_that_is_not_finite_is_refused_by_what_it_is():
-    """The export's parity reads the model's own logits first; what rounds or quantizes them cannot be blamed."""
+def test_exporting_a_non_finite_model_is_refused():
+    """The parity check reads the model's own logits first, so rounding or quantization is not blamed."""
     parity = pytest.importorskip("llmtrack.onnx.export", reason="needs the onnx extra").parity
     engine = broken(lambda model: model.model.norm.weight.fill_(math.nan))
     loaded = LoadedModel(engine.model, engine.tokenizer, "spoiled", None, "none:")
@@ -56,8 +56,8 @@ def test_an_export_of_a_model_that_is_not_finite_is_refused_by_what_it_is():
     assert caught.value.kind == "non_finite"
 
 
-def test_a_loss_that_is_not_finite_beside_a_timing_is_a_failure():
-    """The prompt never touches the token whose row is spoiled; the corpus does."""
+def test_a_non_finite_loss_beside_a_timing_is_a_failure():
+    """The prompt does not touch the token whose row is changed; the corpus does."""
     table = chain((ord("a"), ord("a")), size=512)
     table[ord("e")] = math.nan
     check = QualityCheck(PerplexityTask(corpus="builtin", max_length=16))

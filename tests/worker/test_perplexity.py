@@ -1,4 +1,4 @@
-"""The settings of a perplexity task: what is refused, what makes another workload, what is tracked."""
+"""Settings of a perplexity task: validation, workload ids, and what is tracked."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], message: str)
     assert message in str(caught.value)
 
 
-def test_the_command_refuses_them_with_one_line_and_exit_code_2() -> None:
+def test_the_command_refuses_them_in_one_line_with_exit_code_2() -> None:
     result = CliRunner().invoke(perplexity.main, ["--stride", "8"])
     assert result.exit_code == 2
     assert "stride belongs to protocol=rolling" in result.output
@@ -80,7 +80,7 @@ def test_the_protocol_and_the_corpus_are_part_of_the_workload() -> None:
     assert workload_id(ROLLING, "d") != workload_id(ROLLING, "e")
 
 
-def test_how_it_is_batched_is_not() -> None:
+def test_batching_does_not_change_the_workload() -> None:
     other = replace(ROLLING, batch_size=1, padding_side="left", verbose=True)
     assert workload_id(other, "d") == workload_id(ROLLING, "d")
 
@@ -101,7 +101,7 @@ def measured(task: PerplexityTask, engine: ScriptedEngine | None = None) -> Meas
 
 
 def run(done: Measurement) -> Run:
-    """The tracked run, as far as a reading looks at it."""
+    """Return the tracked run as a reading sees it."""
     return Run(
         "id",
         status=FINISHED,
@@ -112,7 +112,7 @@ def run(done: Measurement) -> Run:
 
 
 @pytest.mark.parametrize("task", [ROLLING, PerplexityTask(max_length=64)], ids=lambda task: task.protocol)
-def test_all_that_is_tracked_is_in_the_tables(task: PerplexityTask) -> None:
+def test_all_tracked_names_are_in_the_table(task: PerplexityTask) -> None:
     done = measured(task)
     assert set(done.metrics) <= set(METRIC_BY_NAME)
     assert set(params_of(done.scenario)) | set(done.facts) <= set(PARAM_BY_NAME)
@@ -127,13 +127,13 @@ def test_a_stream_counts_windows_and_documents_count_documents() -> None:
     assert documents["documents_scored"] == 25
 
 
-def test_what_max_tokens_leaves_out_is_counted_without_a_warning() -> None:
+def test_tokens_beyond_max_tokens_are_counted_without_a_warning() -> None:
     done = measured(ROLLING)
     assert done.metrics["tokens_truncated"] > 10_000
     assert not any("cut" in warning for warning in done.warnings)
 
 
-def test_the_stride_that_was_used_is_tracked() -> None:
+def test_the_effective_stride_is_tracked() -> None:
     assert measured(replace(ROLLING, stride=0)).facts["stride"] == 64
     tracked = perplexity.build(config_from(perplexity.Config, replace(ROLLING, stride=0))).settings
     assert (tracked["stride"], tracked["bos_rule"], tracked["max_tokens"]) == (64, "none", 1000)
@@ -153,7 +153,7 @@ def test_the_reading_states_the_convention() -> None:
     assert "of 25 documents" in documents[2]
 
 
-def test_what_is_left_out_or_unknown_is_counted_and_said(tmp_path: Path) -> None:
+def test_omitted_and_unknown_tokens_are_counted_and_warned_about(tmp_path: Path) -> None:
     # [CLS] one [UNK], [CLS] [UNK] and a blank row; the NUL goes without a token.
     corpus = tmp_path / "a.jsonl"
     corpus.write_text('"one xyz"\n""\n"\\u0000xy"\n', encoding="utf-8")
@@ -166,7 +166,7 @@ def test_what_is_left_out_or_unknown_is_counted_and_said(tmp_path: Path) -> None
         assert any(words in warning for warning in done.warnings)
 
 
-def test_a_text_that_cannot_be_told_is_said(tmp_path: Path) -> None:
+def test_an_uncovered_text_is_a_warning(tmp_path: Path) -> None:
     corpus = tmp_path / "a.txt"
     corpus.write_text("é ab", encoding="utf-8")
     done = measured(PerplexityTask(corpus=str(corpus)), TokenizingEngine(SlowTokenizer()))

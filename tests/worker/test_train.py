@@ -1,4 +1,4 @@
-"""Real trainings of a tiny model: what is told, what is kept, and what an interruption changes (nothing)."""
+"""Trainings of a tiny model: their events, what is kept, and bit-identical resuming."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def train(folder, variant=TINY, watch=lambda event: None, **changes):
 
 
 def curve(outcome):
-    """Return all events of the steps, without times and the state of the machine."""
+    """Return the values of the steps, without times and the machine's state."""
     return [
         (row.step, {k: v for k, v in row.values.items() if k != "train_tokens_per_sec" and not k.startswith("system/")})
         for row in outcome.steps
@@ -82,7 +82,7 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.slow(1)
-def test_it_learns_and_tells_what_it_did(finished):
+def test_training_reduces_the_loss_and_emits_its_steps(finished):
     _, events = finished
     done = events[-1]
     assert isinstance(done, Measurement)
@@ -104,8 +104,8 @@ def test_it_learns_and_tells_what_it_did(finished):
 
 
 @pytest.mark.slow(1)
-def test_the_figures_are_those_of_the_perplexity_protocol(finished):
-    """The checkpoint, loaded as any model is, scores the held-out text of the run as the run says."""
+def test_metrics_follow_the_perplexity_protocol(finished):
+    """The checkpoint, loaded like any model, has the tracked score on the held-out text."""
     folder, events = finished
     done = events[-1]
     texts = [json.loads(line)["text"] for line in done.texts["validation.jsonl"].splitlines()]
@@ -143,7 +143,7 @@ def test_a_checkpoint_is_an_ordinary_model_folder(finished):
 
 @pytest.mark.slow(3)
 @pytest.mark.parametrize(("variant", "at"), [(TINY, 4), (GPT2, 3)], ids=["at an evaluation", "with dropout"])
-def test_interrupted_and_uninterrupted_agree_to_the_last_bit(tmp_path, variant, at):
+def test_a_resumed_training_is_bit_identical(tmp_path, variant, at):
     whole = train(tmp_path / "whole", variant)[-1]
 
     def interrupt(event):
@@ -182,7 +182,7 @@ def train_into(events, folder, variant, watch):
 
 
 @pytest.mark.slow(1)
-def test_other_settings_do_not_take_up_a_training(finished, tmp_path):
+def test_other_settings_do_not_resume_a_training(finished, tmp_path):
     folder, _ = finished
     (outcome,) = outcomes(train(folder, steps=9))
     assert isinstance(outcome, Failure)
@@ -202,7 +202,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "read", [checkpoint.read_state, lambda path: checkpoint.restore(path, None, torch.device("cpu"))]
 )
-def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_to_be_trained_anew(tmp_path, monkeypatch, read):
+def test_an_unreadable_checkpoint_is_an_error(tmp_path, monkeypatch, read):
     def unreadable(*args, **named):
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -213,7 +213,7 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_to_be_trained_anew
 
 
 @pytest.mark.slow(1)
-def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+def test_a_non_finite_loss_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     from llmtrack.train import loop
 
     calls, honest = [], loop.sum_cross_entropy
@@ -249,14 +249,14 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, monk
         (TINY, {"corpus": "nothing.txt"}, "no corpus 'nothing.txt'"),
     ],
 )
-def test_what_cannot_be_trained_says_why(tmp_path, variant, changes, says):
+def test_untrainable_scenarios_fail_with_the_reason(tmp_path, variant, changes, says):
     outcome = train(tmp_path, variant, **changes)[-1]
     assert isinstance(outcome, Failure)
     assert says in outcome.reason
 
 
 @pytest.mark.slow(1)
-def test_training_goes_on_from_a_models_weights_in_bfloat16(tmp_path, tiny_model_dir):
+def test_training_continues_from_weights_in_bfloat16(tmp_path, tiny_model_dir):
     done = train(
         tmp_path, Variant(str(tiny_model_dir), device="cpu", dtype="bfloat16"), steps=2, log_checkpoint="none"
     )[-1]
@@ -290,8 +290,8 @@ def test_early_stop_keeps_the_best(tmp_path):
 
 
 @pytest.mark.slow(1)
-def test_a_worker_that_is_interrupted_keeps_a_checkpoint_first(tmp_path, monkeypatch):
-    """Ctrl-C in the parent: the worker ends its step, keeps it, tells of it, and is gone."""
+def test_an_interrupted_worker_saves_a_checkpoint_first(tmp_path, monkeypatch):
+    """Ctrl-C in the parent: the worker ends its step, saves a checkpoint, reports it, and ends."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     executor, events = ProcessExecutor(start=ForkedWorker), []
     asked = task(tmp_path, steps=5000, eval_every=10000)

@@ -1,4 +1,4 @@
-"""Real worker processes: what comes back, what survives a death, and what must not be disturbed."""
+"""Worker processes: their results, recovery after a death, and isolation from library output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def executor() -> Iterator[ProcessExecutor]:
 
 @pytest.fixture
 def forked() -> Iterator[ProcessExecutor]:
-    """One whose workers import nothing, which takes seconds: they are forked off a process that has."""
+    """An executor whose workers are forked off a process with all imports, which take seconds."""
     executor = ProcessExecutor(start=ForkedWorker)
     yield executor
     executor.close()
@@ -58,8 +58,8 @@ def kinds(events):
 
 
 @pytest.mark.slow(12)
-def test_a_worker_measures_and_one_that_is_killed_loses_one_scenario(executor, monkeypatch):
-    """One model in real workers: facts of the machine, identity, outcomes, then a kill in mid-measurement."""
+def test_a_killed_worker_loses_one_scenario(executor, monkeypatch):
+    """One model in real workers: facts of the machine, identity, outcomes, then a kill during a measurement."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     machine = executor.machine()
     assert machine["devices"].startswith("cpu")
@@ -94,8 +94,8 @@ def test_a_worker_measures_and_one_that_is_killed_loses_one_scenario(executor, m
 
 
 @pytest.mark.slow(3)
-def test_what_libraries_print_does_not_disturb_the_events(executor, noisy_backend, capfd):
-    """print, writes to descriptor 1 and child processes all go to standard error."""
+def test_library_output_does_not_disturb_events(executor, noisy_backend, capfd):
+    """print, writes to descriptor 1 and output of children all go to standard error."""
     variant = Variant("fine", backend="noisy", device="cpu")
     events = run(executor, generating("one", variant), scoring("two", variant))
     assert kinds(events) == {"one": "measured", "two": "measured"}
@@ -113,7 +113,7 @@ def test_what_libraries_print_does_not_disturb_the_events(executor, noisy_backen
 
 
 @pytest.mark.slow(1)
-def test_each_variant_has_a_process_of_its_own(forked, noisy_backend):
+def test_each_variant_has_its_own_process(forked, noisy_backend):
     for model in ("fine", "other"):
         variant = Variant(model, backend="noisy", device="cpu")
         assert kinds(run(forked, generating(model, variant))) == {model: "measured"}
@@ -123,8 +123,8 @@ def test_each_variant_has_a_process_of_its_own(forked, noisy_backend):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize(("death", "reason"), [("killed", "killed (SIGKILL)"), ("exits", "exit code 3 in the middle")])
-def test_a_death_is_blamed_on_the_scenario_that_was_running(forked, noisy_backend, death, reason):
-    """`before` has its outcome when scoring ends the worker; `last`, which would do so too, is not blamed for it."""
+def test_a_death_is_blamed_on_the_running_scenario(forked, noisy_backend, death, reason):
+    """`before` has its outcome when scoring ends the worker."""
     variant = Variant(death, backend="noisy", device="cpu")
     events = run(forked, generating("before", variant), scoring("fatal", variant))
     assert kinds(events) == {"before": "measured", "fatal": "killed"}
@@ -132,7 +132,7 @@ def test_a_death_is_blamed_on_the_scenario_that_was_running(forked, noisy_backen
 
 
 class FakeWorker:
-    """Tells what it is given: messages, None for its death, `TimeoutError` for silence."""
+    """Plays a script: messages, None for its death, `TimeoutError` for silence."""
 
     pid = 0
 
@@ -179,7 +179,7 @@ ONE, TWO, THREE = (generating(name) for name in ("one", "two", "three"))
 READY, DONE = {"ready": True}, {"done": True}
 
 
-def test_a_worker_that_was_begun_is_the_one_that_is_asked_and_is_ended_unasked():
+def test_a_prestarted_worker_is_used_and_ended():
     first = FakeWorker(READY, {"machine": {"devices": "cpu"}})
     executor = faked(first, FakeWorker())
     executor.begin()
@@ -192,7 +192,7 @@ def test_a_worker_that_was_begun_is_the_one_that_is_asked_and_is_ended_unasked()
 
 
 @pytest.mark.parametrize("broken", [UsageError("no such store"), KeyboardInterrupt()])
-def test_the_worker_imports_while_the_store_is_opened_and_goes_where_that_fails(monkeypatch, broken):
+def test_the_worker_starts_before_the_store_is_opened_and_ends_if_that_fails(monkeypatch, broken):
     worker, seen = FakeWorker(), []
 
     def refused(settings):
@@ -208,7 +208,7 @@ def test_the_worker_imports_while_the_store_is_opened_and_goes_where_that_fails(
     assert not worker.lives()
 
 
-def test_a_matplotlib_that_is_broken_keeps_nobody_from_measuring(monkeypatch):
+def test_a_broken_matplotlib_does_not_prevent_measuring(monkeypatch):
     def broken():
         raise ImportError("numpy.core.multiarray failed to import")
 
@@ -217,7 +217,7 @@ def test_a_matplotlib_that_is_broken_keeps_nobody_from_measuring(monkeypatch):
     assert entry.open_tracker(declarations()["baseline"].config()).offline
 
 
-def test_a_death_between_two_scenarios_is_blamed_on_the_next_one():
+def test_a_death_between_two_scenarios_is_blamed_on_the_next():
     workers = (
         FakeWorker(READY, Progress("one", "repeat 1"), done(ONE), None),
         FakeWorker(READY, done(THREE), DONE),
@@ -228,18 +228,18 @@ def test_a_death_between_two_scenarios_is_blamed_on_the_next_one():
     assert "exit code 7" in by_name(events)["two"].reason
 
 
-def test_workers_that_die_before_they_begin_end_every_scenario():
+def test_workers_that_die_at_the_start_fail_every_scenario():
     events = run(faked(*(FakeWorker(None) for _ in range(3))), ONE, TWO, THREE)
     assert kinds(events) == dict.fromkeys(("one", "two", "three"), "killed")
 
 
-def test_a_worker_that_ends_its_work_without_an_outcome_loses_what_it_owes():
+def test_a_missing_outcome_is_an_error():
     events = run(faked(FakeWorker(READY, done(ONE), DONE), FakeWorker(READY, done(THREE), DONE)), ONE, TWO, THREE)
     assert kinds(events) == {"one": "measured", "two": "error", "three": "measured"}
 
 
 @pytest.mark.parametrize("step", ["warm-up", "repeat 3", "batch 2/7", "step 3/300", "evaluating after step 20"])
-def test_a_worker_that_hangs_is_given_up_and_the_others_go_on(step):
+def test_a_hanging_worker_is_killed_and_the_others_continue(step):
     hung = FakeWorker(READY, done(ONE), Progress("two", step), TimeoutError)
     events = run(faked(hung, FakeWorker(READY, done(THREE), DONE)), ONE, TWO, THREE)
     assert kinds(events) == {"one": "measured", "two": "timeout", "three": "measured"}
@@ -249,8 +249,8 @@ def test_a_worker_that_hangs_is_given_up_and_the_others_go_on(step):
 
 
 @pytest.mark.parametrize("told", [(), (READY,), (READY, Log("exporting ..."))])
-def test_a_hang_before_the_first_call_loses_one_scenario_and_a_second_one_the_rest(told):
-    """Once may be chance; what hangs twice while it loads would hang for each."""
+def test_a_second_hang_while_loading_fails_all_scenarios(told):
+    """One hang may be chance; after a second one, every scenario is expected to hang."""
     once = faked(FakeWorker(*told, TimeoutError), FakeWorker(READY, done(TWO), done(THREE), DONE))
     assert kinds(run(once, ONE, TWO, THREE)) == {"one": "timeout", "two": "measured", "three": "measured"}
     twice = faked(FakeWorker(*told, TimeoutError), FakeWorker(*told, TimeoutError))
@@ -259,7 +259,7 @@ def test_a_hang_before_the_first_call_loses_one_scenario_and_a_second_one_the_re
 
 @pytest.mark.parametrize("then", [(), (Progress("two", "reading the corpus"),), (SoFar(done(TWO)),)])
 @pytest.mark.parametrize(("end", "reason"), [(None, "exit code 7"), (TimeoutError, "no sign of life for 15:00")])
-def test_a_worker_that_is_lost_beside_a_timing_leaves_the_timing(end, reason, then):
+def test_a_worker_lost_after_a_timing_leaves_the_timing(end, reason, then):
     lost = FakeWorker(READY, SoFar(done(ONE)), SoFar(done(TWO)), done(ONE), *then, end)
     events = run(faked(lost, FakeWorker(READY, done(THREE), DONE)), ONE, TWO, THREE)
     assert kinds(events) == dict.fromkeys(("one", "two", "three"), "measured")
@@ -270,7 +270,7 @@ def test_a_worker_that_is_lost_beside_a_timing_leaves_the_timing(end, reason, th
     assert reason in warning
 
 
-def test_what_is_measured_so_far_outlives_a_signal_and_a_failure_replaces_it():
+def test_a_partial_result_outlives_a_signal_and_a_failure_replaces_it():
     signalled = faked(FakeWorker(READY, SoFar(done(ONE)), SoFar(done(TWO)), Progress("one", "batch 1/2")))
     events = []
 
@@ -294,7 +294,7 @@ def scored_beside(name, variant, **settings):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("death", ["killed", "exits"])
-def test_a_real_worker_that_dies_of_scoring_leaves_every_timing(forked, noisy_backend, death):
+def test_a_real_worker_that_dies_while_scoring_leaves_every_timing(forked, noisy_backend, death):
     variant = Variant(death, backend="noisy", device="cpu")
     events = run(forked, scored_beside("one", variant), scored_beside("two", variant, max_new_tokens=6))
     assert kinds(events) == {"one": "measured", "two": "measured"}
@@ -310,8 +310,8 @@ def inline(script, time_limit, *scenarios):
 
 
 @pytest.mark.usefixtures("_known_bandwidth")
-def test_inline_ends_a_scenario_before_its_next_call_and_the_others_go_on():
-    """Prefill 1 s and 0.1 s a token: 5 tokens take 1.4 s, 41 take 5 s, against a limit of 3 s."""
+def test_inline_ends_a_late_scenario_before_its_next_call():
+    """Prefill 1 s and 0.1 s per token: 5 tokens take 1.4 s, 41 take 5 s, with a limit of 3 s."""
     slow = generating("slow", max_new_tokens=41)
     events = inline([Script(1.0, 0.1)], 3.0, slow, ONE, TWO)
     assert kinds(events) == {"slow": "timeout", "one": "measured", "two": "measured"}
@@ -323,14 +323,14 @@ def test_inline_ends_a_scenario_before_its_next_call_and_the_others_go_on():
 
 
 @pytest.mark.usefixtures("_known_bandwidth")
-def test_inline_keeps_what_a_last_call_that_was_late_has_measured():
+def test_inline_keeps_the_result_of_a_late_last_call():
     slow = generating("slow", repeat=ONCE, max_new_tokens=41)
     (outcome,) = by_name(inline([Script(1.0, 0.1)], 3.0, slow)).values()
     assert "repeat 1 took 0:05, and time_limit is 0:03" in outcome.warnings
 
 
-def test_how_long_a_worker_may_be_silent():
-    """300 s to start, an hour to load, then 5 minutes and ten times max_seconds (60); or what time_limit says."""
+def test_timeouts_of_a_silent_worker():
+    """300 s to start, an hour to load, then 5 minutes and ten times max_seconds (60); or time_limit."""
     told = (
         READY,
         Log("exporting"),
@@ -347,13 +347,13 @@ def test_how_long_a_worker_may_be_silent():
     assert worker.waited == [300, 20, 20, 20, 20, 20]
 
 
-def test_a_hang_while_the_machine_is_described_is_said_in_a_line():
+def test_a_hang_while_describing_the_machine_is_one_line():
     with pytest.raises(LlmtrackError, match=r"was silent for 5:00 while starting.*llmtrack doctor"):
         faked(FakeWorker(READY, TimeoutError)).machine()
 
 
 class NoticedWhenStopped(ForkedWorker):
-    """Is silent for too long as soon as it is stopped: no test waits, or depends on how fast a machine is."""
+    """Times out as soon as it is stopped, so that no test waits or depends on the machine's speed."""
 
     def receive(self, seconds):
         while True:
@@ -366,8 +366,8 @@ class NoticedWhenStopped(ForkedWorker):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize(("hang", "kind"), [("generating", "timeout"), ("closed", "killed")])
-def test_a_worker_that_is_stopped_or_deaf_is_given_up(noisy_backend, monkeypatch, hang, kind):
-    """SIGSTOP, of a real worker; and one that closes its channel and lives on."""
+def test_a_stopped_or_deaf_worker_is_killed(noisy_backend, monkeypatch, hang, kind):
+    """A real worker that gets SIGSTOP, and one that closes its pipe and lives on."""
     monkeypatch.setattr(worker_process, "DEATH_SECONDS", 1.0)
     variant = Variant(f"stops {hang}", backend="noisy", device="cpu")
     executor = ProcessExecutor(start=NoticedWhenStopped)
@@ -380,7 +380,7 @@ def test_a_worker_that_is_stopped_or_deaf_is_given_up(noisy_backend, monkeypatch
 
 
 @pytest.mark.slow(2)
-def test_closing_ends_a_stopped_worker_and_what_it_started(executor, noisy_backend):
+def test_closing_kills_a_stopped_worker_and_its_children(executor, noisy_backend):
     variant = Variant("has a child", backend="noisy", device="cpu")
     assert kinds(run(executor, generating("one", variant, ONCE))) == {"one": "measured"}
     child = int((noisy_backend.parent / "child").read_text())
@@ -390,7 +390,7 @@ def test_closing_ends_a_stopped_worker_and_what_it_started(executor, noisy_backe
 
 
 @pytest.mark.slow(1)
-def test_a_dead_worker_is_noticed_although_its_child_holds_the_channel(forked, noisy_backend):
+def test_a_dead_worker_is_noticed_although_its_child_holds_the_pipe(forked, noisy_backend):
     variant = Variant("leaves a child", backend="noisy", device="cpu")
     events = run(forked, generating("one", variant, ONCE))
     assert kinds(events) == {"one": "killed"}
@@ -398,7 +398,7 @@ def test_a_dead_worker_is_noticed_although_its_child_holds_the_channel(forked, n
 
 
 @pytest.mark.slow(1)
-def test_a_worker_that_cannot_start_is_said_in_a_line(monkeypatch, tmp_path):
+def test_a_worker_that_cannot_start_is_one_line(monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
     monkeypatch.setenv("PYTHONPATH", with_folders(tmp_path))
     with pytest.raises(LlmtrackError, match=r"ended with exit code 1 before it could start.*llmtrack doctor"):
@@ -416,7 +416,7 @@ def test_a_worker_that_cannot_start_is_said_in_a_line(monkeypatch, tmp_path):
         ("import os; os.kill(os.getpid(), 9)", "was killed before it could start, most likely for lack of memory: free"),
     ],
 )  # fmt: skip
-def test_a_worker_that_has_no_memory_to_start_says_so(monkeypatch, tmp_path, death, said):
+def test_a_worker_without_memory_to_start_says_so(monkeypatch, tmp_path, death, said):
     (tmp_path / "torch.py").write_text(death)
     monkeypatch.setenv("PYTHONPATH", with_folders(tmp_path))
     with pytest.raises(LlmtrackError, match=f"^the worker process {said}"):

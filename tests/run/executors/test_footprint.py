@@ -1,4 +1,4 @@
-"""How much memory a model will take: as much as the last time, else by its weights, before anything is loaded."""
+"""The predicted memory of a model before it is loaded: from its last measurement, else from its weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def memory(monkeypatch):
-    """So much memory, in all and free."""
+    """Set the total and free memory."""
 
     def has(total, free, cards=()):
         monkeypatch.setattr(footprint.psutil, "virtual_memory", lambda: type("Memory", (), {"total": total}))
@@ -44,7 +44,7 @@ def test_synthetic_weights_are_counted_by_their_shape():
     assert weights_bytes("synthetic:smollm2-135m") == 4 * (30 * layer + 49152 * 576)
 
 
-def test_files_are_counted_as_if_they_became_float32(tmp_path, cache):
+def test_files_are_counted_as_float32(tmp_path, cache):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "model-1.safetensors").write_bytes(b"x" * 1000)
@@ -55,7 +55,7 @@ def test_files_are_counted_as_if_they_became_float32(tmp_path, cache):
     assert weights_bytes(str(tmp_path / "model.gguf")) == 140
 
 
-def test_a_packaged_model_is_looked_for_where_it_was_converted_to_in_float32(cache):
+def test_a_packaged_model_is_found_in_the_model_cache(cache):
     assert weights_bytes("packaged:smollm2") == 0, "it is not here yet"
     folder = cache / "models" / "smollm2-gguf0123-v1"
     folder.mkdir(parents=True)
@@ -63,7 +63,7 @@ def test_a_packaged_model_is_looked_for_where_it_was_converted_to_in_float32(cac
     assert weights_bytes("packaged:smollm2") == 800
 
 
-def test_a_model_of_the_hub_is_looked_for_where_its_library_keeps_it(tmp_path, monkeypatch):
+def test_a_hub_model_is_found_in_the_hub_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -71,11 +71,11 @@ def test_a_model_of_the_hub_is_looked_for_where_its_library_keeps_it(tmp_path, m
     assert weights_bytes("org/name") == 20
 
 
-def test_of_a_list_the_first_that_is_here_counts():
+def test_the_first_local_candidate_of_a_list_counts():
     assert weights_bytes("packaged:smollm2,synthetic:tiny") == weights_bytes("synthetic:tiny") > 0
 
 
-def test_what_it_took_the_last_time_is_believed_before_its_weights():
+def test_the_last_peak_memory_takes_precedence_over_the_weights():
     variant = cpu("synthetic:tiny")
     assert predicted_bytes(variant) == weights_bytes("synthetic:tiny") + OVERHEAD
     record(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": 700.0}))
@@ -83,7 +83,7 @@ def test_what_it_took_the_last_time_is_believed_before_its_weights():
     assert predicted_bytes(Variant("synthetic:tiny", device="cpu", dtype="bfloat16")) != 700 * MIB
 
 
-def test_what_nothing_is_known_of_is_tried(memory):
+def test_an_unknown_model_is_assumed_to_fit(memory):
     memory(8 * GIB, 2 * GIB)
     assert predicted_bytes(cpu("org/never-fetched")) == 0
     assert fits(cpu("org/never-fetched"))
@@ -100,7 +100,7 @@ def test_a_tenth_of_the_memory_stays_free(memory, free_mib, found):
     assert fits()
 
 
-def test_a_model_on_a_card_is_predicted_to_fit_there_or_not(memory, monkeypatch):
+def test_a_model_on_a_gpu_is_compared_with_its_free_memory(memory, monkeypatch):
     variant = Variant("synthetic:tiny", device="cuda:0")
     record(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": 3000.0}))
     memory(8 * GIB, 8 * GIB, cards=[type("Card", (), {"uuid": "GPU-1"})])
@@ -111,7 +111,7 @@ def test_a_model_on_a_card_is_predicted_to_fit_there_or_not(memory, monkeypatch)
     assert fits(variant), "what the driver does not tell is judged by the machine's memory"
 
 
-def test_a_pool_frees_what_was_used_least_before_it_loads_what_would_not_fit(memory):
+def test_a_pool_frees_the_least_recently_used_model_first(memory):
     loaded, clock = [], FakeClock()
     memory(8 * GIB, 1_820 * MIB)
 
@@ -135,8 +135,8 @@ def test_a_pool_frees_what_was_used_least_before_it_loads_what_would_not_fit(mem
     pool.close()
 
 
-def test_ways_that_differ_in_what_each_call_sets_share_a_loaded_model():
-    """The baseline stays while its thread counts are measured beside it, and its model is counted and freed once."""
+def test_variants_that_differ_in_call_settings_share_a_model():
+    """The baseline stays loaded while its thread counts are measured; its model is counted and freed once."""
     made = []
 
     def make():

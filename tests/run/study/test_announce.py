@@ -1,4 +1,4 @@
-"""Before it begins, a study or suite says what it will do and how long that takes, as far as it is known."""
+"""A study or suite announces its work and, as far as known, its duration."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ NEW = "loading, warming up and scoring come on top. The time left is estimated a
         ),
     ],
 )
-def test_the_plan(experiments, took, words):
+def test_the_announcement(experiments, took, words):
     number = sum(len(each.scenarios) for each in experiments)
     assert announcement(experiments, number, took) == words
 
 
-def test_the_time_is_of_the_same_scenarios_in_the_same_environment(tmp_path, monkeypatch):
+def test_a_duration_is_of_equal_scenarios_and_environments(tmp_path, monkeypatch):
     monkeypatch.setattr(durations, "folder", lambda: tmp_path)
     record_duration(ONE, "here", 61.0)
     assert last_duration(ONE, "here") == 61.0

@@ -1,4 +1,4 @@
-"""Several groups at once: told of in one thread, and ended together."""
+"""Concurrent groups: events arrive in one thread, and all groups end together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.run.scenarios import generating, in_groups
 
 
 class Many:
-    """Measures a group once all groups that it takes at a time are there, or it is stopped."""
+    """Measures a group once as many groups as it takes at a time have arrived, or it is stopped."""
 
     where = "here"
 
@@ -66,19 +66,19 @@ def run(executor, names):
     return events
 
 
-def test_groups_are_measured_at_once_and_told_of_in_the_callers_thread():
+def test_groups_are_measured_concurrently_and_reported_in_the_callers_thread():
     assert sorted(run(Many(3), "abc")) == ["a", "b", "c"]
 
 
-def test_an_error_ends_all_and_what_the_others_still_tell_is_taken():
+def test_an_error_stops_all_groups_and_keeps_their_events():
     executor, events = Many(2, ValueError("broken")), []
     with pytest.raises(ValueError, match="broken"):
         in_groups(executor, groups("breaks", "waits", "later"), lambda e: events.append(e.scenario.name))
     assert events == ["waits"]
 
 
-def test_a_signal_ends_all_and_what_they_still_tell_is_taken():
-    """It comes while the first event is taken."""
+def test_a_signal_stops_all_groups_and_keeps_their_events():
+    """It arrives while the first event is handled."""
     executor, events = Many(2), []
 
     def take(event):
@@ -91,5 +91,5 @@ def test_a_signal_ends_all_and_what_they_still_tell_is_taken():
     assert events == ["first", "waits"]
 
 
-def test_one_group_needs_no_thread():
+def test_a_single_group_runs_in_the_callers_thread():
     assert run(Many(1), "a") == ["a"]

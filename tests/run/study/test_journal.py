@@ -1,4 +1,4 @@
-"""A journal takes over what was done, loses nothing by a failed write, and costs nothing but itself."""
+"""A journal reuses recorded actions, loses nothing by a failed write, and never ends the work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def no_space(*given, **named):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_what_was_done_is_not_done_again(tmp_path):
+def test_recorded_actions_are_not_repeated(tmp_path):
     path = tmp_path / "tune" / "a.jsonl"
     assert acts(Journal(path, False)) == ["A", "B", "C"]
     path.write_text(path.read_text() + '{"key": ["sco')  # a kill
@@ -33,7 +33,7 @@ def test_what_was_done_is_not_done_again(tmp_path):
 
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("refused", ["mkdir", "open"])
-def test_where_it_cannot_be_written_all_goes_on_and_one_line_says_so(tmp_path, monkeypatch, refused, resume):
+def test_an_unwritable_journal_is_one_line(tmp_path, monkeypatch, refused, resume):
     said = []
     monkeypatch.setattr(Path, refused, no_space)
     journal = Journal(tmp_path / "tune" / "a.jsonl", resume, said.append)
@@ -51,7 +51,7 @@ def kept(tmp_path):
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_failed_write_keeps_all_that_was_done(kept, monkeypatch, step):
+def test_a_failed_write_keeps_earlier_records(kept, monkeypatch, step):
     before = kept.read_bytes()
     said = []
     with monkeypatch.context() as patch:
@@ -62,7 +62,7 @@ def test_a_failed_write_keeps_all_that_was_done(kept, monkeypatch, step):
     assert list(kept.parent.iterdir()) == [kept]
 
 
-def test_a_journal_that_cannot_be_read_just_now_is_left_as_it_is(kept, monkeypatch):
+def test_an_unreadable_journal_is_left_unchanged(kept, monkeypatch):
     before = kept.read_bytes()
     said = []
     with monkeypatch.context() as patch:
@@ -92,7 +92,7 @@ NO_ACTS = [
 
 
 @pytest.mark.parametrize("line", NO_ACTS, ids=lambda line: repr(line[:30]))
-def test_a_line_that_is_no_act_ends_what_is_taken_over(kept, line):
+def test_an_invalid_line_ends_the_reuse(kept, line):
     first, _, third = kept.read_bytes().splitlines()
     kept.write_bytes(b"\n".join([first, line, third, b""]))
     again = Journal(kept, True)
@@ -101,7 +101,7 @@ def test_a_line_that_is_no_act_ends_what_is_taken_over(kept, line):
     assert [json.loads(each)["gave"] for each in kept.read_bytes().splitlines()] == ["A", "B", "C"]
 
 
-def test_what_cannot_be_read_as_a_result_is_done_again(kept):
+def test_an_invalid_result_is_performed_again(kept):
     def read(gave):
         if gave == "B":
             raise ValueError("no result")
@@ -113,7 +113,7 @@ def test_what_cannot_be_read_as_a_result_is_done_again(kept):
     assert again.taken_over == 1
 
 
-def test_acts_of_another_order_replace_the_rest(kept):
+def test_actions_in_another_order_replace_the_rest(kept):
     again = Journal(kept, True)
     assert [again.act(["score", name], lambda: 1) for name in "axc"] == ["A", 1, 1]
     third = Journal(kept, True)
@@ -121,7 +121,7 @@ def test_acts_of_another_order_replace_the_rest(kept):
     assert third.taken_over == 3
 
 
-def test_an_act_of_another_key_is_done_and_takes_the_place_of_all_that_was_kept_from_there_on(kept):
+def test_an_action_of_another_key_replaces_the_rest(kept):
     again = Journal(kept, True)
     done = [again.act(["score", name], lambda name=name: f"new {name}") for name in "axc"]
     assert done == ["A", "new x", "new c"]

@@ -1,4 +1,4 @@
-"""Planning: what is forced by the machine, what is one and the same, what shares an engine."""
+"""Planning: dtypes forced by the machine, equal scenarios, and shared engines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def same(plan):
 ALL = [asked("float32"), asked("float16"), asked("bfloat16")]
 
 
-def test_float16_on_a_cpu_is_float32_and_not_measured_again():
+def test_float16_on_a_cpu_is_measured_as_float32_once():
     plan = make_plan(ALL, CPU)
     assert names(plan) == [["float32"], ["bfloat16"]]
     assert same(plan) == [("float16", "float32", "float32 (forced on CPU)")]
@@ -45,30 +45,30 @@ def test_a_cpu_without_bfloat16_measures_float32_only():
     ]
 
 
-def test_a_gpu_measures_each():
+def test_a_gpu_measures_each_dtype():
     plan = make_plan(ALL, GPU)
     assert names(plan) == [["float32"], ["float16"], ["bfloat16"]]
     assert plan.same == ()
 
 
-def test_on_a_machine_with_a_gpu_the_cpu_still_forces_float32():
+def test_a_cpu_beside_a_gpu_still_forces_float32():
     plan = make_plan([asked("float32", "cpu"), asked("float16", "cpu")], GPU)
     assert same(plan) == [("float16", "float32", "float32 (forced on CPU)")]
 
 
-def test_the_first_of_two_equal_ones_is_measured():
+def test_the_first_of_two_equal_scenarios_is_measured():
     plan = make_plan(ALL[1:] + ALL[:1], CPU)
     assert names(plan) == [["float16"], ["bfloat16"]]
     assert same(plan) == [("float32", "float16", "float32")]
 
 
-def test_other_work_is_measured_though_the_dtype_is_the_same():
+def test_different_work_of_one_dtype_is_measured():
     plan = make_plan([asked("float32"), asked("float16", max_new_tokens=6)], CPU)
     assert names(plan) == [["float32"], ["float16"]]
     assert plan.same == ()
 
 
-def test_aliases_of_a_dtype_and_a_device_are_one():
+def test_aliases_of_a_dtype_and_a_device_are_equal():
     plan = make_plan([asked("float32", "cpu"), asked("fp32", "auto")], CPU)
     assert same(plan) == [("fp32", "float32", "float32")]
 
@@ -79,7 +79,7 @@ def test_scenarios_of_one_variant_share_a_group():
     assert names(plan) == [["a", "c"], ["b"]]
 
 
-def test_names_must_differ():
+def test_names_must_be_unique():
     with pytest.raises(UsageError, match="names of their own: float32 is used twice"):
         make_plan([asked("float32"), asked("float32", max_new_tokens=6)], CPU)
 

@@ -1,4 +1,4 @@
-"""Progress: the estimate of the time left, and what is shown on a terminal and in a log."""
+"""Progress: the estimated remaining time, and the display on a terminal and in a log."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_terminal_shows_the_scenario_the_step_and_the_time_left():
     assert "two: batch 1/2" in shown
 
 
-def test_what_is_known_of_a_scenario_that_runs_counts():
+def test_the_share_of_a_running_scenario_counts():
     now = FakeTime()
     progress = StudyProgress(log(), 2, clock=now)
     now.now += 10
@@ -98,7 +98,7 @@ def test_what_is_known_of_a_scenario_that_runs_counts():
     assert progress.times == "0:10, about 0:10 left"
 
 
-def test_a_suite_counts_the_scenarios_of_all_its_studies():
+def test_a_suite_counts_the_scenarios_of_all_studies():
     now = FakeTime()
     suite = SuiteProgress({"baseline": 1, "prompt_length": 3, "precision": 2}, clock=now)
     assert suite.begin("baseline") == "[1/3] baseline: 0 of 6 scenarios done, 0:00"
@@ -147,7 +147,7 @@ def test_a_log_is_never_quiet_for_longer_than_a_minute():
     ]
 
 
-def test_on_a_terminal_the_bar_says_how_far_it_is():
+def test_a_terminal_shows_progress_in_the_bar_only():
     console, clock = terminal(), FakeTime()
     progress = StudyProgress(console, 2, clock=clock)
     for number in range(1, 9):
@@ -161,7 +161,7 @@ def test_on_a_terminal_the_bar_says_how_far_it_is():
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_the_bar_takes_one_line_however_narrow_the_terminal_is(width):
+def test_the_bar_fits_one_line_of_a_narrow_terminal(width):
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     suite = SuiteProgress({"prompt_length": 24}, {"prompt_length": 5000.0})
     suite.begin("prompt_length")
@@ -171,7 +171,7 @@ def test_the_bar_takes_one_line_however_narrow_the_terminal_is(width):
     assert len(lines) == 1
 
 
-def test_the_time_left_is_at_first_what_the_last_time_took():
+def test_the_first_estimate_is_the_last_duration():
     now = FakeTime()
     progress = StudyProgress(log(), 2, took=30.0, clock=now)
     now.now += 10
@@ -180,7 +180,7 @@ def test_the_time_left_is_at_first_what_the_last_time_took():
     assert progress.times == "0:10, about 0:10 left"
 
 
-def test_of_a_suite_each_experiment_counts_by_what_it_took_the_last_time():
+def test_experiments_are_weighted_by_their_last_duration():
     now = FakeTime()
     scenarios = {"baseline": 1, "precision": 3}
     suite = SuiteProgress(scenarios, {"baseline": 10.0, "precision": 90.0}, clock=now)
@@ -196,7 +196,7 @@ def test_of_a_suite_each_experiment_counts_by_what_it_took_the_last_time():
     assert SuiteProgress(scenarios, {"baseline": 10.0}, clock=now).left() is None
 
 
-def test_what_is_told_ends_the_quiet():
+def test_output_resets_the_silence():
     console, clock = log(), FakeTime()
     progress = StudyProgress(console, 2, clock=clock)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""A baseline that was disturbed is measured once more before anything is compared with it: tied, said, and once only."""
+"""A disturbed baseline is remeasured once before others are compared with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUIET = measurement(scenario=replace(BASE, quality=None), metrics={"tokens_per_s
 
 
 class Scripted:
-    """Says what it is told to, one list of events a call; an exception ends the call."""
+    """Emits a scripted list of events per call; an exception ends the call."""
 
     def __init__(self, *calls) -> None:
         self.calls, self.asked = list(calls), []
@@ -50,7 +50,7 @@ def measured(*calls):
     return executor, told, first
 
 
-def test_a_disturbed_baseline_is_measured_once_more_and_the_newer_one_counts():
+def test_a_disturbed_baseline_is_remeasured_and_the_newer_counts():
     executor, (other, log, newer), (first,) = measured([FIRST, OTHER], [Log("again"), QUIET])
     assert executor.asked[1] == (replace(BASE, quality=None),), "its quality is known already"
     assert (other, log) == (OTHER, Log("again")), "only the baseline is measured again"
@@ -62,19 +62,19 @@ def test_a_disturbed_baseline_is_measured_once_more_and_the_newer_one_counts():
     assert "measured once more" in first.warnings[-1]
 
 
-def test_it_is_measured_no_third_time():
+def test_a_baseline_is_remeasured_once_only():
     executor, told, _ = measured([FIRST], [replace(QUIET, disturbed=True)])
     assert len(executor.asked) == 2
     assert [event.metrics["tokens_per_sec"] for event in told] == [23.0]
 
 
 @pytest.mark.parametrize("events", [[failure(scenario=BASE)], []], ids=["failed", "silent"])
-def test_where_the_second_try_fails_the_first_stays_the_baseline(events):
+def test_if_remeasuring_fails_the_first_stays_the_baseline(events):
     _, told, first = measured([FIRST], events)
     assert (told, first) == ([FIRST], [])
 
 
-def test_interrupted_nothing_measured_is_lost():
+def test_an_interruption_loses_no_measurement():
     for calls in ([[FIRST, KeyboardInterrupt()]], [[FIRST], [KeyboardInterrupt()]]):
         _, told, first = measured(*calls)
         assert (told, first) == ([FIRST, "interrupted"], [])
@@ -87,7 +87,7 @@ def test_a_quiet_baseline_is_measured_once():
 
 
 def rounds(*durations, disturbed_since=()):
-    """A disturbed arm that is no baseline, and what became of it after rounds of these durations."""
+    """Return a disturbed scenario, not a baseline, and its outcome after rounds of the given durations."""
     first = measurement(
         "arm",
         disturbed=True,
@@ -117,7 +117,7 @@ def rounds(*durations, disturbed_since=()):
 STEADY = (1.0, 1.01, 0.99, 1.0, 1.0, 1.01, 0.99, 1.0)
 
 
-def test_an_arm_that_was_disturbed_gets_further_repeats_all_of_which_count():
+def test_a_disturbed_scenario_gets_more_repeats_which_all_count():
     first, whole, (asked,) = rounds(STEADY)
     assert asked.quality is None, "its quality is known already"
     assert asked.repeat == replace(first.scenario.repeat, max_seconds=50.0), "10 of 60 seconds are used"
@@ -132,7 +132,7 @@ def test_an_arm_that_was_disturbed_gets_further_repeats_all_of_which_count():
     )
 
 
-def test_an_arm_that_stays_disturbed_is_repeated_a_few_times_and_says_so():
+def test_a_scenario_that_stays_disturbed_is_marked():
     _, whole, asked = rounds(*[(1.0, 5.0)] * MOST_ROUNDS, disturbed_since=range(MOST_ROUNDS))
     assert len(asked) == MOST_ROUNDS
     assert whole.disturbed
@@ -141,14 +141,14 @@ def test_an_arm_that_stays_disturbed_is_repeated_a_few_times_and_says_so():
     assert len(whole.samples["total_latency_s"]) == 5 + 2 * MOST_ROUNDS
 
 
-def test_an_arm_whose_time_is_used_up_stays_as_it_was_and_keeps_its_doubt():
+def test_a_disturbed_scenario_without_time_is_unchanged():
     _, whole, asked = rounds((20.0, 29.0), disturbed_since=(0,))
     assert len(asked) == 1, "59 of 60 seconds are used"
     assert whole.samples["total_latency_s"][-2:] == (20.0, 29.0)
     assert whole.disturbed
 
 
-def test_what_was_not_timed_is_not_repeated():
+def test_untimed_scenarios_are_not_repeated():
     told = []
     untimed = measurement("scored", disturbed=True, samples={})
     run_undisturbed(Scripted([untimed]), (untimed.scenario,), told.append, lambda first: None)
@@ -165,7 +165,7 @@ def test_what_was_not_timed_is_not_repeated():
         ([], False),
     ],
 )
-def test_what_disturbs_is_variation_and_drift(durations, found):
+def test_variation_and_drift_count_as_disturbance(durations, found):
     assert disturbed(durations) is found
 
 

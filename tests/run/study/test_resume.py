@@ -1,4 +1,4 @@
-"""Resuming a study: what is measured already is taken over, everything else is measured."""
+"""Resuming a study: measured scenarios are taken over, all others are measured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTINGS = Settings(
 
 
 class Counting(InlineExecutor):
-    """Counts what it is asked to measure."""
+    """Records which scenarios it measures."""
 
     def __init__(self, context_length: int | None = None, threads: str = "1") -> None:
         clock = FakeClock()
@@ -70,7 +70,7 @@ def lengths(*values: int, **changes: object):
     ],
     ids=["once more", "in all rounds"],
 )
-def test_what_was_to_be_measured_further_when_it_was_killed_is_measured(tracker, console, uri, warning):
+def test_an_incomplete_measurement_is_resumed(tracker, console, uri, warning):
     _, first = study(tracker, console, lengths(4))
     (run_id,) = (run.run_id for run in first.tracked)
     client = MlflowClient(tracking_uri=uri)
@@ -82,7 +82,7 @@ def test_what_was_to_be_measured_further_when_it_was_killed_is_measured(tracker,
 
 
 @pytest.mark.slow(4)
-def test_only_what_is_missing_is_measured_and_what_was_taken_over_is_the_studys_own(tracker, console, uri):
+def test_only_missing_scenarios_are_measured(tracker, console, uri):
     names, first = study(tracker, console, lengths(4))
     assert names == ["prompt_4"]
     names, second = study(tracker, console, lengths(4, 8))
@@ -108,7 +108,7 @@ def test_only_what_is_missing_is_measured_and_what_was_taken_over_is_the_studys_
 
 @pytest.mark.slow(2)
 @pytest.mark.usefixtures("_unreported")
-def test_a_failed_scenario_is_tried_again(tracker, console):
+def test_a_failed_scenario_is_measured_again(tracker, console):
     study(tracker, console, lengths(4, 20), context_length=16)
     names, result = study(tracker, console, lengths(4, 20))
     assert names == ["prompt_20"]
@@ -117,7 +117,7 @@ def test_a_failed_scenario_is_tried_again(tracker, console):
 
 @pytest.mark.slow(4)
 @pytest.mark.usefixtures("_unreported")
-def test_what_is_asked_otherwise_or_elsewhere_or_without_resume_is_measured_again(tracker, console, uri):
+def test_other_requests_or_environments_are_measured_again(tracker, console, uri):
     study(tracker, console, lengths(4))
     assert study(tracker, console, lengths(4))[0] == []
     for changes in (
@@ -150,7 +150,7 @@ def test_another_corpus_of_the_same_name_is_scored_again(tracker, console, tmp_p
 
 
 class Real(InlineExecutor):
-    """Loads real models, and counts what it is asked to measure."""
+    """Loads real models, and records which scenarios it measures."""
 
     names: list[str]
 
@@ -219,7 +219,7 @@ def test_another_reference_of_the_same_folder_is_compared_with_anew(name, tmp_pa
     assert not resume._measured_the_same(run, identify(gone), "")
 
 
-def test_a_hub_model_is_told_by_its_commit(monkeypatch, tmp_path):
+def test_a_hub_model_is_identified_by_its_commit(monkeypatch, tmp_path):
     save(tmp_path)
     commits = iter(("a" * 40, "b" * 40))
     monkeypatch.setattr(hub, "snapshot", lambda repo, revision: (tmp_path, next(commits)))
@@ -235,14 +235,14 @@ def test_a_hub_model_is_told_by_its_commit(monkeypatch, tmp_path):
     )
 
 
-def test_a_model_that_is_gone_is_no_run_s(tmp_path):
+def test_a_missing_model_matches_no_run(tmp_path):
     scenario = lengths(4, model=f"{tmp_path}/gone,{tmp_path}/gone_too").scenarios[0]
     assert not resume._measured_the_same(
         Run("id", environment={"weights_digest": "safetensors:0"}), identify(scenario), ""
     )
 
 
-def test_another_calibration_text_of_the_same_name_is_quantized_with_again(tmp_path):
+def test_another_calibration_text_is_measured_again(tmp_path):
     text = tmp_path / "calibration.txt"
     text.write_text("one text", encoding="utf-8")
     plain = lengths(4).scenarios[0]
@@ -264,7 +264,7 @@ def test_another_calibration_text_of_the_same_name_is_quantized_with_again(tmp_p
         (f"measured in 1 of 2 {CUT_SHORT}", ["r0"]),
     ],
 )
-def test_a_run_that_was_to_be_measured_further_is_passed_over(monkeypatch, warning, taken_over):
+def test_an_incomplete_run_is_skipped(monkeypatch, warning, taken_over):
     (scenario,) = lengths(4).scenarios
     ids = {
         "scenario_id": scenario.scenario_id,

@@ -1,4 +1,4 @@
-"""What is compared is measured in turn, there and back: a drift of the machine falls on all alike, and no model is loaded twice."""
+"""Compared variants are interleaved there and back: drift affects all alike, and no model is loaded twice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def variant(name):
 
 
 class Machine:
-    """Models whose calls take as long as they truly do, on a machine that becomes slower with time."""
+    """Models with known durations, on a machine that slows down with time."""
 
     def __init__(self, slowness=lambda now: 1.0, error=None, room=9, true=TRUE):
         self.clock = FakeClock()
@@ -99,7 +99,7 @@ def durations(events, name):
     return by_name(events)[name].samples["total_latency_s"]
 
 
-def test_a_quiet_machine_measures_each_there_and_back_on_models_that_are_loaded_once():
+def test_each_arm_is_visited_there_and_back_on_one_load():
     machine = Machine()
     events = in_turn(machine)
     assert medians(events) == TRUE
@@ -114,8 +114,8 @@ def test_a_quiet_machine_measures_each_there_and_back_on_models_that_are_loaded_
     assert not done.disturbed
 
 
-def test_a_drift_that_tells_the_wrong_order_one_after_the_other_tells_the_right_one_in_turn():
-    """Each second makes the machine slower by 0.4 % of a quiet one, so that a call of d seconds makes the next 1 + 0.004 d times as long."""
+def test_interleaving_cancels_a_linear_drift():
+    """The machine slows by 0.4 % of its initial speed per second: a call of d seconds slows the next by 1 + 0.004 d."""
     true = {"a": 1.0, "b": 0.99, "c": 0.98}
     drift = lambda now: 1 + 0.004 * now  # noqa: E731
     a, b, c = (1 + 0.004 * seconds for seconds in true.values())
@@ -136,15 +136,15 @@ def test_a_drift_that_tells_the_wrong_order_one_after_the_other_tells_the_right_
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("at", [0.5, 3.0, 5.5, 8.0, 10.0, 12.0, 15.0, 18.0])
-def test_a_machine_that_becomes_slow_at_once_does_not_change_the_order_whenever_it_does(at):
+def test_a_sudden_slowdown_does_not_change_the_order(at):
     events = in_turn(Machine(lambda now: 3.0 if now > at else 1.0))
     found = {name: each.expected for name, each in medians(events).items()}
     assert found["a"] > found["b"] > found["c"]
 
 
 @pytest.mark.slow(1)
-def test_what_is_not_narrow_yet_is_measured_on_by_all_of_them():
-    """The machine becomes slow between a and b: what is measured of b alone is steady, and as wrong as what is measured of a."""
+def test_all_arms_continue_until_the_widest_is_narrow():
+    """The machine slows down between a and b: measured alone, b is steady, and as wrong as a."""
     machine = Machine(lambda now: 3.0 if now > 3.5 else 1.0)
     events = in_turn(machine)
     # As often as their 60 seconds allow.
@@ -155,7 +155,7 @@ def test_what_is_not_narrow_yet_is_measured_on_by_all_of_them():
 
 
 @pytest.mark.slow(1)
-def test_a_machine_that_never_calms_down_is_said_to_be_and_the_laps_end():
+def test_laps_end_on_a_machine_that_stays_disturbed():
     turn = iter(range(10_000))
     events = in_turn(Machine(lambda now: 1.0 + 2.0 * (next(turn) % 2)), repeat=replace(POLICY, max_repeats=60))
     for each in outcomes(events):
@@ -176,21 +176,21 @@ def test_a_machine_that_never_calms_down_is_said_to_be_and_the_laps_end():
         (1.5, [1, 1, 1]),
     ],
 )
-def test_the_cap_on_time_holds_for_all_rounds_together(most, counted):
+def test_the_maximum_time_holds_for_all_rounds(most, counted):
     events = in_turn(Machine(), repeat=replace(POLICY, max_seconds=most))
     assert [len(durations(events, name)) for name in TRUE] == counted
     told = [any(line.startswith(ONCE) for line in each.warnings) for each in outcomes(events)]
     assert told == [count == 1 for count in counted]
 
 
-def test_the_least_time_is_kept_by_both_rounds_together():
+def test_the_minimum_time_holds_for_both_rounds():
     events = in_turn(Machine(), repeat=replace(POLICY, min_seconds=20.0))
     for name in TRUE:
         assert 20.0 <= sum(durations(events, name)) < 22.1
 
 
-def test_models_that_do_not_fit_are_loaded_again_and_there_is_one_lap():
-    """Back, the model that is loaded comes first."""
+def test_models_that_do_not_fit_are_reloaded_for_a_single_lap():
+    """On the way back, the loaded model comes first."""
     for machine in (Machine(room=1), Machine()):
         executor = machine.inline() if machine.room > 1 else None
         events = in_turn(machine, executor=executor)
@@ -206,7 +206,7 @@ def test_two_of_three_stay_loaded_where_there_is_room_for_two():
     assert machine.loaded == ["a", "b", "c", "a"]
 
 
-def test_what_lacks_memory_beside_others_is_measured_again_without_them():
+def test_out_of_memory_is_retried_without_the_other_models():
     machine = Machine(error={"b": (2, RuntimeError("CUDA out of memory. Tried to allocate 9 GiB"))})
     events = in_turn(machine)
     assert medians(events) == TRUE
@@ -214,7 +214,7 @@ def test_what_lacks_memory_beside_others_is_measured_again_without_them():
     assert machine.loaded == ["a", "b", "c", "a"]
 
 
-def test_what_lacks_memory_alone_fails_and_the_others_go_on():
+def test_out_of_memory_alone_fails_and_the_others_continue():
     machine = Machine(error={"a": (1, RuntimeError("CUDA out of memory. Tried to allocate 9 GiB"))})
     events = in_turn(machine)
     first, *others = outcomes(events)
@@ -224,7 +224,7 @@ def test_what_lacks_memory_alone_fails_and_the_others_go_on():
     assert machine.calls.count("a") == 1
 
 
-def test_what_fails_in_a_later_round_keeps_what_was_measured_and_says_so():
+def test_a_failure_in_a_later_round_keeps_the_earlier_ones():
     machine = Machine(error={"a": (6, RuntimeError("a cable is loose"))})
     done = by_name(in_turn(machine))["a"]
     assert isinstance(done, Measurement)
@@ -233,7 +233,7 @@ def test_what_fails_in_a_later_round_keeps_what_was_measured_and_says_so():
 
 
 def interrupted(at, journal=None):
-    """What is told where a signal comes at the so many-th call."""
+    """Return the events if a signal arrives at the given call."""
     machine, events, calls = Machine(), [], iter(range(1000))
 
     def slowness(now):
@@ -248,7 +248,7 @@ def interrupted(at, journal=None):
 
 
 @pytest.mark.parametrize(("call", "rounds"), [(3, {}), (6, {"a": 1}), (20, {"a": 1, "b": 2, "c": 2})])
-def test_interrupted_all_that_was_measured_is_told_with_its_rounds(call, rounds):
+def test_an_interruption_emits_all_completed_rounds(call, rounds):
     _, events = interrupted(call)
     assert {each.scenario.name: len(set(each.rounds)) for each in outcomes(events)} == rounds
     for each in outcomes(events):
@@ -258,7 +258,7 @@ def test_interrupted_all_that_was_measured_is_told_with_its_rounds(call, rounds)
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("tail", ["", '{"key": [2, ["x"]], "ga'], ids=["whole", "torn"])
-def test_what_was_killed_goes_on_from_the_round_that_it_was_in(tmp_path, tail):
+def test_a_killed_study_resumes_at_its_round(tmp_path, tail):
     path = tmp_path / "rounds.jsonl"
     interrupted(20, Journal(path, False))
     with path.open("a") as file:
@@ -276,7 +276,7 @@ def test_what_was_killed_goes_on_from_the_round_that_it_was_in(tmp_path, tail):
     assert len(third.calls) == 23
 
 
-def test_rounds_of_a_model_that_was_replaced_meanwhile_do_not_count(tmp_path):
+def test_rounds_of_a_replaced_model_do_not_count(tmp_path):
     path = tmp_path / "rounds.jsonl"
     interrupted(20, Journal(path, False))
     text = path.read_text()
@@ -308,11 +308,11 @@ def test_quality_is_scored_after_all_timing():
 
 
 @pytest.mark.slow(1)
-def test_a_text_is_scored_there_and_back_and_its_speed_is_that_of_both():
+def test_a_text_is_scored_twice_and_both_speeds_count():
     clock, seconds = FakeClock(), {"a": [1.0, 4.0], "b": [2.0, 2.0]}
 
     class Engine(ScriptedEngine):
-        """Takes so many seconds for each batch of a pass."""
+        """Takes the given seconds for each batch."""
 
         def __init__(self, name):
             super().__init__(clock, Script(1, 1))
@@ -337,7 +337,7 @@ def test_a_text_is_scored_there_and_back_and_its_speed_is_that_of_both():
         assert each.metrics["loss"] == pytest.approx(1.0)
 
 
-def test_scenarios_of_one_variant_stay_as_they_are():
+def test_scenarios_of_one_variant_are_not_interleaved_by_rounds():
     machine, events = Machine(), []
     asked = [generating(f"a{number}", variant("a"), POLICY) for number in range(2)]
     in_groups(machine.pool(), [asked], events.append)
@@ -345,7 +345,7 @@ def test_scenarios_of_one_variant_stay_as_they_are():
     assert [len(each.samples["total_latency_s"]) for each in outcomes(events)] == [5, 5]
 
 
-def test_models_that_a_study_does_not_need_are_freed_before_it():
+def test_unneeded_models_are_freed_before_a_study():
     machine, events = Machine(), []
     pool = machine.pool()
     in_groups(pool, groups("a", "b"), events.append)

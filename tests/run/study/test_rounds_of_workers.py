@@ -1,4 +1,4 @@
-"""Rounds in real workers on real tiny models: each loaded once, one that is killed is replaced, and quality is what it is alone."""
+"""Rounds in real workers on tiny models: each is loaded once, a killed one is replaced, quality is unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DRIFT = ("kl_divergence", "top1_agreement", "tokens_compared")
 
 
 class Workers:
-    """A pool of workers, and which process served which job."""
+    """A pool of workers that records which process served which job."""
 
     def __init__(self):
         self.pids: list[int] = []
@@ -56,7 +56,7 @@ def asked(**changes):
 
 
 @pytest.mark.slow(4)
-def test_models_stay_loaded_in_workers_of_their_own_and_quality_is_what_it_is_alone(workers):
+def test_workers_keep_their_models_and_quality_is_unchanged(workers):
     events = []
     in_groups(workers.pool, asked(quality=CHECK), events.append)
     found = by_name(events)
@@ -87,7 +87,7 @@ def test_models_stay_loaded_in_workers_of_their_own_and_quality_is_what_it_is_al
 
 
 @pytest.mark.slow(4)
-def test_a_worker_that_is_killed_in_a_round_is_replaced_and_its_round_measured_again(workers):
+def test_a_worker_killed_in_a_round_is_replaced(workers):
     events, killed = [], []
 
     def kill_once(event):
@@ -109,7 +109,7 @@ def test_a_worker_that_is_killed_in_a_round_is_replaced_and_its_round_measured_a
 
 
 @pytest.mark.slow(4)
-def test_an_interruption_ends_the_workers_and_keeps_the_rounds_that_were_made(workers):
+def test_an_interruption_ends_the_workers_and_keeps_completed_rounds(workers):
     events = []
 
     def interrupt(event):

@@ -1,4 +1,4 @@
-"""What several workers score beside a timed scenario: the figures of one worker, and what is timed is never lost."""
+"""Several workers score a text beside a timed scenario: the results are those of one, and the timing is never lost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DRIFT = ("kl_divergence", "top1_agreement", "reference_perplexity_ratio", "token
 
 
 def load(variant):
-    """A reference that finds each token half as likely."""
+    """Load a reference that gives each token half the probability."""
     if variant.model == "gone":
         raise UsageError("no such model")
     return ScriptedEngine(FakeClock(), Script(1.0, 1.0), nll=1.7 if variant == REFERENCE else 1.0)
@@ -80,7 +80,7 @@ def run(executor, asked):
 
 
 @pytest.mark.slow(1)
-def test_figures_beside_a_timed_scenario_are_those_of_one_worker():
+def test_shared_scoring_has_the_results_of_one_worker():
     clock = FakeClock()
     alone = run(InlineExecutor(timed_engine(clock), clock), scenario(workers=1))
     found = run(Two(), scenario())
@@ -107,7 +107,7 @@ def test_figures_beside_a_timed_scenario_are_those_of_one_worker():
 
 
 @pytest.mark.parametrize("kind", ["killed", "out_of_memory"])
-def test_what_cannot_be_scored_costs_no_speed(kind):
+def test_a_scoring_failure_keeps_the_speed(kind):
     def lose(shards, emit):
         for each in shards:
             emit(Failure(each, kind, "no memory is left"))
@@ -119,7 +119,7 @@ def test_what_cannot_be_scored_costs_no_speed(kind):
     assert found.warnings[-1].endswith("no memory is left")
 
 
-def test_a_loss_that_is_no_number_makes_the_speed_worth_nothing():
+def test_a_non_finite_loss_fails_the_scenario():
     def spoil(shards, emit):
         for each in shards:
             emit(Failure(each, "non_finite", "the loss is not finite"))
@@ -127,14 +127,14 @@ def test_a_loss_that_is_no_number_makes_the_speed_worth_nothing():
     assert run(Two(spoil), scenario()).kind == "non_finite"
 
 
-def test_without_the_reference_there_is_what_was_scored():
+def test_without_the_reference_the_scores_are_kept():
     found = run(Two(), scenario(reference=Variant("gone")))
     assert found.metrics["loss"] == pytest.approx(1.0)
     assert "kl_divergence" not in found.metrics
     assert any("it could not be compared with the reference: " in each for each in found.warnings)
 
 
-def test_interrupted_while_it_is_scored_what_was_timed_is_kept():
+def test_an_interruption_while_scoring_keeps_the_timing():
     events = []
 
     def take(event):
@@ -150,8 +150,8 @@ def test_interrupted_while_it_is_scored_what_was_timed_is_kept():
 
 
 @pytest.mark.slow(2)
-def test_real_workers_score_and_compare_what_one_does_although_one_dies(noisy_backend):
-    """Timed by the first, whose place two more take; one of those is killed while it compares."""
+def test_real_workers_score_as_one_although_one_dies(noisy_backend):
+    """The first times it; two others score, one of which is killed while comparing."""
     deaths = ["row 1/"]
 
     class Deadly(ForkedWorker):

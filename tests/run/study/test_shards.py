@@ -1,4 +1,4 @@
-"""A text that several workers score: what is lost is done again, what is done is not, and the result is that of one."""
+"""Several workers score a text: lost shards are scored again, others are not, and the result is that of one worker."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WHOLE = Text("documents", 16, 16, 16, 0, 0, 0, 0, 0, "t", "u")
 
 
 def measured(shard: Scenario, seconds: float = 1.0, **changes) -> Measurement:
-    """One document of a nat for each of 16 shards."""
+    """Return the measurement of a shard: one document of 1 nat for each of 16 shards."""
     number = shard.task.number
     scored = Scored((number,), (1.0,), (1,), (1.0,), ((1,),))
     part = Part(WHOLE, shard.task.of, {number: scored}, seconds)
@@ -57,7 +57,7 @@ def lost(shard: Scenario, kind: str = "killed") -> Failure:
 
 
 class Fake:
-    """Two workers; `behave` says what comes of a shard, from the worker's number and the shard's."""
+    """Two workers; `behave` returns what happens to a shard, by the numbers of worker and shard."""
 
     def __init__(self, behave, **options):
         self.behave, self.options = behave, {"retries": 2, **options}
@@ -101,7 +101,7 @@ def outcome(events):
     return found
 
 
-def test_all_shards_make_one_measurement_and_progress_is_over_all():
+def test_shards_are_merged_into_one_measurement_and_progress():
     fake = Fake(lambda worker, shard: measured(shard))
     events = run(fake)
     done = outcome(events)
@@ -121,7 +121,7 @@ def test_all_shards_make_one_measurement_and_progress_is_over_all():
     assert set(done.facts) <= set(PARAM_BY_NAME)
 
 
-def test_the_speed_is_of_all_together_in_the_time_of_the_one_that_scored_longest():
+def test_the_speed_counts_the_slowest_worker():
     shards = shards_of(scoring("text"), scoring("text").task, 16)
     # Twelve shards of half a second by one worker, four of two by the other: 16 tokens in 8 s.
     done = [(0, measured(each, 0.5)) for each in shards[:12]] + [(1, measured(each, 2.0)) for each in shards[12:]]
@@ -133,7 +133,7 @@ def test_the_speed_is_of_all_together_in_the_time_of_the_one_that_scored_longest
     ]
 
 
-def test_where_it_was_scored_and_what_each_worker_warns_of_is_said_once():
+def test_nodes_and_warnings_of_workers_are_listed_once():
     shards = shards_of(scoring("text"), scoring("text").task, 16)
     done = [
         (
@@ -147,7 +147,7 @@ def test_where_it_was_scored_and_what_each_worker_warns_of_is_said_once():
     assert found.warnings == ("random",)
 
 
-def test_a_lost_shard_is_done_again_and_no_other():
+def test_only_a_lost_shard_is_scored_again():
     losses = [3]
 
     def behave(worker, shard):
@@ -163,7 +163,7 @@ def test_a_lost_shard_is_done_again_and_no_other():
     ]
 
 
-def test_a_shard_that_is_lost_each_time_is_the_failure_of_all():
+def test_a_shard_lost_each_time_fails_the_scenario():
     fake = Fake(lambda worker, shard: lost(shard) if shard.task.number == 3 else measured(shard))
     found = outcome(run(fake))
     assert (found.kind, found.reason) == ("killed", "shard 4/16: lost 3 times: the worker was killed")
@@ -171,21 +171,21 @@ def test_a_shard_that_is_lost_each_time_is_the_failure_of_all():
     assert [number for _, number in fake.asked].count(3) == 3
 
 
-def test_what_another_worker_would_fail_at_too_is_not_tried_again():
+def test_failures_of_the_work_are_not_retried():
     fake = Fake(lambda worker, shard: lost(shard, "non_finite"), all_at_once=False)
     found = outcome(run(fake))
     assert (found.kind, found.reason[-23:]) == ("non_finite", ": the worker was killed")
     assert len(fake.asked) <= 2, "no further shard is begun"
 
 
-def test_workers_of_different_weights_make_no_figure():
+def test_workers_with_different_weights_fail():
     tags = [{"weights_digest": "a"}, {"weights_digest": "b"}]
     found = outcome(run(Fake(lambda worker, shard: measured(shard, tags=tags[shard.task.number % 2]))))
     assert isinstance(found, Failure)
     assert "workers loaded different models" in found.reason
 
 
-def test_a_worker_that_loads_anew_each_time_gets_its_share_at_once():
+def test_a_worker_that_reloads_gets_its_share_at_once():
     fake = Fake(lambda worker, shard: measured(shard), all_at_once=True)
     run(fake)
     mine = [number for worker, number in fake.asked if worker == 0]
@@ -193,7 +193,7 @@ def test_a_worker_that_loads_anew_each_time_gets_its_share_at_once():
     assert mine == list(range(mine[0], mine[0] + EACH))
 
 
-def test_a_signal_stops_all_workers_and_what_is_lost_with_them_is_not_begun_again():
+def test_a_signal_stops_all_workers_without_retries():
     fake = Fake(None)
 
     def behave(worker, shard):
@@ -211,13 +211,13 @@ def test_a_signal_stops_all_workers_and_what_is_lost_with_them_is_not_begun_agai
     assert len(fake.asked) == 2
 
 
-def test_what_one_worker_is_asked_for_is_no_matter_of_shards():
+def test_one_worker_scores_the_whole_text():
     fake = Fake(None)
     assert run(fake, generating("timed"), scoring("text")) == []
     assert fake.alone == ["timed", "text"]
 
 
-def test_how_many_workers_score_is_asked_and_one_is_what_it_was_before():
+def test_the_number_of_workers_changes_the_id_but_one_is_the_default():
     alone, two = scoring("text"), scoring("text", workers=2)
     assert alone.scenario_id != two.scenario_id
     assert alone.scenario_id == "3b35f60a00ab56fe"
@@ -226,7 +226,7 @@ def test_how_many_workers_score_is_asked_and_one_is_what_it_was_before():
 
 
 @pytest.mark.parametrize("part", [None, Compared(1, "t", {0: RowSums(1.0, 1.0, 0.1, 0.3, 1)}, 0.5)])
-def test_a_part_crosses_the_border_of_a_process(part):
+def test_a_part_survives_json(part):
     (shard, *_) = shards_of(scoring("text"), scoring("text").task, 16)
     event = measured(shard)
     event = replace(event, part=part or event.part)
@@ -234,7 +234,7 @@ def test_a_part_crosses_the_border_of_a_process(part):
 
 
 @pytest.mark.slow(1)
-def test_one_process_says_that_it_has_one_worker():
+def test_an_executor_with_one_worker_warns():
     load = lambda variant: ScriptedEngine(FakeClock(), Script(1.0, 1.0))  # noqa: E731
     events = run(InlineExecutor(load), scoring("text", workers=2, max_length=32))
     assert isinstance(outcome(events), Measurement)
@@ -243,8 +243,8 @@ def test_one_process_says_that_it_has_one_worker():
 
 
 @pytest.mark.slow(5)
-def test_two_real_workers_score_what_one_does_although_one_is_killed():
-    """To the last digit: each batch is computed as a single worker computes it."""
+def test_two_real_workers_score_as_one_although_one_is_killed():
+    """Bit-identical: each batch is computed as by a single worker."""
     asked = scoring("text", max_length=48, batch_size=1, workers=2)
     started, deaths, whole, killed = [], [], [], []
 
@@ -292,10 +292,11 @@ NOISY = Variant("fine", backend="noisy", device="cpu")
 
 @pytest.mark.slow(2)
 @pytest.mark.usefixtures("_stays_at_the_terminal")
-def test_ctrl_c_while_real_workers_score_ends_them_and_that_text_alone_is_scored_again(
+def test_ctrl_c_ends_scoring_workers_and_resume_scores_only_that_text(
     noisy_backend, tracker, uri, console, monkeypatch
 ):
-    """Scenarios that had ended are tracked; of the text that was being scored nothing is, and resuming scores all of it.
+    """Scenarios that had ended are tracked; of the text that was being scored nothing is, and resuming scores all of
+    it.
 
     Both texts are scored by the same two workers, which load their model once.
     """

@@ -1,4 +1,4 @@
-"""Studies and suites on a scripted engine and a real store: what is tracked, how it ends, what is left behind."""
+"""Studies and suites on a scripted engine and a real store: what is tracked, and how they end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = Settings(
 
 
 def scripted(*scripts, context_length=None) -> InlineExecutor:
-    """Each call 30 ms and 4 x 5 ms, so 100 tokens/s, unless another script is given."""
+    """An engine whose calls take 30 ms + 4 x 5 ms, so 100 tokens/s, unless another script is given."""
     clock = FakeClock()
     scripts = scripts or (Script(0.030, 0.005),)
     return InlineExecutor(lambda v: ScriptedEngine(clock, *scripts, context_length=context_length), clock)
@@ -137,8 +137,8 @@ def test_a_precision_that_is_forced_is_tracked_as_the_same(tracker, uri, console
 
 
 @pytest.mark.slow(1)
-def test_a_run_that_was_set_aside_is_kept_and_is_no_scenarios_run(tracker, uri, console, monkeypatch):
-    """The baseline is disturbed and measured once more: one run of it is told of, listed and compared."""
+def test_a_replaced_run_is_kept_but_not_counted(tracker, uri, console, monkeypatch):
+    """The baseline is disturbed and remeasured: only one of its runs is listed and compared."""
     monkeypatch.setattr(generate, "disturbed", disturbed)
     steps = (Script(0.03, 0.005), Script(0.01, 0.005), Script(0.05, 0.005), Script(0.03, 0.005))
     result = study(tracker, console, lengths(4), scripted(*steps))
@@ -154,7 +154,7 @@ def test_a_run_that_was_set_aside_is_kept_and_is_no_scenarios_run(tracker, uri, 
 
 
 class Interrupted(InlineExecutor):
-    """Measures groups, the first by default, and is interrupted in the next one."""
+    """Measures the given number of groups (one), and is interrupted in the next."""
 
     def __init__(self, error, measured=1):
         clock = FakeClock()
@@ -174,7 +174,7 @@ class Interrupted(InlineExecutor):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), "KILLED"), (RuntimeError("a bug"), "FAILED")])
-def test_an_interruption_leaves_nothing_running_and_keeps_what_was_measured(tracker, uri, console, error, status):
+def test_an_interruption_ends_the_runs_and_keeps_the_results(tracker, uri, console, error, status):
     executor = Interrupted(error)
     with pytest.raises(type(error)):
         study(
@@ -191,7 +191,7 @@ def test_an_interruption_leaves_nothing_running_and_keeps_what_was_measured(trac
     assert list(runs(tracking_uri=uri)["scenario"]) == ["float32"]
 
 
-def test_a_plan_that_is_refused_opens_no_study(tracker, uri, console):
+def test_a_rejected_plan_opens_no_study(tracker, uri, console):
     twice = replace(lengths(4), scenarios=(generating("a"), generating("a")))
     with pytest.raises(UsageError):
         study(tracker, console, twice)
@@ -199,7 +199,7 @@ def test_a_plan_that_is_refused_opens_no_study(tracker, uri, console):
 
 
 @pytest.mark.slow(1)
-def test_brackets_in_texts_are_printed_as_they_are(tracker, console):
+def test_brackets_are_printed_literally(tracker, console):
     experiment = replace(lengths(4, 8), question="What of [bold]this[/bold] and [/]?")
     study(tracker, console, experiment)
     assert "What of [bold]this[/bold] and [/]?" in console.file.getvalue()
@@ -241,7 +241,7 @@ def broken_reading(runs):
 
 
 @pytest.mark.slow(2)
-def test_an_experiment_that_breaks_does_not_stop_the_others(tracker, uri, console):
+def test_a_broken_experiment_does_not_stop_the_others(tracker, uri, console):
     broken = replace(lengths(4), name="broken", scenarios=(generating("a"), generating("a")))
     result = suite(tracker, console, broken, perplexity.build(config_from(perplexity.Config, SETTINGS)))
     assert result.exit_code == 1
@@ -255,7 +255,7 @@ def test_an_experiment_that_breaks_does_not_stop_the_others(tracker, uri, consol
 
 
 @pytest.mark.slow(4)
-def test_a_report_that_fails_in_a_suite_is_named_and_costs_no_measurement(tracker, uri, console):
+def test_a_failing_report_in_a_suite_costs_no_measurement(tracker, uri, console):
     broken = replace(lengths(4), name="broken", reading=broken_reading)
     result = suite(tracker, console, broken, perplexity.build(config_from(perplexity.Config, SETTINGS)))
     assert result.exit_code == 1
@@ -268,14 +268,14 @@ def test_a_report_that_fails_in_a_suite_is_named_and_costs_no_measurement(tracke
 
 
 @pytest.mark.slow(1)
-def test_a_suite_of_which_nothing_runs_says_so(tracker, uri, console):
+def test_a_suite_without_a_finished_experiment_fails(tracker, uri, console):
     result = suite(tracker, console, lengths(4), executor=Interrupted(RuntimeError("broken"), measured=0))
     assert result.exit_code == 1
     own = studies(tracking_uri=uri).set_index("experiment")["status"]
     assert dict(own) == {"suite": "FAILED", "prompt_length": "FAILED"}
 
 
-def test_a_suite_of_which_nothing_can_be_planned_opens_none(tracker, uri, console):
+def test_a_suite_without_a_plannable_experiment_opens_no_run(tracker, uri, console):
     with pytest.raises(UsageError, match="a is used twice"):
         suite(tracker, console, replace(lengths(4), scenarios=(generating("a"), generating("a"))))
     assert studies(tracking_uri=uri).empty
@@ -297,7 +297,7 @@ def test_an_interrupted_suite_is_killed_with_its_study(tracker, uri, console):
 
 
 class SmallMemory(ScriptedEngine):
-    """Has room for two rows."""
+    """Has memory for two rows."""
 
     def generate(self, request, on_step):
         if len(request.prompt_ids) > 2:

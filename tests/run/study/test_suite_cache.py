@@ -1,4 +1,4 @@
-"""Cells that experiments of a suite have in common are measured by each, once, or pooled, as is asked for."""
+"""Scenarios shared by experiments of a suite are measured by each, reused, or pooled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def experiment(name, *lengths, **changes):
 @pytest.mark.slow(4)
 @pytest.mark.usefixtures("_known_bandwidth")
 @pytest.mark.parametrize("how", MODES)
-def test_a_cell_of_two_studies_is_measured_twice_once_or_pooled_and_recommended_once(how, tracker, uri, console):
+def test_a_shared_scenario_is_measured_twice_reused_or_pooled(how, tracker, uri, console):
     clock, calls = FakeClock(), []
 
     class Engine(ScriptedEngine):
@@ -76,7 +76,7 @@ def test_a_cell_of_two_studies_is_measured_twice_once_or_pooled_and_recommended_
     assert len(named) == len(set(named))
 
 
-def test_equal_cells_differ_in_nothing_but_name_place_and_how_often_and_what_is_trained_is_ones_own():
+def test_equal_scenarios_are_recognized_and_trainings_are_never_shared():
     common = SuiteCache(REUSE, (), MACHINE)
     one = scenario("one", baseline=True)
     for alike in (
@@ -96,7 +96,7 @@ def test_equal_cells_differ_in_nothing_but_name_place_and_how_often_and_what_is_
     assert common._cell(trained) == trained
 
 
-def test_pooled_repeats_stand_together_and_each_run_keeps_its_own_name():
+def test_pooled_repeats_are_merged_and_keep_their_names():
     common = SuiteCache(POOL, (), MACHINE)
     first, second = (
         measurement(name, samples={"total_latency_s": times}, metrics={"total_latency_s": times[0]})

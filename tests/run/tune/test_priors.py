@@ -1,4 +1,4 @@
-"""What earlier runs of this machine tell of ways to run a model, and what a search makes of it."""
+"""Earlier runs of this machine as prior knowledge of a search."""
 
 from __future__ import annotations
 
@@ -82,19 +82,19 @@ def ratios(tracker, uri):
 
 
 @pytest.mark.slow(1)
-def test_ratios_are_over_the_baseline_of_the_same_study_and_the_middle_of_studies(ratios):
+def test_ratios_are_to_the_baseline_of_their_study_and_medians_over_studies(ratios):
     # 30 over 10, and 7.5 over 5: their median is 2.25. What ran beside no baseline, or in batches, tells nothing.
     assert ratios() == {"half": pytest.approx(2.25), "one": pytest.approx(0.8)}
     assert ratios(where="of another machine") == {}
     assert ratios("joules_per_token") == {}
 
 
-def test_a_store_that_cannot_be_read_tells_nothing(tmp_path):
+def test_an_unreadable_store_yields_no_ratios(tmp_path):
     (tmp_path / "mlflow.db").write_text("no database")
     assert earlier_ratios(CANDIDATES, "base", SPEED, "e", 2, f"sqlite:///{tmp_path / 'mlflow.db'}") == {}
 
 
-def test_what_was_seen_earlier_is_expected_and_what_is_seen_now_counts_more():
+def test_earlier_ratios_shape_the_forecast_and_new_samples_outweigh_them():
     def predictor(earlier):
         priors = {
             "base": Prior("torch", "a"),

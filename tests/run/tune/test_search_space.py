@@ -1,4 +1,4 @@
-"""The ways to run a model follow from what is installed and declares itself, and from the objective."""
+"""The search space follows from what is installed, its declared options, and the objective."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ class _Options(ThreadOption):
     depth: Annotated[int, Option("Nobody tries others.")] = 1
 
 
-def test_the_baseline_comes_first_and_the_simpler_ones_before_those_that_change_more():
+def test_candidates_are_ordered_by_their_changes_to_the_baseline():
     found = tried()
     assert names(found)[0] == "torch-float32"
     assert [each.changes for each in found.candidates] == sorted(each.changes for each in found.candidates)
     assert len(set(names(found))) == len(names(found))
 
 
-def test_each_recipe_of_each_backend_is_tried_with_each_number_of_threads():
+def test_each_recipe_is_tried_with_each_number_of_threads():
     found = names(tried())
     for recipe in (each for each in recipes() if each.capability is None):
         for threads in ("", "-threads_2", "-threads_1"):
             assert f"{recipe.backend}-{recipe.name}{threads}" in found
 
 
-def test_a_backend_of_another_package_is_tried_with_what_it_declares(monkeypatch):
+def test_a_plugin_backend_is_tried_with_its_declared_options(monkeypatch):
     backend = Backend(lambda variant: None, _Options, ("float32", "bfloat16"))  # type: ignore[arg-type]
     monkeypatch.setattr(search_space, "backends", lambda: ["fast", "torch"])
     monkeypatch.setattr(registry, "_point", lambda name: None)
@@ -73,7 +73,7 @@ def test_a_backend_of_another_package_is_tried_with_what_it_declares(monkeypatch
     assert found.index("fast-float32-turbo_true-threads_3") > found.index("fast-bfloat16")
 
 
-def test_what_cannot_run_here_is_left_out_with_its_reason(monkeypatch):
+def test_candidates_that_cannot_run_are_left_out_with_the_reason(monkeypatch):
     monkeypatch.setattr(
         search_space, "missing_modules", lambda backend, recipe="none": ["onnx"] if backend == "onnx" else []
     )
@@ -87,14 +87,14 @@ def test_what_cannot_run_here_is_left_out_with_its_reason(monkeypatch):
 
 
 @pytest.mark.parametrize("objective", ["tokens_per_sec", "latency_per_sample_s"])
-def test_batches_are_tried_where_the_objective_gains_by_them(objective):
+def test_batches_are_tried_for_objectives_that_gain_by_them(objective):
     found = tried(objective, "backend=torch threads=0 precision=float32")
     assert names(found) == ["torch-float32", "torch-float32-batch_2", "torch-float32-batch_4"]
     assert [each.task.batch_size for each in found.candidates] == [1, 2, 4]
 
 
 @pytest.mark.parametrize("option", ["block_size", "symmetric", "calibration"])
-def test_what_a_recipe_can_be_told_is_tried_where_the_space_names_it(option):
+def test_recipe_options_are_tried_if_the_space_names_them(option):
     asked = {"block_size": "64,256", "symmetric": "true,false", "calibration": "builtin,pydoc"}[option]
     found = tried(narrowed=f"backend=onnx recipe=* threads=0 {option}={asked}").candidates
     for recipe in (each for each in recipes() if each.backend == "onnx"):
@@ -106,7 +106,7 @@ def test_what_a_recipe_can_be_told_is_tried_where_the_space_names_it(option):
     assert len({each.name for each in found}) == len(found)
 
 
-def test_what_only_computes_otherwise_is_not_tried_for_the_size_of_a_model():
+def test_speed_options_are_not_tried_for_the_model_size():
     found = names(tried("model_size_mib"))
     assert {f"onnx-{each.name}" for each in recipes() if each.backend == "onnx"} <= set(found)
     assert not any("threads" in name or "batch" in name or "no_cache" in name for name in found)
@@ -121,23 +121,23 @@ def test_what_only_computes_otherwise_is_not_tried_for_the_size_of_a_model():
         ("tokens_per_sec", "batch_size=1", 1),
     ],
 )
-def test_the_work_has_prompts_enough_for_the_largest_batch(objective, narrowed, rows):
+def test_there_are_enough_prompts_for_the_largest_batch(objective, narrowed, rows):
     assert rows_of_work(objective, parse_space(narrowed)) == rows
 
 
-def test_a_call_without_cache_is_tried_for_few_new_tokens_only():
+def test_no_cache_is_tried_for_few_new_tokens_only():
     few = GenerateTask(("a",), max_new_tokens=4)
     assert "torch-float32-no_cache" in names(tried("time_to_first_token_ms", task=few))
     assert not any("no_cache" in name for name in names(tried("time_to_first_token_ms")))
 
 
-def test_a_gpu_has_no_threads_to_try():
+def test_threads_are_not_tried_on_a_gpu():
     found = tried(machine={**MACHINE, "devices": "cpu,cuda:0", "bfloat16": "cpu,cuda"})
     assert not any("threads" in name for name in names(found))
     assert "torch-float16" in names(found)
 
 
-def test_what_every_way_is_told_is_neither_tried_otherwise_nor_named():
+def test_common_options_are_neither_varied_nor_named():
     narrowed = {"backend": ("torch",), "precision": ("float32", "bfloat16")}
     task = GenerateTask(("text",), prompt_tokens=8)
     found = make_space(Variant(options=(("threads", 1),)), task, "decode_tokens_per_sec", MACHINE, narrowed).candidates
@@ -182,6 +182,6 @@ def test_a_space_is_narrowed_by_patterns_and_the_baseline_stays():
         ("backend=torch provider=auto", "provider would change nothing"),
     ],
 )
-def test_what_is_no_space_is_refused_in_one_line(narrowed, why):
+def test_an_invalid_space_is_refused_in_one_line(narrowed, why):
     with pytest.raises(UsageError, match=why):
         tried(narrowed=narrowed)

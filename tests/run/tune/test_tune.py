@@ -1,4 +1,4 @@
-"""Tuning on scripted engines of known speed and quality: the best that keeps to the bounds is found, tracked and claimed afresh."""
+"""Tuning on scripted engines of known speed and quality: the best within the bounds is found, tracked and proven."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SHORT = replace(load_corpus("builtin"), texts=tuple(text[:40] for text in load_c
 
 @dataclass
 class Machine:
-    """Loads scripted engines, and counts what it is asked."""
+    """Loads scripted engines, and counts their calls."""
 
     ways: dict[str, tuple[float, float, float]]
     # Nats a token from now on, by quantization.
@@ -119,7 +119,7 @@ def go(tracker, console, monkeypatch, _known_bandwidth):
 
 @pytest.fixture
 def _no_pictures(monkeypatch):
-    """Of tests that look at no file of the report."""
+    """Skip the report's plots, which these tests do not look at."""
     monkeypatch.setattr(report_of_study, "write_report", lambda *of, **how: {})
 
 
@@ -130,7 +130,7 @@ def places(uri):
 
 
 @pytest.mark.slow(4)
-def test_the_fastest_that_keeps_to_the_bound_wins_and_each_of_the_others_says_why_not(go, uri, console):
+def test_the_fastest_within_the_bound_wins_and_the_others_say_why_not(go, uri, console):
     machine = Machine({**WAYS, "huge": (0.0, 1.0, 0.0)})
     result = go(machine)
     # What cannot be loaded is a failed run, and the race goes on.
@@ -173,7 +173,7 @@ def test_the_fastest_that_keeps_to_the_bound_wins_and_each_of_the_others_says_wh
 @pytest.mark.usefixtures("_no_pictures")
 @pytest.mark.parametrize("others", [0, 12])
 def test_a_proven_answer_has_its_ratio_however_many_candidates_were_tried(go, uri, others):
-    """The least samples that prove it, 4 against 4, would be too few among a dozen comparisons."""
+    """The least samples that prove it, 4 against 4, would be too few for a dozen comparisons."""
     slower = {f"other-{number}": (0.12 + number / 1000, 1.0, 1.0) for number in range(others)}
     machine = Machine({"none": (0.1, 1.0, 1.0), "small": (0.02, 1.0, 1.0), **slower})
     # 34 s of samples for the others; a proof of 4 against 4 takes 6 s.
@@ -190,7 +190,7 @@ def test_a_proven_answer_has_its_ratio_however_many_candidates_were_tried(go, ur
 @pytest.mark.slow(2)
 @pytest.mark.usefixtures("_no_pictures")
 def test_the_baseline_of_a_second_proof_has_the_samples_of_that_proof_alone(go, uri, monkeypatch):
-    """Two proofs are minutes apart: samples of the first would bring their drift into the second."""
+    """Proofs are minutes apart: samples of the first would bring their drift into the second."""
 
     def prove_twice(tuning):
         if tuning.race.choice() != "good" or not ready(tuning):
@@ -213,8 +213,8 @@ def test_the_baseline_of_a_second_proof_has_the_samples_of_that_proof_alone(go, 
 @pytest.mark.slow(4)
 @pytest.mark.usefixtures("_no_pictures")
 @pytest.mark.parametrize(("nll", "winner"), [(1.008, "small"), (1.02, "next")])
-def test_what_is_told_of_the_answers_quality_is_that_of_the_whole_text(go, uri, monkeypatch, nll, winner):
-    """Of its first parts alone it may differ, and be within a bound that the whole text is not."""
+def test_the_quality_of_the_answer_is_scored_on_the_whole_text(go, uri, monkeypatch, nll, winner):
+    """The first parts alone may be within a bound that the whole text exceeds."""
 
     def whole(trials, name, tuning):
         machine.nll = {"small": nll}
@@ -240,7 +240,7 @@ def test_what_is_told_of_the_answers_quality_is_that_of_the_whole_text(go, uri, 
 
 @pytest.mark.slow(2)
 @pytest.mark.usefixtures("_no_pictures")
-def test_where_nothing_is_better_the_baseline_is_recommended_and_what_is_equal_is_named(go, uri):
+def test_without_a_better_candidate_the_baseline_is_recommended(go, uri):
     result = go(Machine({"none": (0.1, 1.0, 1.0), "same": (0.1, 1.0, 1.0), "slow": (0.3, 1.0, 1.0)}))
     place, _ = places(uri)
     assert place == {"none": "winner", "same": "equal", "slow": "dropped"}
@@ -250,7 +250,7 @@ def test_where_nothing_is_better_the_baseline_is_recommended_and_what_is_equal_i
 
 @pytest.mark.slow(2)
 @pytest.mark.usefixtures("_no_pictures")
-def test_limits_are_kept_and_without_a_bound_the_fastest_wins_whatever_its_quality(go, uri):
+def test_limits_hold_and_without_a_bound_quality_does_not_matter(go, uri):
     go(Machine(WAYS), limits={"time_to_first_token_ms": 60.0}, most_perplexity=None)
     place, why = places(uri)
     assert place["lossy"] == "winner"
@@ -260,7 +260,7 @@ def test_limits_are_kept_and_without_a_bound_the_fastest_wins_whatever_its_quali
 
 @pytest.mark.slow(1)
 @pytest.mark.usefixtures("_no_pictures")
-def test_a_short_budget_is_kept_and_what_it_left_out_is_said(go, uri):
+def test_a_short_budget_is_kept_and_untried_candidates_are_named(go, uri):
     machine = Machine({name: (step, nll, 20.0) for name, (step, nll, _) in WAYS.items()})
     result = go(machine, seconds=70.0)
     # What measures in this process cannot be cut short: one load of 20 s may end late.
@@ -273,7 +273,7 @@ def test_a_short_budget_is_kept_and_what_it_left_out_is_said(go, uri):
 
 @pytest.mark.slow(6)
 @pytest.mark.usefixtures("_no_pictures")
-def test_one_that_was_interrupted_keeps_what_it_has_and_goes_on_by_the_same_command(go, uri):
+def test_an_interrupted_search_is_tracked_and_resumes(go, uri):
     whole = Machine(WAYS)
     go(whole)
     stopped = Machine(WAYS, stop_after=20)
@@ -292,7 +292,7 @@ def test_one_that_was_interrupted_keeps_what_it_has_and_goes_on_by_the_same_comm
 
 @pytest.mark.slow(3)
 @pytest.mark.usefixtures("_no_pictures")
-def test_what_another_one_is_at_is_not_resumed(go, uri):
+def test_a_search_of_another_process_is_not_resumed(go, uri):
     refused = []
 
     class Twice(Machine):
@@ -310,7 +310,7 @@ def test_what_another_one_is_at_is_not_resumed(go, uri):
     assert len(runs(kind="study", tracking_uri=uri)) == 1
 
 
-def test_parts_hold_each_text_once_and_are_of_about_the_same_length():
+def test_parts_have_each_text_once_and_similar_lengths():
     corpus = load_corpus("builtin")
     parts = parts_of(corpus)
     assert sorted(text for part in parts for text in part) == sorted(corpus.texts)

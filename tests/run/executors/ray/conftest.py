@@ -1,4 +1,4 @@
-"""A real cluster of Ray's on this machine: a head that measures nothing, and two nodes of one CPU."""
+"""A real Ray cluster on this machine: a head that does not measure, and two nodes of one CPU."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class TwoNodes:
         self.ray.wait_for_nodes(timeout=HANG_S)
 
     def kill(self, node: str) -> None:
-        """Kill the node that a name tells, as a power cut would."""
+        """Kill a node by its name, as a power cut would."""
         (found,) = (each for each in self.ray.worker_nodes if each.node_id[:6] in node)
         self.ray.remove_node(found, allow_graceful=False)
 
 
 def tell(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Set what nodes, their workers and drivers read; what else this process starts must not have it."""
+    """Set environment variables of nodes, workers and drivers, but not of this process's other children."""
     told = {
         "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(Path(__file__).parents[4])]),
         "PACED_LOG": str(folder),
@@ -84,7 +84,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
 
 @pytest.fixture
 def cluster(two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> TwoNodes:
-    """The cluster with both of its nodes."""
+    """The cluster with both nodes."""
     tell(monkeypatch, two_nodes.folder)
     two_nodes.fill()
     return two_nodes
@@ -92,7 +92,7 @@ def cluster(two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> TwoNodes:
 
 @pytest.fixture
 def two_kinds(two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
-    """The cluster, of which a label makes one node another kind of machine; it has no nodes afterwards."""
+    """The cluster, with a label that makes one node another kind; it has no nodes afterwards."""
     tell(monkeypatch, two_nodes.folder)
     nodes = two_nodes.ray.worker_nodes
     while len(nodes) >= NODES:  # after a test that has killed one there is room already
@@ -116,7 +116,8 @@ def executor(cluster: TwoNodes) -> Iterator[RayExecutor]:
 
 
 class FakeCluster:
-    """Hands out tasks that tell what is scripted: each attempt's letters, the last of which may be an exception to raise.
+    """Hands out tasks that tell what is scripted: each attempt's letters, the last of which may be an exception to
+    raise.
 
     Args:
         attempts: letters of each attempt, in order.

@@ -1,4 +1,4 @@
-"""A backend whose calls take as long as the model's name says, and which does once what else it says."""
+"""A backend whose calls take as long as the model's name says, and which fails once as it says."""
 
 import os
 import signal
@@ -11,14 +11,14 @@ from llmtrack.models.load import identify_model
 
 
 class RealClock(FakeClock):
-    """A clock that lets time really pass."""
+    """A clock of real time."""
 
     def advance(self, seconds):
         time.sleep(seconds)
 
 
 class PacedEngine(ScriptedEngine):
-    """Takes so many seconds for a call of two tokens, or to score a batch; 13 new tokens hang it, always or the first time."""
+    """Takes the given seconds for a call of two tokens or a batch; 13 new tokens hang it, always or the first time."""
 
     def __init__(self, model):
         words = dict(word.split("-") for word in model.split("."))
@@ -39,7 +39,7 @@ class PacedEngine(ScriptedEngine):
 
 
 def once(name):
-    """Whether this is the first time on the machine that it is asked."""
+    """Return whether this is the first call on this machine."""
     if not name:
         return False
     try:

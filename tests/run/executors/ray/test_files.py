@@ -1,4 +1,4 @@
-"""Files that scenarios name reach a node: under their own path, or sent, and what arrives is what was sent."""
+"""Files that scenarios name reach a node unchanged: by the same path, or sent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def never(content):
     raise AssertionError("nothing is fetched")
 
 
-def test_every_file_that_a_scenario_names_is_found(model, tmp_path):
+def test_all_named_files_are_found(model, tmp_path):
     for name in ("a.gguf", "text.txt", "beside.jsonl", "calibration.txt"):
         (tmp_path / name).write_text("x")
     path = {name: str(tmp_path / name) for name in ("a.gguf", "text.txt", "beside.jsonl", "calibration.txt")}
@@ -65,12 +65,12 @@ def test_every_file_that_a_scenario_names_is_found(model, tmp_path):
     assert named_files([generating("c"), scoring("d"), scoring("e", corpus=str(tmp_path / "no.txt"))]) == {}
 
 
-def test_what_is_the_same_under_its_own_path_is_not_fetched(model):
+def test_an_equal_file_at_the_same_path_is_not_fetched(model):
     assert unpack(sent(model), never) == str(model)
 
 
 @pytest.mark.parametrize("changed", ["gone", "other"])
-def test_what_is_not_there_or_another_one_is_fetched(model, changed):
+def test_a_missing_or_different_file_is_fetched(model, changed):
     parcel = sent(model)
     for path in (model / "config.json", model / "sub" / "weights.bin"):
         path.write_text("other") if changed == "other" else path.unlink()
@@ -81,7 +81,7 @@ def test_what_is_not_there_or_another_one_is_fetched(model, changed):
     assert unpack(parcel, never) == here, "it is kept"
 
 
-def test_a_single_file_is_sent_under_its_name(tmp_path):
+def test_a_single_file_keeps_its_name(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("hello")
     parcel = sent(path)
@@ -90,14 +90,14 @@ def test_a_single_file_is_sent_under_its_name(tmp_path):
     assert (here.name, here.read_text()) == ("text.txt", "hello")
 
 
-def test_what_changed_on_its_way_is_refused(model):
+def test_a_file_changed_in_transit_is_refused(model):
     parcel = sent(model)
     damaged = replace(parcel, path=str(model) + "x", content={"minex/config.json": b"{"})
     with pytest.raises(LlmtrackError, match="changed on its way"):
         unpack(damaged, as_it_is)
 
 
-def test_what_is_too_big_to_be_sent_says_how_it_can_come(model, monkeypatch):
+def test_a_file_too_large_to_send_names_the_remedy(model, monkeypatch):
     monkeypatch.setattr(files, "MOST_SENT_MIB", 0)
     parcel = sent(model)
     assert parcel.content is None
@@ -107,7 +107,7 @@ def test_what_is_too_big_to_be_sent_says_how_it_can_come(model, monkeypatch):
         unpack(parcel, never)
 
 
-def test_on_a_node_a_file_has_another_name_and_the_driver_hears_its_own():
+def test_file_names_are_localized_on_the_node_and_restored_for_the_driver():
     scenario = Scenario("a", Variant("models/mine, org/name"), PerplexityTask("t.txt"))
     names = {"models/mine": "/cache/sent-1/mine", "t.txt": "/cache/sent-2/t.txt"}
     there = localized(to_json(scenario), names)
@@ -120,7 +120,7 @@ def test_on_a_node_a_file_has_another_name_and_the_driver_hears_its_own():
 
 
 def written_by(model):
-    """Return the measurement of a worker that wrote a file and a model, and a function that fetches them."""
+    """Return a measurement whose worker wrote a file and a model, and a function that fetches them."""
     there = {"here.json": str(model / "config.json"), "there.bin": "/nowhere/mine/sub/weights.bin"}
     done = Measurement(scoring("a"), "w", {}, {"loss": 1.0}, files=there, model_folder="/nowhere/mine")
 
@@ -131,7 +131,7 @@ def written_by(model):
     return done, fetch
 
 
-def test_files_that_a_worker_wrote_elsewhere_are_brought_here(model):
+def test_output_files_of_a_worker_are_fetched(model):
     done, fetch = written_by(model)
     kept = with_files(done, "node b", fetch)
     assert kept.warnings == ()
@@ -141,7 +141,7 @@ def test_files_that_a_worker_wrote_elsewhere_are_brought_here(model):
 
 
 @pytest.mark.parametrize("why", ["too big", "gone"])
-def test_files_that_cannot_be_brought_are_named_with_their_place_and_cost_nothing_else(model, monkeypatch, why):
+def test_output_files_that_stay_on_a_node_are_a_warning(model, monkeypatch, why):
     done, fetch = written_by(model)
     monkeypatch.setattr(files, "MOST_SENT_MIB", 0)
 
@@ -160,7 +160,7 @@ def test_files_that_cannot_be_brought_are_named_with_their_place_and_cost_nothin
     assert warning.endswith(": /nowhere/mine, /nowhere/mine/sub/weights.bin")
 
 
-def test_where_the_checkpoints_of_a_training_are_is_known_until_they_are_here(tmp_path):
+def test_the_node_of_a_training_is_known_until_its_checkpoints_are_local(tmp_path):
     task = TrainTask(output=str(tmp_path / "training"))
     assert home_of(task) == ""
     note_home(task, Node("a", "host (10.0.0.1, a1)", place="host (10.0.0.1)"))
@@ -170,8 +170,8 @@ def test_where_the_checkpoints_of_a_training_are_is_known_until_they_are_here(tm
     assert home_of(generating("a").task) == ""
 
 
-def test_files_that_do_not_arrive_fail_each_scenario_and_start_no_measurement(model, monkeypatch):
-    """Nothing that another node could mend: it is told at once."""
+def test_missing_files_fail_each_scenario_without_measuring(model, monkeypatch):
+    """No other node could help, so it is reported at once."""
     monkeypatch.setattr(files, "MOST_SENT_MIB", 0)
     parcel = replace(sent(model), path="/nowhere/mine")
     executor = node.ProcessExecutor(Patience())

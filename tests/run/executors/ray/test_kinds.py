@@ -1,4 +1,4 @@
-"""Which nodes measure, and what of them: by hand."""
+"""Grouping nodes by hardware."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def names(kinds):
     return [[each.name for each in kind.nodes] for kind in kinds]
 
 
-def test_a_whole_node_is_all_its_cpus_and_gpus():
+def test_a_whole_node_means_all_cpus_and_gpus():
     assert needs_of(node("a", GPU=4.0), None) == {"CPU": 16.0, "GPU": 4.0}
     assert needs_of(node("a"), None) == {"CPU": 16.0}
     assert needs_of(node("head", cpus=0.0), None) is None
 
 
-def test_a_part_of_a_node_is_what_is_asked_where_there_is_so_much():
+def test_amounts_are_requested_where_a_node_has_them():
     asked = read_resources("CPU=4, GPU=1,bench=0.5")
     assert asked == {"CPU": 4.0, "GPU": 1.0, "bench": 0.5}
     assert needs_of(node("a", GPU=2.0, bench=1.0), asked) == asked
@@ -34,7 +34,7 @@ def test_a_part_of_a_node_is_what_is_asked_where_there_is_so_much():
 
 
 @pytest.mark.parametrize("text", ["CPU", "CPU=", "CPU=x", "CPU=0", "CPU=-1", "=1", "GPU=inf", "GPU=nan", "CPU=1,,"])
-def test_resources_that_are_not_understood_are_refused(text):
+def test_invalid_resources_are_refused(text):
     with pytest.raises(UsageError, match=r"resources .* are not understood: use node"):
         read_resources(text)
 
@@ -43,23 +43,23 @@ def test_resources_that_are_not_understood_are_refused(text):
     ("fact", "value"),
     [("cpu", "B"), ("cpu_cores", "4"), ("memory_gib", "31.2"), ("gpus", "1 x H100"), ("node_kind", "cooled")],
 )
-def test_nodes_are_of_one_kind_where_no_fact_of_their_hardware_differs(fact, value):
+def test_nodes_with_equal_hardware_facts_are_one_kind(fact, value):
     other = node("c", facts={**FACTS, fact: value})
     assert names(kinds_of([other, node("b"), node("a")], None)) == [["a", "b"], ["c"]]
     assert names(kinds_of([node("d", facts={**FACTS, "os": "other"}), node("a")], None)) == [["a", "d"]]
 
 
-def test_of_one_kind_a_measurement_takes_as_much_on_each_node():
+def test_nodes_with_different_resources_are_different_kinds():
     assert names(kinds_of([node("a", cpus=2.0), node("b", cpus=1.0)], None)) == [["a"], ["b"]]
     assert names(kinds_of([node("a", cpus=2.0), node("b", cpus=1.0)], {"CPU": 1.0})) == [["a", "b"]]
 
 
-def test_a_kind_says_what_it_is():
+def test_a_kind_is_named_by_its_hardware():
     (kind,) = kinds_of([node("a", GPU=2.0, facts={**FACTS, "gpus": "2 x H100", "node_kind": "cooled"})], None)
     assert kind.name == "cooled, 2 x H100, A, 16 CPUs, 62.7 GiB"
 
 
-def test_a_cluster_that_has_not_what_is_asked_is_refused():
+def test_a_cluster_without_the_requested_resources_is_refused():
     with pytest.raises(UsageError, match="none of the 2 nodes of the cluster has GPU=1 to give"):
         kinds_of([node("a"), node("b")], {"GPU": 1.0})
 
@@ -72,7 +72,7 @@ def test_a_cluster_that_has_not_what_is_asked_is_refused():
         ({"transformers": "", "python": "3.12"}, "python 3.12 (here 3.11), transformers missing (here 5.0)"),
     ],
 )
-def test_a_node_of_other_versions_measures_nothing_and_that_is_one_line(changed, said):
+def test_a_node_of_other_versions_is_excluded_in_one_line(changed, said):
     fit, lines = split_by_version([node("a"), node("b", versions={**VERSIONS, **changed})], VERSIONS)
     assert [each.name for each in fit] == ["a"]
     assert lines == [f"node b measures nothing: it has {said}; install the same there"]

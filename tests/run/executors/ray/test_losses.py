@@ -1,4 +1,4 @@
-"""What becomes of a group whose nodes are lost, by a cluster that follows a script."""
+"""Lost nodes and tasks, on a scripted cluster."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def training_in(folder):
     return Scenario("training", Variant("synthetic:tiny", device="cpu"), TrainTask(output=str(folder)))
 
 
-def test_an_outcome_says_where_it_was_measured():
+def test_an_outcome_names_its_node():
     events = run(FakeCluster([at("b"), measured(ONE), ENDED]), ONE)
     (found,) = outcomes(events)
     assert found.tags == {
@@ -64,7 +64,7 @@ def test_an_outcome_says_where_it_was_measured():
     }
 
 
-def test_a_group_that_is_lost_goes_on_elsewhere_with_what_is_unfinished():
+def test_the_rest_of_a_lost_group_continues_elsewhere():
     cluster = FakeCluster(
         [at("a"), measured(ONE), event(Progress("two", "repeat 1")), DIED],
         [at("b"), measured(TWO), measured(THREE), ENDED],
@@ -77,7 +77,7 @@ def test_a_group_that_is_lost_goes_on_elsewhere_with_what_is_unfinished():
     assert cluster.ended == ["task 1", "task 2"], "no letter of a lost task is heard any more"
 
 
-def test_what_is_lost_three_times_in_a_row_has_failed_and_the_others_go_on():
+def test_a_scenario_lost_three_times_in_a_row_fails():
     lost = [event(Progress("two", "repeat 1")), DIED]
     cluster = FakeCluster(
         [at("a"), measured(ONE), *lost], [at("b"), *lost], [at("a"), *lost], [at("b"), measured(THREE), ENDED]
@@ -91,20 +91,20 @@ def test_what_is_lost_three_times_in_a_row_has_failed_and_the_others_go_on():
     assert [nodes for nodes, _ in cluster.asked] == [["a", "b"], ["b"], ["a"], ["b"]]
 
 
-def test_what_is_lost_while_its_model_is_loaded_is_lost_for_all_its_scenarios():
+def test_a_group_lost_while_loading_fails_as_a_whole():
     cluster = FakeCluster([at("a"), DIED], [at("b"), DIED], [at("a"), DIED])
     events = run(cluster, ONE, TWO)
     assert names(events) == [("one", "Failure"), ("two", "Failure")]
 
 
-def test_losses_between_which_something_ended_are_not_in_a_row():
+def test_an_outcome_between_losses_resets_the_retries():
     scenarios = [generating(str(number)) for number in range(5)]
     attempts = [[at("ab"[number % 2]), measured(each), DIED] for number, each in enumerate(scenarios[:4])]
     cluster = FakeCluster(*attempts, [at("a"), measured(scenarios[4]), ENDED])
     assert names(run(cluster, *scenarios)) == [(each.name, "Measurement") for each in scenarios]
 
 
-def test_without_a_node_all_that_is_unfinished_has_failed_and_says_so():
+def test_without_a_node_the_rest_fails():
     cluster = FakeCluster([at("a"), measured(ONE), DIED], alive=({"a"}, set()))
     events = run(cluster, ONE, TWO, THREE)
     assert names(events) == [("one", "Measurement"), ("two", "Failure"), ("three", "Failure")]
@@ -112,12 +112,12 @@ def test_without_a_node_all_that_is_unfinished_has_failed_and_says_so():
     assert len(cluster.asked) == 1
 
 
-def test_the_only_node_that_is_left_is_used_again():
+def test_the_only_live_node_is_used_again():
     cluster = FakeCluster([at("a"), DIED], [at("a"), measured(ONE), ENDED], alive=({"a"},))
     assert names(run(cluster, ONE)) == [("one", "Measurement")]
 
 
-def test_memory_that_is_used_up_would_be_so_elsewhere():
+def test_out_of_memory_is_not_retried():
     out = {"lost": "Ray ended it, since the node's memory was used up", "final": True}
     cluster = FakeCluster([at("a"), event(Progress("one", "repeat 1")), out], [at("b"), measured(TWO), ENDED])
     events = run(cluster, ONE, TWO)
@@ -125,7 +125,7 @@ def test_memory_that_is_used_up_would_be_so_elsewhere():
     assert outcomes(events)[0].reason.startswith("Ray ended it, since the node's memory was used up")
 
 
-def test_what_counts_is_kept_although_what_is_scored_beside_it_is_lost():
+def test_a_timing_is_kept_if_its_scoring_is_lost():
     whole = Measurement(ONE, "w", {}, {"total_latency_s": 1.0})
     lost = [event(SoFar(whole)), DIED]
     cluster = FakeCluster([at("a"), *lost], [at("b"), *lost], [at("a"), *lost])
@@ -135,18 +135,18 @@ def test_what_counts_is_kept_although_what_is_scored_beside_it_is_lost():
     assert "what is measured after it is missing: lost 3 times in a row" in found.warnings[-1]
 
 
-def test_an_outcome_that_comes_twice_counts_once():
+def test_a_repeated_outcome_counts_once():
     events = run(FakeCluster([at("a"), measured(ONE), measured(ONE), measured(TWO), ENDED]), ONE, TWO)
     assert names(events) == [("one", "Measurement"), ("two", "Measurement")]
 
 
-def test_a_task_that_ends_without_telling_of_all_is_tried_again():
+def test_a_task_without_all_outcomes_is_retried():
     cluster = FakeCluster([at("a"), measured(ONE), ENDED], [at("b"), measured(TWO), ENDED])
     assert names(run(cluster, ONE, TWO)) == [("one", "Measurement"), ("two", "Measurement")]
 
 
 @pytest.mark.parametrize(("place", "asked"), [("host b", ["b"]), ("host c", None)], ids=["there", "not there"])
-def test_a_training_is_taken_up_where_its_checkpoints_are(tmp_path, place, asked):
+def test_a_training_resumes_on_the_node_of_its_checkpoints(tmp_path, place, asked):
     training = training_in(tmp_path / "out")
     note_home(training.task, Node("old", "node old", place=place))
     cluster = FakeCluster([at("b"), measured(training), ENDED])
@@ -156,7 +156,7 @@ def test_a_training_is_taken_up_where_its_checkpoints_are(tmp_path, place, asked
         assert "its checkpoints are on host c, which is not among the nodes" in found.reason
 
 
-def test_a_training_on_a_node_leaves_word_of_it_and_its_end_says_where_its_checkpoints_are(tmp_path):
+def test_the_node_of_a_training_is_recorded_and_named(tmp_path):
     training = training_in(tmp_path / "out")
     begun = event(Begun(training, "key", {}, {}, 0.0, False))
     lost = event(Failure(training, "interrupted", "its checkpoint is kept"))
@@ -165,7 +165,7 @@ def test_a_training_on_a_node_leaves_word_of_it_and_its_end_says_where_its_check
     assert found.reason == "its checkpoint is kept (on node b)"
 
 
-def test_a_training_that_is_lost_goes_on_elsewhere_although_its_checkpoints_are_gone(tmp_path):
+def test_a_lost_training_restarts_elsewhere(tmp_path):
     training = training_in(tmp_path / "out")
     begun = event(Begun(training, "key", {}, {}, 0.0, False))
     cluster = FakeCluster([at("a"), begun, DIED], [at("b"), begun, measured(training), ENDED])
@@ -173,19 +173,19 @@ def test_a_training_that_is_lost_goes_on_elsewhere_although_its_checkpoints_are_
     assert [nodes for nodes, _ in cluster.asked] == [["a", "b"], ["b"]]
 
 
-def test_a_cluster_that_is_lost_ends_the_study():
+def test_a_lost_cluster_ends_the_study():
     with pytest.raises(LlmtrackError, match="the Ray cluster is lost: connection refused"):
         run(FakeCluster([at("a"), {"gone": "connection refused"}]), ONE)
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_what_a_lost_node_was_asked_another_is_asked(lost):
+def test_a_question_to_a_lost_node_is_put_to_another(lost):
     cluster = Answering(*["the node died"] * lost, {"cpu": "A"})
     assert RayExecutor(cluster, KIND, Patience(), True).machine() == {"cpu": "A"}
     assert cluster.asked == [("a", "b"), ("b",), ("b",)][: lost + 1]
 
 
-def test_where_nobody_answers_the_study_ends_in_one_line():
+def test_without_an_answer_the_study_ends_in_one_line():
     cluster = Answering(*["the node died"] * 4)
     with pytest.raises(LlmtrackError, match="no node of A answers: the node died"):
         RayExecutor(cluster, KIND, Patience(), True).machine()
@@ -193,7 +193,7 @@ def test_where_nobody_answers_the_study_ends_in_one_line():
 
 
 class Answering(FakeCluster):
-    """Answers what is scripted; a text is why there is no answer, and its node is gone."""
+    """Answers by a script; a text is the reason for no answer, and its node is gone."""
 
     def __init__(self, *answers):
         super().__init__(alive=({"a", "b"}, {"b"}))

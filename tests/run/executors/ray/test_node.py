@@ -1,4 +1,4 @@
-"""What a node does for a task, and what is said where there is no cluster; without one."""
+"""What a node does for a task, and connection errors; without a cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.tracking.conftest import free_port
 
 
 class Worker:
-    """An executor that is made and closed."""
+    """An executor that counts its creations and closes."""
 
     def __init__(self, patience):
         self.open = True
@@ -29,8 +29,8 @@ class Worker:
         ("OMP_NUM_THREADS", ("2", "4"), [False, True]),
     ],
 )
-def test_an_idle_worker_serves_a_task_with_the_same_devices_and_no_other(monkeypatch, variable, values, left):
-    """A process of Ray's that had one GPU is given another by the next task: the worker of the first would measure on the first."""
+def test_an_idle_worker_is_reused_for_the_same_devices_only(monkeypatch, variable, values, left):
+    """Ray may give a process another GPU for its next task; the old worker would still use the first."""
     made = []
 
     def make(patience):
@@ -46,7 +46,7 @@ def test_an_idle_worker_serves_a_task_with_the_same_devices_and_no_other(monkeyp
     assert [each.open for each in made] == left
 
 
-def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(cluster, "installed_version", lambda package: "")
     with pytest.raises(MissingDependencyError, match=r'executor=ray needs Ray.*: pip install "llmtrack\[ray\]"'):
         cluster.Cluster("auto")
@@ -76,7 +76,7 @@ This process on node 10.0.0.2 was started with:
         (ValueError(), "ValueError; start one with `ray start --head`"),
     ],
 )
-def test_why_there_is_no_cluster_is_one_line_with_all_that_ray_says_and_a_remedy(error, said):
+def test_a_connection_error_has_rays_text_and_a_remedy(error, said):
     line = cluster._connection_error(error)
     assert line.startswith(said)
     assert "\n" not in line
@@ -85,8 +85,8 @@ def test_why_there_is_no_cluster_is_one_line_with_all_that_ray_says_and_a_remedy
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "nowhere.invalid:{}", "ray://127.0.0.1:{}", "auto"])
-def test_where_nobody_answers_it_is_said_at_once(address, monkeypatch):
-    """Ray would try for a quarter of an hour, also where the newest cluster of this machine is gone."""
+def test_an_unreachable_address_fails_at_once(address, monkeypatch):
+    """Ray would retry for a quarter of an hour, even if this machine's last cluster is gone."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install llmtrack[ray]")
     port = free_port()
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")

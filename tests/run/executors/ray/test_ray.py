@@ -1,4 +1,4 @@
-"""A real cluster of two nodes: where it is measured, alone, and what survives a death. Tests that kill nodes come last."""
+"""A real cluster of two nodes: placement, isolation, and recovery. Tests that kill nodes come last."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def experiment(*scenarios):
 
 
 @pytest.mark.slow(5)
-def test_being_connected_leaves_the_handling_of_signals_as_it_was(cluster):
-    """A driver that is told to end tracks what it has first: Ray's own handler would end it there and then."""
+def test_connecting_restores_the_signal_handlers(cluster):
+    """Ray's own SIGTERM handler would end the driver before it tracks its results."""
     before = {number: signal.getsignal(number) for number in STOPPING}
     opened = Cluster(cluster.address)
     try:
@@ -64,8 +64,8 @@ def test_being_connected_leaves_the_handling_of_signals_as_it_was(cluster):
 
 @pytest.mark.slow(40)
 @pytest.mark.usefixtures("_unreported")
-def test_groups_are_measured_at_once_each_on_a_node_alone(executor, tracker, uri, console):
-    """Four groups on two nodes: every run says where it was measured, and none overlaps another there."""
+def test_groups_are_measured_concurrently_each_alone_on_a_node(executor, tracker, uri, console):
+    """Four groups on two nodes: each run names its node, and none overlaps another there."""
     scenarios = [paced(f"{model}{number}", f"s-10{model}", new=2 + number) for model in range(4) for number in range(2)]
     result = run_study(experiment(*scenarios), tracker=tracker, executor=executor, console=console)
     assert result.measured == len(scenarios), console.file.getvalue()
@@ -80,7 +80,7 @@ def test_groups_are_measured_at_once_each_on_a_node_alone(executor, tracker, uri
 
 
 class Noticing(Patience):
-    """Gives up soon where a scenario is known to hang, and nowhere else: no test depends on how fast a machine is."""
+    """Times out soon for a scenario that is known to hang, so that no test depends on the machine's speed."""
 
     def seconds(self, at, scenarios):
         hangs = at.scenario == "hangs" and at.step == "repeat 1"
@@ -88,7 +88,7 @@ class Noticing(Patience):
 
 
 @pytest.mark.slow(25)
-def test_a_worker_that_hangs_is_ended_by_the_limit_of_time(cluster):
+def test_a_hanging_worker_is_ended_by_the_time_limit(cluster):
     from llmtrack.run.executors.ray.opening import open_cluster
 
     patience = Noticing(starting=HANG_S, loading=HANG_S, step=HANG_S)
@@ -108,8 +108,8 @@ def test_a_worker_that_hangs_is_ended_by_the_limit_of_time(cluster):
 
 
 @pytest.mark.slow(15)
-def test_stopped_it_ends_the_workers_and_keeps_what_was_measured(executor):
-    """As Ctrl-C does: what runs is ended, what waits does not begin."""
+def test_stopping_ends_the_workers_and_keeps_results(executor):
+    """Like Ctrl-C: running groups end, waiting ones do not begin."""
     events, ended = [], []
 
     def measure():
@@ -155,14 +155,14 @@ with exit_codes(console), open_executor(settings) as executor:
 
 
 def round_of(model):
-    """Three scenarios, of which the second hangs the first time that it is measured; or a timed one and a long text."""
+    """Three scenarios, the second of which hangs the first time; or a timed one and a long text."""
     if "text" in model:
         return [paced("one", model), text("two", model, workers=2)]
     return [paced(name, model, new) for name, new in (("one", 2), ("two", 13), ("three", 4))]
 
 
 def started(address, uri, model, folder):
-    """Start a driver, and wait until it has tracked the first of its scenarios."""
+    """Start a driver, and wait until it has tracked its first scenario."""
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, address, uri, model],
         cwd=folder,
@@ -184,7 +184,7 @@ def statuses(uri):
 
 
 def workers():
-    """Worker processes on this machine that were started for this cluster."""
+    """Return the worker processes of this cluster on this machine."""
     found = []
     for each in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -197,7 +197,7 @@ def workers():
 
 
 @pytest.mark.slow(45)
-def test_a_driver_that_is_killed_and_started_again_measures_what_is_missing_once(cluster, uri, tmp_path):
+def test_a_restarted_driver_measures_only_what_is_missing(cluster, uri, tmp_path):
     model = "synthetic:tiny"
     first = started(cluster.address, uri, model, tmp_path)
     assert workers()
@@ -226,8 +226,8 @@ def test_a_driver_that_is_killed_and_started_again_measures_what_is_missing_once
     [(signal.SIGTERM, "s-20.hangs-terminated"), (signal.SIGINT, "s-20.text-long")],
     ids=["terminated", "interrupted while two workers score"],
 )
-def test_a_driver_that_is_told_to_end_tracks_what_it_has_and_leaves_no_process(cluster, uri, tmp_path, number, model):
-    """Of a cluster that it started itself, either."""
+def test_a_terminated_driver_tracks_its_results_and_leaves_no_process(cluster, uri, tmp_path, number, model):
+    """Nor of a cluster that it started itself."""
     driver = started("local", uri, model, tmp_path)
     until = time.monotonic() + HANG_S
     while "text" in model and len(workers()) < min(2, os.cpu_count()):
@@ -246,8 +246,8 @@ def test_a_driver_that_is_told_to_end_tracks_what_it_has_and_leaves_no_process(c
 
 
 @pytest.mark.slow(30)
-def test_a_killed_node_costs_what_it_was_measuring_and_nothing_that_had_ended(cluster, executor):
-    """The group goes on with its second scenario on the other node."""
+def test_a_killed_node_loses_only_its_current_scenario(cluster, executor):
+    """The group continues with its second scenario on the other node."""
     events, killed = [], []
 
     def kill_once(event):
@@ -266,7 +266,7 @@ def test_a_killed_node_costs_what_it_was_measuring_and_nothing_that_had_ended(cl
 
 
 @pytest.mark.slow(30)
-def test_a_text_is_scored_on_both_nodes_and_what_is_lost_with_one_on_the_other(cluster, executor):
+def test_a_text_is_scored_on_both_nodes_and_lost_shards_on_the_other(cluster, executor):
     asked = text("text", "s-20", workers=None)
     names = [each.name for each in executor.kind.nodes]
     events, killed = [], []
@@ -300,7 +300,7 @@ def test_a_text_is_scored_on_both_nodes_and_what_is_lost_with_one_on_the_other(c
 
 @pytest.mark.slow(30)
 @pytest.mark.usefixtures("_unreported")
-def test_each_kind_of_hardware_is_measured_and_told_apart(two_kinds, uri, tracker, console):
+def test_each_kind_of_hardware_is_measured(two_kinds, uri, tracker, console):
     from llmtrack.decide.compare import compare
     from llmtrack.run.executors.ray.opening import open_cluster
 
