@@ -1,4 +1,4 @@
-"""The format that all benchmarks share: goals, rounds, JSON, and the page that is made of it."""
+"""The format shared by all benchmarks: goals, rounds, JSON, and the page generated from it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def summary(median: float, low: float, high: float) -> Summary:
         (Goal(0.99, 1.01, width=0.01), (1.002, 0.98, 1.02), "missed: the interval is too wide"),
     ],
 )
-def test_a_goal_is_met_by_the_median_and_doubted_where_part_of_the_interval_says_otherwise(goal, found, verdict):
+def test_a_goal_is_met_by_the_median_and_doubted_if_the_interval_crosses_it(goal, found, verdict):
     assert goal.verdict(summary(*found)) == verdict
 
 
-def test_a_goal_says_its_bounds():
+def test_a_goal_is_formatted_with_its_bounds():
     assert str(Goal(0.99, 1.01, width=0.01)) == "≥ 0.99, ≤ 1.01, interval ≤ 1%"
 
 
-def test_the_arms_of_a_round_take_turns_at_being_first():
+def test_the_arms_of_a_round_rotate():
     called = []
 
     def arm(name, value):
@@ -49,14 +49,14 @@ def test_the_arms_of_a_round_take_turns_at_being_first():
     assert samples == {"a": {"s": [1.0] * 3}, "b": {"s": [2.0] * 3}, "c": {"s": [3.0] * 3}}
 
 
-def test_each_arm_waits_until_the_threads_of_the_one_before_rest(monkeypatch):
+def test_each_arm_waits_for_the_threads_of_the_previous_one(monkeypatch):
     seen = []
     monkeypatch.setattr(results.time, "sleep", lambda seconds: seen.append(("rest", seconds)))
     rounds({name: lambda name=name: seen.append(name) or {"s": 1.0} for name in "ab"}, 1, settle=0.2)
     assert seen == [("rest", 0.2), "a", ("rest", 0.2), "b"]
 
 
-def test_rounds_end_when_there_is_enough():
+def test_rounds_end_once_the_samples_suffice():
     samples = rounds({"a": lambda: {"s": 1.0}}, 9, enough=lambda found: len(found["a"]["s"]) == 4)
     assert samples["a"]["s"] == [1.0] * 4
 
@@ -68,17 +68,17 @@ def test_a_ratio_is_that_of_each_round_and_not_of_the_medians():
     assert found.verdict == "met within doubt"
 
 
-def test_a_goal_without_a_peer_is_of_our_own_figure():
+def test_without_a_peer_the_goal_applies_to_our_own_figure():
     found = row("wall time", "s", [2.0, 2.0], goal=Goal(most=3))
     assert (found.ratio, found.verdict) == (None, "met")
 
 
-def test_the_reason_is_kept_only_where_a_goal_is_missed():
+def test_the_reason_is_kept_only_for_a_missed_goal():
     assert row("x", "", [2.0], goal=Goal(most=3), why="too slow").why == ""
     assert row("x", "", [4.0], goal=Goal(most=3), why="too slow").why == "too slow"
 
 
-def test_a_figure_whose_interval_is_known_stands_beside_its_goal():
+def test_an_estimate_with_an_interval_is_compared_with_its_goal():
     found = estimate("cost", "%", 1.5, (1.0, 2.5), where="here", goal=Goal(most=2))
     assert (found.goal, found.verdict, found.where) == ("≤ 2", "met within doubt", "here")
     assert "1.500 [1.000, 2.500] %" in table([found])
@@ -87,7 +87,7 @@ def test_a_figure_whose_interval_is_known_stands_beside_its_goal():
 
 @pytest.fixture
 def kept(tmp_path):
-    """A result, made by a command as each benchmark is one."""
+    """Return the result of a benchmark command."""
 
     def measure(small: bool) -> Found:
         return Found(
@@ -111,19 +111,19 @@ def test_a_result_is_read_back_as_it_was_written(kept):
     assert found.found.left_out == ("another: not installed",)
 
 
-def test_a_row_tells_both_sides_with_their_intervals(kept):
+def test_a_row_shows_both_sides_with_their_intervals(kept):
     assert table(load(kept).found.rows).splitlines()[-1] == (
         "| time |  | 1.125 [1.000, 1.250] s | theirs: 2.250 [2.000, 2.500] s | 0.5000 [0.5000, 0.5000] |  |  |"
     )
 
 
-def test_what_was_left_out_and_that_it_was_a_trial_are_said(kept):
+def test_omissions_and_a_trial_are_stated(kept):
     text = section(load(kept))
     assert "- A note.\n- Left out: another: not installed" in text
     assert "A trial: these figures say nothing." in text
 
 
-def test_a_page_is_made_between_its_markers_and_keeps_the_rest(kept):
+def test_a_page_changes_between_its_markers_only(kept):
     found = {"made": [load(kept)]}
     given = "\n".join(
         f"{word}\n<!-- made by `make bench`: {name} -->\nold\n<!-- end -->"
@@ -142,7 +142,7 @@ OLDER_AMD = {**AMD, "cpu_instruction_sets": ""}
 
 
 def keep(folder, monkeypatch, facts, ours, where="2 threads", note="A note."):
-    """Run a benchmark on a machine of these facts, as `make bench` does."""
+    """Run a benchmark as `make bench` does, on a machine with these facts."""
     monkeypatch.setattr(results, "machine", lambda: facts)
 
     def measure(small: bool) -> Found:
@@ -160,7 +160,7 @@ def kept_files(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.json"))
 
 
-def test_a_machine_is_its_hardware_and_not_its_versions(monkeypatch):
+def test_a_machine_is_identified_by_hardware_and_not_by_versions(monkeypatch):
     assert results.machine_title(INTEL) == "Intel(R) Xeon(R) Processor, 2 cores"
     assert results.machine_title({**AMD, "gpu": "NVIDIA H200"}) == "AMD EPYC, 2 cores, NVIDIA H200"
     same = results.machine_id({**AMD, "version.torch": "9", "memory_gib": "64", "os": "another"})
@@ -183,7 +183,7 @@ def test_a_result_replaces_that_of_its_own_machine_only(tmp_path, monkeypatch):
     assert (intel.machine["version.torch"], intel.found.rows[0].ours.median) == ("9", 45.0)
 
 
-def test_two_machines_stand_in_a_column_each(tmp_path, monkeypatch):
+def test_two_machines_get_a_column_each(tmp_path, monkeypatch):
     keep(tmp_path, monkeypatch, INTEL, [40.0, 40.0])
     keep(tmp_path, monkeypatch, AMD, [60.0, 60.0], note="Another note.")
     place = "<!-- made by `make bench`: test_results -->\n<!-- end -->\n"
@@ -201,7 +201,7 @@ def test_two_machines_stand_in_a_column_each(tmp_path, monkeypatch):
     assert page.filled(text, page.results(tmp_path)) == text
 
 
-def test_what_only_one_machine_measured_leaves_the_others_cell_empty(tmp_path, monkeypatch):
+def test_a_figure_of_one_machine_leaves_the_others_cell_empty(tmp_path, monkeypatch):
     keep(tmp_path, monkeypatch, INTEL, [40.0, 40.0])
     keep(tmp_path, monkeypatch, AMD, [60.0, 60.0], where="8 threads")
     lines = results.sections(page.results(tmp_path)["test_results"]).splitlines()
@@ -212,7 +212,7 @@ def test_what_only_one_machine_measured_leaves_the_others_cell_empty(tmp_path, m
     assert lines[-1] == "- A note.", "what holds of both is said once"
 
 
-def test_two_machines_of_one_title_are_told_apart(tmp_path, monkeypatch):
+def test_two_machines_with_the_same_title_are_distinguished(tmp_path, monkeypatch):
     keep(tmp_path, monkeypatch, AMD, [60.0, 60.0])
     keep(tmp_path, monkeypatch, OLDER_AMD, [30.0, 30.0])
     found = page.results(tmp_path)["test_results"]
@@ -222,33 +222,33 @@ def test_two_machines_of_one_title_are_told_apart(tmp_path, monkeypatch):
         assert results.machine_id(facts) in page.machines({"made": found})
 
 
-def test_a_part_that_was_never_measured_says_so():
+def test_an_unmeasured_part_is_marked():
     empty = "<!-- made by `make bench`: absent -->\n<!-- end -->\n"
     text = page.filled(empty, {})
     assert "Not measured yet: `python -m benchmarks absent`." in text
     assert page.filled(text, {}) == text
 
 
-def test_the_page_is_what_the_kept_results_make_of_it():
+def test_the_page_matches_the_stored_results():
     text = page.PAGE.read_text(encoding="utf-8")
     found = page.results()
     assert not [name for name, results in found.items() if any(each.small for each in results)]
     assert page.filled(text, found) == text, "run python -m benchmarks.page"
 
 
-def test_each_kept_result_has_its_place_on_the_page():
+def test_each_stored_result_has_a_place_on_the_page():
     text = page.PAGE.read_text(encoding="utf-8")
     for name in page.results():
         assert f"<!-- made by `make bench`: {name} -->" in text
 
 
-def test_a_kept_result_is_small():
+def test_a_stored_result_is_small():
     for path in Path(page.RESULTS).rglob("*.json"):
         assert path.stat().st_size < 100_000
         json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_a_benchmark_is_given_options_of_its_own_and_its_command_names_no_folder_of_this_machine(tmp_path):
+def test_a_benchmarks_own_options_appear_in_its_command_without_local_folders(tmp_path):
     given = []
 
     def measure(small: bool, model: str | None, text: str) -> Found:

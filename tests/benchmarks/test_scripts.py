@@ -1,4 +1,4 @@
-"""What benchmarks run in processes of their own imports names that exist: it is text, which no type checker reads."""
+"""Programs that benchmarks hold as text import existing names, which no type checker verifies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWN = ("llmtrack", "experiments", "benchmarks", "tests")
 
 
 def scripts():
-    """Return the texts in benchmarks that are programs with imports of ours, by the place where they stand."""
+    """Return the texts in benchmarks that are programs with imports of llmtrack, by location."""
     for path in sorted((ROOT / "benchmarks").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and "import " in node.value:
@@ -30,7 +30,7 @@ def scripts():
 
 
 @pytest.mark.parametrize("found", scripts())
-def test_a_script_imports_what_exists(found):
+def test_every_import_of_a_script_exists(found):
     for each in found:
         module = importlib.import_module(each.module)
         for name in each.names:

@@ -1,4 +1,4 @@
-"""Each comparison: what it compares, and its small form."""
+"""Comparisons with peers: equal settings, and the small form of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.peers import SCRIPTS, PeerError, Worker, environment, program, v
 from benchmarks.results import Goal, load
 
 
-def test_each_benchmark_of_make_bench_is_one():
+def test_each_name_of_make_bench_is_a_benchmark():
     for name in bench.NAMES:
         module = importlib.import_module(f"benchmarks.{name}")
         assert {option.name for option in module.main.params} >= {"small", "file"}
@@ -32,7 +32,7 @@ def test_a_peer_is_pinned_and_never_brings_its_own_pytorch(name):
     assert version(name).startswith(f"{name} 0.")
 
 
-def test_what_optimum_benchmark_is_given_is_what_llmtrack_is_asked():
+def test_both_tools_get_the_same_settings():
     shape = optimum.Shape(128, 32, 5)
     given = yaml.safe_load(optimum.configuration(Path("folder"), shape, 2, "pytorch", "process"))
     assert given["scenario"]["input_shapes"] == {"batch_size": 1, "sequence_length": 128}
@@ -45,7 +45,7 @@ def test_what_optimum_benchmark_is_given_is_what_llmtrack_is_asked():
     )
 
 
-def test_a_tool_s_figures_are_medians_and_its_wall_time_is_shared_out_over_what_it_measured():
+def test_a_tools_figures_are_medians_and_its_wall_time_is_per_measured_second():
     found = optimum.figures_of([1.0, 2.0, 3.0], [100.0, 300.0, 200.0], [10.0, 30.0, 20.0], 12.0)
     assert found == {
         "total latency": 2.0,
@@ -63,7 +63,7 @@ def samples(**speeds: float) -> dict[str, dict[str, list[float]]]:
     }
 
 
-def test_scoring_is_held_to_the_loop_in_float32():
+def test_scoring_goals_compare_with_the_float32_loop():
     found = samples(plain=100.0, float32=120.0, bfloat16=150.0)
     rows = {
         (row.where.split(",")[0], row.what): row for row in lm_eval.compared(found, "text", ["plain"], Goal(most=0.5))
@@ -83,7 +83,7 @@ def text(tmp_path_factory):
 
 
 @pytest.mark.slow(1)
-def test_llmtrack_and_the_loop_score_the_same(text):
+def test_llmtrack_and_the_loop_give_equal_losses(text):
     scorers = runpy.run_path(str(SCRIPTS / "score.py"))
     sums = [scorers[who](str(tiny()), "float32", 64)(text.read_text()) for who in ("plain", "ours")]
     assert sums[0][1] == sums[1][1] == 200
@@ -91,7 +91,7 @@ def test_llmtrack_and_the_loop_score_the_same(text):
 
 
 @pytest.mark.slow(2)
-def test_a_worker_that_ends_says_why(text):
+def test_a_worker_that_exits_reports_why(text):
     worker = Worker(program("plain"), SCRIPTS / "score.py", ["nobody", str(tiny()), "float32", "64", str(text)])
     try:
         with pytest.raises(PeerError, match="nobody"):
@@ -100,7 +100,7 @@ def test_a_worker_that_ends_says_why(text):
         worker.close()
 
 
-def test_without_llama_bench_its_comparison_is_left_out_with_the_way_to_it(monkeypatch, tmp_path):
+def test_without_llama_bench_its_comparison_is_left_out_with_the_remedy(monkeypatch, tmp_path):
     monkeypatch.delenv(llama.BINARY, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     found = llama.measure(small=True)

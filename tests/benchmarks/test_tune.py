@@ -1,4 +1,4 @@
-"""The full grid that a search is set against measures everything as often, scores each model once, and finds the same answer."""
+"""The full grid, with which a search is compared, measures everything, scores each model once, and finds the same answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hands(machine, folder):
 
 @pytest.mark.slow(2)
 @pytest.mark.usefixtures("_known_bandwidth")
-def test_the_grid_measures_all_and_finds_what_the_search_finds_in_less_time(tmp_path):
+def test_the_search_finds_the_best_of_the_grid_in_less_time(tmp_path):
     of_race, of_grid = Machine(WAYS), Machine(WAYS)
     raced = hands(of_race, tmp_path)
     tuning = Tuning(raced.search_goal(), raced)

@@ -1,4 +1,4 @@
-"""The system's Chromium, driven by Playwright, with what a page logged kept beside it."""
+"""The system's Chromium, driven by Playwright, which collects the errors that a page logs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def missing() -> str | None:
 
 
 def expect(actual: Any) -> Any:
-    """Return Playwright's assertions, imported late: tests are collected where it is not installed, too."""
+    """Return Playwright's assertions, imported late, since tests are collected without it, too."""
     from playwright.sync_api import expect as assertions
 
     assertions.set_options(timeout=WAIT_MS)
@@ -49,7 +49,7 @@ def expect(actual: Any) -> Any:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Start the system's headless Chromium, and end it."""
+    """Start the system's headless Chromium, and stop it."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

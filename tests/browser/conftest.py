@@ -31,13 +31,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def tracked(browser: Browser, server: Server) -> Tracked:  # noqa: F811
-    """The measured study; requests the browser first, without which no study is needed."""
+    """Measure the study; requests the browser first, without which no study is needed."""
     return measure(server.uri)
 
 
 @pytest.fixture(scope="session")
 def documents(tracked: Tracked, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """MLflow's id of an experiment with two runs that scored the same documents."""
+    """Return MLflow's id of an experiment with two runs that scored the same documents."""
     return score(tracked.server, tmp_path_factory.mktemp("spool"))
 
 
@@ -48,7 +48,7 @@ def _shared(browser: Browser, tracked: Tracked) -> Tab:
 
 @pytest.fixture
 def tab(_shared: Tab) -> Iterator[Tab]:
-    """The page of all tests; none of them may let it log an error."""
+    """Yield the page shared by all tests; no test may cause a logged error."""
     _shared.errors.clear()
     yield _shared
     assert _shared.errors == []
@@ -56,7 +56,7 @@ def tab(_shared: Tab) -> Iterator[Tab]:
 
 @pytest.fixture
 def fresh_tab(browser: Browser, tracked: Tracked) -> Iterator[Tab]:
-    """A page that has read nothing yet, and is closed again."""
+    """Yield a new page."""
     tab = Tab(browser, tracked.server)
     yield tab
     tab.page.close()

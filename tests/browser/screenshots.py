@@ -1,4 +1,4 @@
-"""Pictures of tracked runs in MLflow's UI, for a person to look at: python -m tests.browser.screenshots FOLDER."""
+"""Take screenshots of tracked runs in MLflow's UI: python -m tests.browser.screenshots FOLDER."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def places(tracked: Tracked) -> dict[str, str]:
 
 
 def take(folder: Path) -> None:
-    """Measure a small study on a server of its own and write a PNG of each place."""
+    """Measure a small study on a separate server, and write a PNG of each place."""
     if lacking := chromium.missing():
         sys.exit(lacking)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A small real study on an MLflow server, to look at."""
+"""A small real study on an MLflow server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of tracked runs in MLflow's own UI, in a real browser; see also screenshots.py."""
+"""Tracked runs in MLflow's own UI, in a real browser; see also screenshots.py."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_two_scenarios_are_compared(tab, tracked):
         expect(page.get_by_role("link", name=metric, exact=True)).to_be_visible()
 
 
-def test_the_models_tab_lists_each_way_once_with_its_figures(tab, tracked):
+def test_the_models_tab_lists_each_way_once_with_its_metrics(tab, tracked):
     page = tab.open(models_place(tracked.experiment_id))
     expect(page.get_by_text(re.compile(r"^tiny · torch float32 · \d+ threads?$"))).to_have_count(1)
     expect(page.get_by_text("Ready").first).to_be_visible()
@@ -62,7 +62,7 @@ def test_the_traces_of_a_run_show_its_prompt_its_tokens_and_its_duration(tab, tr
     expect(row.get_by_text("OK", exact=True)).to_be_visible()
 
 
-def test_documents_are_rows_of_mlflows_comparison_of_tables(tab, documents):
+def test_documents_are_rows_of_mlflows_artifact_comparison(tab, documents):
     page = tab.open(evaluation_place(documents))
     expect(page.get_by_text("eval_results_table.json").first).to_be_visible()
     for document in ("1: Once upon a time", "2: A harbour wakes"):
@@ -71,7 +71,7 @@ def test_documents_are_rows_of_mlflows_comparison_of_tables(tab, documents):
         expect(page.get_by_text(re.compile(f"^({perplexity})$"))).to_be_visible()
 
 
-def test_outputs_of_a_prompt_are_compared_between_runs(tab, documents):
+def test_outputs_of_a_prompt_are_compared_across_runs(tab, documents):
     page = tab.open(evaluation_place(documents))
     page.get_by_text("eval_results_table.json").first.click()
     for table in ("generations_table.json", "eval_results_table.json"):  # this one in place of that one
@@ -99,7 +99,7 @@ def test_the_report_opens_and_its_plots_are_drawn(tab, tracked):
     assert all(plots.nth(index).evaluate(WIDTH) > 500 for index in range(plots.count()))
 
 
-def test_a_note_of_a_study_leads_to_its_runs(tab, tracked):
+def test_a_studys_note_links_to_its_runs(tab, tracked):
     page = tab.open(f"/experiments/{tracked.experiment_id}/runs/{tracked.study}")
     with page.expect_popup() as opened:
         page.get_by_role("link", name="prompt_64", exact=True).click()
@@ -107,7 +107,7 @@ def test_a_note_of_a_study_leads_to_its_runs(tab, tracked):
     opened.value.close()
 
 
-def test_a_study_opens_with_its_answer_and_its_figures(tab, tracked):
+def test_a_studys_page_begins_with_its_answer_and_metrics(tab, tracked):
     page = tab.open(run_link("", tracked.experiment_id, tracked.study).removeprefix("#"))
     expect(page.get_by_text("From 16 to 64 prompt tokens the call takes").first).to_be_visible()
     expect(page.get_by_role("link", name="scenarios_measured", exact=True)).to_be_visible()
@@ -138,7 +138,7 @@ def test_the_answer_is_the_first_thing_on_a_page_and_its_tags_are_short(fresh_ta
             expect(page.get_by_text(begun)).to_have_count(0)
 
 
-def test_the_charts_of_a_scenario_are_of_its_metrics_and_not_of_their_spread(tab, tracked):
+def test_a_scenarios_charts_show_metrics_without_spreads(tab, tracked):
     run_id = tracked.scenarios["prompt_16"]
     page = tab.open(f"/experiments/{tracked.experiment_id}/runs/{run_id}/model-metrics")
     for chart in ("token_latency_ms", "avg_latency_per_token_ms"):
@@ -153,7 +153,7 @@ def test_the_page_of_system_metrics_shows_the_machine_during_the_calls(tab, trac
         expect(page.get_by_role("heading", name=chart, exact=True)).to_be_visible()
 
 
-def test_the_prepared_view_shows_the_scenarios_of_the_study_with_the_columns_that_matter(tab, tracked):
+def test_the_prepared_view_shows_the_studys_scenarios_with_relevant_columns(tab, tracked):
     page = tab.open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("#"))
     # Neither the study's own run nor, of a busy machine, those that were set aside.
     expect(page.get_by_text(f"{len(tracked.scenarios)} matching runs")).to_be_visible()
@@ -164,7 +164,7 @@ def test_the_prepared_view_shows_the_scenarios_of_the_study_with_the_columns_tha
 
 @pytest.fixture
 def _views_stay(tracked):
-    """Give the views of the study back to the tests that come next."""
+    """Restore the views of the study for the following tests."""
     client = MlflowClient(tracked.server)
     before = client.get_experiment(tracked.experiment_id).tags
     yield
@@ -183,7 +183,7 @@ def test_the_view_of_an_older_study_shows_its_runs(fresh_tab, tracked, monkeypat
     expect(page.get_by_text("does not exist")).to_have_count(0)
 
 
-def test_the_prepared_charts_are_bars_and_what_was_asked(tab, tracked):
+def test_the_prepared_charts_are_bars_and_parallel_coordinates(tab, tracked):
     page = tab.open(runs_link("", tracked.experiment_id, tracked.study_id, charts=True).removeprefix("#"))
     expect(page.get_by_text("What was asked").first).to_be_visible()
     expect(page.get_by_text("Parallel Coordinates").first).to_be_visible()

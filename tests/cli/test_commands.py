@@ -1,4 +1,4 @@
-"""The command line: fast help, one-line errors, output that programs can read."""
+"""The command line: fast help, one-line errors, machine-readable output."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ print("HEAVY:", sorted(heavy))
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
-def test_help_tells_what_a_command_is_for(command):
+def test_help_describes_every_command(command):
     output = run(*command, "--help").output
     assert output.startswith("Usage:")
     assert len(output.splitlines()) > 4
@@ -127,7 +127,7 @@ def test_usage_errors_exit_with_2(arguments):
 
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("command", ["runs", "compare"])
-def test_a_folder_without_runs_is_said_in_a_line_and_left_empty(tmp_path, command):
+def test_a_folder_without_runs_is_reported_in_one_line_and_left_empty(tmp_path, command):
     done = subprocess.run(
         [sys.executable, "-m", "llmtrack", command],
         capture_output=True,
@@ -174,7 +174,7 @@ def test_compare_prints_and_writes(tmp_path):
 
 
 @pytest.mark.usefixtures("_clean_environment")
-def test_doctor_names_what_there_is():
+def test_doctor_lists_everything_it_checks():
     findings = json.loads(run("doctor", "--format", "json").stdout)
     states = {finding["topic"]: finding["state"] for finding in findings}
     assert states["python"] == states["torch"] == states["transformers"] == states["mlflow"] == "ok"
@@ -188,7 +188,7 @@ def test_doctor_names_what_there_is():
 
 @pytest.mark.usefixtures("_clean_environment")
 @pytest.mark.parametrize(("native", "text"), [(True, "supported on cpu"), (False, "supported on cpu (emulated, slow)")])
-def test_doctor_says_where_bfloat16_is_emulated(monkeypatch, native, text):
+def test_doctor_reports_emulated_bfloat16(monkeypatch, native, text):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native, raising=False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     monkeypatch.setattr(devices, "supports_bfloat16", lambda kind: kind == "cpu")
@@ -214,7 +214,7 @@ def test_a_broken_library_is_a_finding_and_exit_code_1(monkeypatch):
 
 
 @pytest.mark.usefixtures("_clean_environment")
-def test_doctor_and_sync_fail_while_a_record_was_set_aside(tmp_path, monkeypatch):
+def test_doctor_and_sync_fail_while_a_corrupt_record_exists(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMTRACK_SPOOL", str(tmp_path))
     assert run("sync").stdout == "0 sent, 0 still kept\n"
     assert doctor._spool().state == "ok"
@@ -232,7 +232,7 @@ def test_doctor_and_sync_fail_while_a_record_was_set_aside(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("address", ["mlruns/", "http://localhost:port", "sqlite:////nowhere/mlflow.db"])
-def test_doctor_says_what_to_do_about_a_store_that_cannot_be_used(monkeypatch, address):
+def test_doctor_gives_a_remedy_for_an_unusable_store(monkeypatch, address):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     found = doctor._safely(doctor._tracking)
     assert (found.state, found.remedy) == ("broken", "")
@@ -283,12 +283,12 @@ def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
         ),
     ],
 )
-def test_whatever_ends_a_command_is_said_in_a_line(monkeypatch, error, code, said_of_it):
+def test_every_end_of_a_command_is_reported_in_one_line(monkeypatch, error, code, said_of_it):
     monkeypatch.setattr("llmtrack.tracking.write.sync.sync", lambda *given: (_ for _ in ()).throw(error))
     assert run("sync", code=code).output == said_of_it
 
 
-def test_a_working_folder_that_is_gone_is_named_whatever_it_breaks(monkeypatch):
+def test_a_missing_working_folder_is_named(monkeypatch):
     def gone(*given):
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
@@ -297,7 +297,7 @@ def test_a_working_folder_that_is_gone_is_named_whatever_it_breaks(monkeypatch):
     assert run("sync", code=2).output == "error: the working folder is gone: go to another\n"
 
 
-def test_what_is_terminated_leaves_no_temporary_files(monkeypatch, tmp_path):
+def test_a_terminated_command_leaves_no_temporary_files(monkeypatch, tmp_path):
     def sync(*given):
         with tempfile.TemporaryDirectory(dir=tmp_path):
             signal.raise_signal(signal.SIGTERM)
@@ -310,7 +310,7 @@ def test_what_is_terminated_leaves_no_temporary_files(monkeypatch, tmp_path):
 @pytest.mark.slow(1)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
-def test_output_that_cannot_be_written_is_said_in_a_line(arguments):
+def test_unwritable_output_is_reported_in_one_line(arguments):
     environment = os.environ | {"PYTHONPATH": with_folders(ROOT)}
     command = [sys.executable, "-m", "llmtrack", *arguments]
     with open("/dev/full", "w") as full:
@@ -318,7 +318,7 @@ def test_output_that_cannot_be_written_is_said_in_a_line(arguments):
     assert (done.returncode, done.stderr) == (2, "error: cannot write the output: No space left on device\n")
 
 
-def test_the_home_of_nobody_is_a_folder_of_that_name_as_in_a_shell(monkeypatch, tmp_path):
+def test_an_unknown_users_home_is_taken_literally_as_in_a_shell(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     there = "~no-such-user/x"
     monkeypatch.setenv("LLMTRACK_CACHE", there)
@@ -332,7 +332,7 @@ def test_the_home_of_nobody_is_a_folder_of_that_name_as_in_a_shell(monkeypatch, 
 
 
 @pytest.mark.parametrize("option", ["model=x", "dtype=float16"])
-def test_what_has_an_option_of_its_own_is_not_told_a_backend(option):
+def test_a_dedicated_option_is_refused_as_a_backend_option(option):
     told = run("generate", "a", "--option", option, code=2)
     assert (
         told.output
@@ -340,13 +340,13 @@ def test_what_has_an_option_of_its_own_is_not_told_a_backend(option):
     )
 
 
-def test_an_interrupt_while_an_experiment_is_imported_is_said_in_a_line():
+def test_an_interrupt_during_import_is_reported_in_one_line():
     code = "import sys; sys.argv = ['-m']; import experiments; raise KeyboardInterrupt"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "interrupted\n")
 
 
-def test_generate_prints_no_text_of_a_model_that_computes_no_numbers(own_cache, tmp_path):
+def test_generate_refuses_a_model_with_non_finite_logits(own_cache, tmp_path):
     model = spoiled_model("synthetic:tiny", tmp_path / "model")
     result = run("generate", "a", "--model", str(model), "--device", "cpu", "--max-new-tokens", "2", code=2)
     assert result.stdout == ""
@@ -355,7 +355,7 @@ def test_generate_prints_no_text_of_a_model_that_computes_no_numbers(own_cache, 
     )
 
 
-def test_generate_says_what_it_ignores():
+def test_generate_warns_of_an_ignored_revision():
     result = run(
         "generate",
         "a",
@@ -372,7 +372,7 @@ def test_generate_says_what_it_ignores():
     assert "warning" not in result.stdout
 
 
-def test_a_value_that_is_wrong_is_not_echoed_whole():
+def test_an_invalid_value_is_truncated_in_the_message():
     result = run("generate", "a", "--model", "x" * 100_000, code=2)
     assert result.stderr.startswith("error: ")
     assert len(result.stderr) < 3000

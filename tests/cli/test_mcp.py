@@ -1,4 +1,4 @@
-"""`llmtrack mcp`: read-only tools over the functions of the commands, asked by a real client over stdio."""
+"""`llmtrack mcp`: read-only tools over the functions of the commands, called by a real client over stdio."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SLOWER = 1.5
 
 @pytest.fixture
 def studies(measured):  # noqa: F811
-    """Two studies of one work, the second slower by a half."""
+    """Measure two studies of the same work, the second slower by a half."""
     return measured((1, 1.0), (2, SLOWER))
 
 
@@ -63,7 +63,7 @@ def test_studies_are_listed_newest_first(studies, uri):  # noqa: F811
 
 
 @pytest.mark.slow(3)
-def test_a_comparison_is_that_of_the_command(studies, uri):  # noqa: F811
+def test_compare_answers_as_the_command(studies, uri):  # noqa: F811
     fast, slow = (f"study:{each.study_id}" for each in studies)
     found = Tools(uri).compare([fast], [slow], ["tokens_per_sec"])
     assert {each.verdict for each in found} == {"worse"}
@@ -75,7 +75,7 @@ def test_a_comparison_is_that_of_the_command(studies, uri):  # noqa: F811
 
 
 @pytest.mark.slow(3)
-def test_a_gate_is_that_of_the_command(studies, uri):  # noqa: F811
+def test_gate_answers_as_the_command(studies, uri):  # noqa: F811
     fast, slow = (f"study:{each.study_id}" for each in studies)
     rule = "tokens_per_sec < -10%"
     found = Tools(uri).gate([fast], [slow], [rule])
@@ -90,7 +90,7 @@ def test_a_gate_is_that_of_the_command(studies, uri):  # noqa: F811
 
 
 @pytest.mark.slow(3)
-def test_a_recommendation_is_that_of_the_command(studies, uri):  # noqa: F811
+def test_recommend_answers_as_the_command(studies, uri):  # noqa: F811
     told = command("recommend", "--study", "latest", uri=uri)
     assert asdict(Tools(uri).recommend()) == {
         **told,
@@ -114,33 +114,33 @@ def test_the_history_of_a_metric_has_its_intervals(studies, uri):  # noqa: F811
 
 @pytest.mark.parametrize("limit", [0, -1, MAX_ANSWERS + 1])
 @pytest.mark.slow(3)
-def test_answers_stay_small(studies, uri, limit):  # noqa: F811
+def test_the_number_of_answers_is_bounded(studies, uri, limit):  # noqa: F811
     for ask in (Tools(uri).list_studies, lambda limit: Tools(uri).history("tokens_per_sec", limit=limit)):
         with pytest.raises(UsageError, match=rf"limit {limit} is not possible: use 1 to {MAX_ANSWERS}"):
             ask(limit=limit)
 
 
-def test_without_the_library_one_line_says_how_to_get_it(monkeypatch):
+def test_a_missing_library_is_reported_with_the_install_command(monkeypatch):
     monkeypatch.setattr(mcp, "not_installed", list)
     done = CliRunner().invoke(main, ["mcp"])
     assert done.exit_code == 2
     assert done.output == 'error: llmtrack mcp needs fastmcp: pip install "llmtrack[mcp]"\n'
 
 
-class Asked:
-    """Return the answers to a client of the protocol."""
+class Session:
+    """Tools and answers that a client of the protocol got."""
 
     def __init__(self) -> None:
         self.tools: dict[str, Any] = {}
         self.answers: list[Any] = []
 
 
-def ask(uri: str, *calls: tuple[str, dict[str, Any]], stderr: Path) -> Asked:  # noqa: F811
+def ask(uri: str, *calls: tuple[str, dict[str, Any]], stderr: Path) -> Session:  # noqa: F811
     """Start `llmtrack mcp`, list its tools and call some; the process ends by itself when its stdin does."""
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
-    asked = Asked()
+    client = Session()
     environment = {**os.environ, "PYTHONPATH": with_folders(ROOT)}
     server = StdioServerParameters(
         command=sys.executable, args=["-m", "llmtrack", "mcp", "--tracking-uri", uri], env=environment
@@ -151,14 +151,14 @@ def ask(uri: str, *calls: tuple[str, dict[str, Any]], stderr: Path) -> Asked:  #
             async with stdio_client(server, errlog=log) as streams, ClientSession(*streams) as session:
                 told = await session.initialize()
                 assert told.serverInfo.name == "llmtrack"
-                asked.tools = {tool.name: tool for tool in (await session.list_tools()).tools}
+                client.tools = {tool.name: tool for tool in (await session.list_tools()).tools}
                 for name, arguments in calls:
-                    asked.answers.append(await session.call_tool(name, arguments))
+                    client.answers.append(await session.call_tool(name, arguments))
 
     # Playwright leaves a running loop in the main thread of a test process that it has served.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, talk()).result()
-    return asked
+    return client
 
 
 needs_library = pytest.mark.skipif(
@@ -168,10 +168,10 @@ needs_library = pytest.mark.skipif(
 
 @needs_library
 @pytest.mark.slow(10)
-def test_a_client_over_stdio_is_answered_as_the_functions_answer_and_nothing_is_written(studies, uri, tmp_path):  # noqa: F811
+def test_a_stdio_client_gets_the_functions_answers_and_nothing_is_written(studies, uri, tmp_path):  # noqa: F811
     fast, slow = (f"study:{each.study_id}" for each in studies)
     before, log = fingerprint(uri), tmp_path / "stderr.txt"
-    asked = ask(
+    client = ask(
         uri,
         ("list_studies", {"limit": 1}),
         ("compare", {"baseline": [fast], "candidates": [slow], "metrics": ["tokens_per_sec"]}),
@@ -180,12 +180,12 @@ def test_a_client_over_stdio_is_answered_as_the_functions_answer_and_nothing_is_
         ("history", {"metric": "tokens_per_sec"}),
         stderr=log,
     )
-    assert set(asked.tools) == TOOLS
-    for tool in asked.tools.values():
+    assert set(client.tools) == TOOLS
+    for tool in client.tools.values():
         assert (tool.annotations.readOnlyHint, tool.annotations.destructiveHint) == (True, False)
         assert tool.outputSchema["type"] == "object"
-    answers = [answer.structuredContent for answer in asked.answers]
-    assert not any(answer.isError for answer in asked.answers)
+    answers = [answer.structuredContent for answer in client.answers]
+    assert not any(answer.isError for answer in client.answers)
     tools = Tools(uri)
     assert answers == [
         {"result": [asdict(each) for each in tools.list_studies(limit=1)]},
@@ -200,17 +200,17 @@ def test_a_client_over_stdio_is_answered_as_the_functions_answer_and_nothing_is_
 
 @needs_library
 @pytest.mark.slow(10)
-def test_what_is_not_read_only_or_not_possible_is_refused_in_a_line(uri, tmp_path):  # noqa: F811
+def test_writing_tools_and_a_missing_store_are_refused_in_one_line(uri, tmp_path):  # noqa: F811
     nowhere = f"sqlite:///{tmp_path}/nothing.db"
-    asked = ask(
+    client = ask(
         nowhere,
         ("delete_run", {"run_id": "1"}),
         ("alias", {"name": "production", "selector": "latest"}),
         ("list_studies", {}),
         stderr=tmp_path / "stderr.txt",
     )
-    texts = [answer.content[0].text for answer in asked.answers]
-    assert all(answer.isError for answer in asked.answers)
+    texts = [answer.content[0].text for answer in client.answers]
+    assert all(answer.isError for answer in client.answers)
     assert "delete_run" in texts[0]
     assert "alias" in texts[1]
     assert texts[2].startswith(f"there is no tracking database {tmp_path}/nothing.db")

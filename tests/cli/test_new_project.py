@@ -10,7 +10,7 @@ from llmtrack.errors import UsageError
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch):
-    """The project as a wheel brings it: the checkout has the same files."""
+    """Use the project files of the checkout as those of a wheel."""
     monkeypatch.setattr(new_project, "PROJECT", Path(new_project.__file__).parents[2])
 
 
@@ -22,7 +22,7 @@ def test_a_project_is_written_once(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["a" * 5_000, "file/below"])
-def test_a_folder_that_cannot_be_written_is_said(tmp_path, folder):
+def test_an_unwritable_folder_is_reported(tmp_path, folder):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"the folder cannot be written \(.+\): choose another one"):
         new_project.write_project(tmp_path / folder)

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-# Made by programs, and held equal to them by tests of their own.
+# Generated pages, which have their own tests.
 GENERATED = {"docs/commands.md", "docs/metrics.md"}
 DOCUMENTS = [
     path
@@ -31,8 +31,8 @@ class Block:
 
     Attributes:
         place: document and line of its first line.
-        language: what the fence says.
-        text: what stands in it.
+        language: of the fence.
+        text: its content.
     """
 
     place: str
@@ -54,7 +54,7 @@ def blocks_of(path: Path) -> Iterator[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """Return the commands of a block of shell or of a workflow's steps, one line each, without comments."""
+    """Return the commands of a shell block or of a workflow's steps, one line each, without comments."""
     scripts = [block.text] if block.language == "bash" else list(_scripts(yaml.safe_load(block.text)))
     lines = "\n".join(scripts).replace("\\\n", " ").splitlines()
     # As a shell, and unlike shlex, take # inside a word for what it is.
@@ -63,7 +63,7 @@ def commands(block: Block) -> list[str]:
 
 
 def _scripts(part: Any) -> Iterator[str]:
-    """Yield what stands under `run` anywhere in a workflow."""
+    """Yield the values of `run` anywhere in a workflow."""
     if isinstance(part, dict):
         for key, value in part.items():
             yield from [value] if key == "run" and isinstance(value, str) else _scripts(value)

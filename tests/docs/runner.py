@@ -1,4 +1,4 @@
-"""How each kind of documented command is run; one of no kind is an error, so that nothing is documented unrun."""
+"""Run each kind of documented command; an unknown kind is an error, so that every command is run."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ NEEDS_ONNX = "the onnx backend needs "
 
 
 def run(command: str) -> None:
-    """Run a documented command in the working directory, as the substitutions have it.
+    """Run a documented command in the working directory, after substitutions.
 
     Raises:
-        AssertionError: it failed, or nothing says how to run it.
+        AssertionError: it failed, or its kind is unknown.
     """
     words = shlex.split(command)
     for start, handle in KINDS.items():
@@ -44,7 +44,7 @@ def run(command: str) -> None:
 
 
 def comes_to(command: str) -> str:
-    """Return the command run for a documented one; commands that differ only in substitutions are equal."""
+    """Return the command that is run for a documented one, after substitutions."""
     if not command.startswith("mlflow run "):
         return command
     try:
@@ -60,7 +60,7 @@ def entry_point(words: list[str]) -> None:
 
 
 def entry_point_of(words: list[str]) -> tuple[str, dict[str, str]]:
-    """Return the entry point that `mlflow run` is asked for, and what it is given."""
+    """Return the entry point of an `mlflow run` command, and its parameters."""
     where, *rest = words
     assert where == "." or where.startswith("https://"), f"not this project: {where}"
     given = options(rest, allowed={"-e", "-P", "--env-manager", "--experiment-name"})
@@ -110,26 +110,26 @@ def invoke(command: click.Command, arguments: list[str], codes: Iterable[int] = 
 
 
 def check(result: Result, codes: Iterable[int] = (0,)) -> None:
-    """See that a command ended with one of these codes, or said what it needs that is not installed here."""
+    """Assert that a command ended with one of these codes, or skip if it reported a missing package."""
     if result.exit_code not in codes and NEEDS_ONNX in result.output:
         skip_without_onnx()
     assert result.exit_code in codes, f"{result.output}\n{result.exception!r}"
 
 
 def skip_without_onnx() -> None:
-    """Skip what asks for ONNX Runtime where it is not installed; where it is, nobody may say otherwise."""
+    """Skip if ONNX Runtime is reported missing, and assert that it is."""
     if absent := missing_modules("onnx", "any"):
         pytest.skip(f"asks for the onnx backend, and {', '.join(absent)} are not installed")
 
 
 def make(words: list[str]) -> None:
-    """See that make has the target; what the targets do is what CI does."""
+    """Assert that make has the target; CI runs the targets."""
     done = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def pip_install(words: list[str]) -> None:
-    """Read what pip is given: its files and extras must be there, its requirements well-formed."""
+    """Check pip's arguments: files and extras must exist, requirements must be well-formed."""
     extras = set(importlib.metadata.metadata("llmtrack").get_all("Provides-Extra"))
     rest = iter(words)
     for word in rest:
@@ -146,7 +146,7 @@ def pip_install(words: list[str]) -> None:
 
 
 def mlflow_server(words: list[str]) -> None:
-    """Start the server on a free port, wait until it answers, and end it."""
+    """Start the server on a free port, wait until it answers, and stop it."""
     port = str(free_port())
     given = options(words, allowed={"--backend-store-uri"})
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", port]

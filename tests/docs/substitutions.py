@@ -1,6 +1,6 @@
-"""What a documented command is given instead of what it says, so that it ends in seconds and needs no network.
+"""Substitutions in documented commands, so that they end in seconds and need no network.
 
-Everything that is not named here runs as it is written.
+Everything else runs as written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/commands.md says what the commands' own help says."""
+"""docs/commands.md matches the commands' own help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command and every piece of Python in the documents is run, with what substitutions.py declares."""
+"""Every command and Python block in the documents is run, with the substitutions of substitutions.py."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LINES = [
 
 @pytest.fixture(scope="session")
 def reader(tmp_path_factory: pytest.TempPathFactory, template_database: Path) -> Path:
-    """The working directory of a reader who has run some experiments, a suite last: a store, and files of their own."""
+    """Create the working directory of a reader who has run some experiments, a suite last: a store and files."""
 
     def measure(folder: Path) -> None:
         shutil.copyfile(template_database, folder / "mlflow.db")
@@ -88,7 +88,7 @@ def test_documented_python_runs(block: Block, request: pytest.FixtureRequest):
         raise
 
 
-def test_every_block_is_of_a_language_that_is_run_or_only_read():
+def test_every_block_has_a_known_language():
     assert {block.language for block in BLOCKS} <= SHELL | READ_ONLY | {"python"}
     assert len(LINES) > 20
 
@@ -103,6 +103,6 @@ def test_the_steps_of_a_workflow_are_commands():
 
 
 @pytest.mark.parametrize("line", ["curl https://example.org", "mlflow run . -e nothing", "llmtrack compare --nothing"])
-def test_a_command_that_cannot_be_run_is_noticed(line: str):
+def test_a_failing_command_is_noticed(line: str):
     with pytest.raises((AssertionError, KeyError)):
         runner.run(line)

@@ -1,4 +1,4 @@
-"""A link in a document leads to a file of the checkout, and to a heading that it has."""
+"""Every link in a document leads to an existing file and heading."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FENCED = re.compile(r"```.*?```", re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of the headings of a page."""
+    """Return GitHub's anchors of the headings of a page."""
     headings = re.findall(r"^#+ +(.*)$", _FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -30,7 +30,7 @@ def dead_links(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_link_leads_somewhere(page: Path):
+def test_every_link_has_a_target(page: Path):
     assert dead_links(page) == []
 
 

@@ -1,7 +1,7 @@
 """What docs/architecture.md says under "to add X, write Y" is all that it takes: each row is tried here, or where it says.
 
 Backends and recipes of other packages are tried in tests/engines/test_extensions.py, what `tune` tries of them in
-tests/run/tune/test_search_space.py, metrics and params in tests/report/test_one_entry.py, and conditions in
+tests/run/tune/test_search_space.py, metrics and params in tests/report/test_metric_entries.py, and conditions in
 tests/tracked/test_cells.py. That each name of a benchmark is one, tests/benchmarks/test_side_by_side.py holds.
 """
 
@@ -91,13 +91,13 @@ main = command(DECLARED)
 
 
 def load(variant: Variant) -> ScriptedEngine:
-    """As a backend's module has it."""
+    """Load an engine, as the module of a backend does."""
     return ScriptedEngine(FakeClock(), Script(1.0, 0.1), context_length=len(variant.model))
 
 
 @pytest.fixture
 def tasting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An experiment more, which is one file."""
+    """Add an experiment, which is one file."""
     (tmp_path / "tasting.py").write_text(EXPERIMENT)
     monkeypatch.setattr(experiments, "__path__", [*experiments.__path__, str(tmp_path)])
     yield
@@ -134,7 +134,7 @@ def test_a_tag_is_its_entry(monkeypatch):
     assert "| `llmtrack.taste` | what it tastes of |" in metrics_page()
 
 
-def test_a_corpus_of_a_name_is_the_name_and_its_texts(monkeypatch):
+def test_a_named_corpus_is_its_name_and_texts(monkeypatch):
     assert tuple(corpora._NAMED) == NAMED_CORPORA
     monkeypatch.setitem(corpora._NAMED, "verses", lambda: ["One.", "Two."])
     assert corpora.load_corpus("verses").texts == ("One.", "Two.")
@@ -161,12 +161,12 @@ def test_a_backend_of_this_package_is_a_module_and_its_line(monkeypatch):
 
 @dataclass(frozen=True)
 class Flavoured(ThreadOption):
-    """As a backend's options are."""
+    """Options of a backend."""
 
     flavour: Annotated[str, Option("What it tastes of.", choices=("plain", "sweet"))] = "plain"
 
 
-def test_an_option_of_a_backend_is_a_field_which_every_experiment_can_tell(monkeypatch):
+def test_an_option_of_a_backend_is_a_field_that_every_experiment_accepts(monkeypatch):
     monkeypatch.setitem(registry.BUILTIN, "mine", Backend(registry._module(__name__), Flavoured))
     for each in ("baseline", "precision"):
         declared = experiments.declarations()[each]
@@ -182,7 +182,7 @@ def test_a_recipe_of_this_package_is_a_module_and_its_line(monkeypatch):
     assert "plugin/rounded" in [each.label for each in recipe._available()]
 
 
-def test_what_may_be_reused_is_there():
+def test_reusable_names_exist():
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     table = page.partition("## What may be reused")[2].partition("## The conformance kit")[0]
     rows = [[each.strip() for each in line.split("|")[1:3]] for line in table.splitlines() if "`llmtrack." in line]
@@ -193,11 +193,11 @@ def test_what_may_be_reused_is_there():
             assert hasattr(place, name), f"{module} has no {name}"
 
 
-def test_a_param_is_a_condition_unless_it_says_otherwise():
+def test_a_param_is_configuration_by_default():
     assert schema.Param("flavour", str, "of what").role == "configuration"
 
 
-def test_a_figure_against_another_model_is_compared_where_that_is_the_same(monkeypatch):
+def test_a_metric_relative_to_a_reference_is_compared_for_the_same_reference(monkeypatch):
     metric = schema.Metric("distance", "-", "lower", "from the reference", "sum", needs=("text", "reference"))
     monkeypatch.setitem(schema.METRIC_BY_NAME, "distance", metric)
     runs = made(run("a", reference="one", distance=1.0), run("b", reference="another", distance=1.0))
@@ -205,14 +205,14 @@ def test_a_figure_against_another_model_is_compared_where_that_is_the_same(monke
     assert why_not_comparable(runs[0], runs[0], "distance") == ""
 
 
-def test_a_field_of_what_is_sent_is_read_of_data_that_has_it_not_yet():
+def test_a_new_field_of_a_message_is_read_from_older_data():
     before = make_dataclass("Sent", [("one", int)], frozen=True)
     after = make_dataclass("Sent", [("one", int), ("two", str, "")], frozen=True)
     assert from_json(to_json(before(1)), after) == after(1)
     assert from_json(to_json(after(1, "x")), after) == after(1, "x")
 
 
-def test_a_field_of_what_is_kept_is_left_out_while_it_is_empty():
+def test_an_empty_field_of_a_stored_record_is_omitted():
     @serializable("two")
     @dataclass(frozen=True)
     class Kept:
@@ -247,18 +247,18 @@ def test_a_packaged_model_is_its_entry(tmp_path, monkeypatch):
 
 @dataclass(frozen=True)
 class RunsElsewhere(RunOptions):
-    """How a study is run, where there is another executor."""
+    """Settings with another executor."""
 
     executor: Annotated[str, Option("Where.", choices=(*entry.EXECUTORS, "elsewhere"))] = "elsewhere"
 
 
 class Elsewhere(InlineExecutor):
-    """An executor more."""
+    """An additional executor."""
 
     closed = False
 
     def close(self) -> None:
-        """Say that it was asked to."""
+        """Record the call."""
         self.closed = True
 
 

@@ -25,7 +25,7 @@ INLINE = {"executor": "inline"}
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tracked files of this project as a git repository of its own, in a folder with a space."""
+    """Copy the tracked files of this project to a separate git repository, in a folder with a space."""
     return made_once(tmp_path_factory, "check out", commit_tracked_files) / "llm track"
 
 
@@ -54,7 +54,7 @@ def commit_tracked_files(parent: Path) -> None:
 
 
 def copy_compiled(source: Path, target: Path) -> None:
-    """Copy what Python has compiled of a package: in the copy each of its files has the same content and time."""
+    """Copy the compiled files of a package, whose sources have the same content and time in the copy."""
     for compiled in source.rglob("__pycache__/*.pyc"):
         copied = target / compiled.relative_to(source)
         copied.parent.mkdir(exist_ok=True)
@@ -103,7 +103,7 @@ def mlflow_run(checkout, environment, elsewhere) -> MlflowRun:
 
 @pytest.fixture
 def _there(environment, elsewhere, monkeypatch) -> None:
-    """Let this process be one that was started in the other working directory."""
+    """Make this process look as if started in the other working directory."""
     for name in [name for name in os.environ if name.startswith(("MLFLOW_", "LLMTRACK_SPOOL"))]:
         monkeypatch.delenv(name)
     for name in ("PATH", "PYTHONPATH"):
@@ -115,7 +115,7 @@ def _there(environment, elsewhere, monkeypatch) -> None:
 
 @pytest.fixture
 def mlflow_run_here(_there, checkout) -> Callable[..., Result]:
-    """Run an entry point by MLflow's own command in this process, whose imports it takes; what it starts are programs."""
+    """Run an entry point by MLflow's own command in this process, to share its imports; it starts programs."""
 
     def run(entry_point: str, **parameters: object) -> Result:
         from mlflow.cli import cli
@@ -130,7 +130,7 @@ def mlflow_run_here(_there, checkout) -> Callable[..., Result]:
 
 @pytest.fixture
 def run_here(_there, monkeypatch, undrawn) -> Callable[..., Result]:
-    """Run an entry point as `mlflow run` would, but in this process, which measures, too, and draws no picture."""
+    """Run an entry point as `mlflow run` would, but in this process, including measuring, without plots."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "tested")
 
     def run(name: str, **parameters: object) -> Result:
@@ -154,7 +154,7 @@ def tracked(elsewhere):
             return MlflowClient(self.uri)
 
         def runs(self, **filters):
-            """Of each study the newest run of each scenario: where the machine is busy, a baseline is measured twice."""
+            """Return the newest run of each scenario of each study: on a busy machine, a baseline is measured twice."""
             found = runs(tracking_uri=self.uri, **filters)
             return found[(found["kind"] != "scenario") | ~found.duplicated(["study_id", "scenario"])]
 

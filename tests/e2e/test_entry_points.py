@@ -1,4 +1,4 @@
-"""What each entry point measures, tracks and reports, in this process; test_mlflow_run.py starts them as programs."""
+"""Measurements, tracking and reports of each entry point, in this process; test_mlflow_run.py starts them as programs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_perplexity_of_the_real_model(run_here, tracked, smollm2_spec):
     }
 
 
-def test_cache_padding_tells_which_rows_padding_changes(run_here, tracked):
+def test_cache_padding_reports_which_rows_padding_changes(run_here, tracked):
     ok(run_here("cache_padding", lengths="4,12", multiple="256", **TINY))
     runs = tracked.runs().set_index("scenario")
     assert (runs["status"] == "FINISHED").all()
@@ -121,7 +121,7 @@ def test_suite_and_compare(run_here, tracked, monkeypatch):
     assert tracked.artifacts(run["run_id"]) >= {"table.csv", "table.md", "table.png"}
 
 
-def test_an_unreachable_server_loses_nothing(run_here, elsewhere, monkeypatch):
+def test_an_unreachable_server_loses_no_measurement(run_here, elsewhere, monkeypatch):
     monkeypatch.setenv("LLMTRACK_SPOOL", str(elsewhere / "spool"))
     with socket.socket() as taken:
         # Bound and not listening: every connection is refused.

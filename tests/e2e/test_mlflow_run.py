@@ -37,7 +37,7 @@ def study_of(tracked, experiment: str):
 
 
 def plots_of(runs, *names: str) -> set[str]:
-    """Return the pictures of a study: a program of its own trusts no ceiling, and draws no roofline, while others are busy."""
+    """Return the plots of a study, without the roofline, which is left out while other programs are busy."""
     shares = runs.filter(regex="_floor_share$").notna().any(axis=None)
     return {f"plots/{name}.png" for name in (*names, *(["roofline"] if shares else []))}
 
@@ -75,7 +75,7 @@ def test_baseline_from_a_git_url_measures_the_real_model(mlflow_run, tracked, ch
     assert (params["max_new_tokens"], params["cfg.max_new_tokens"]) == ("4", "4")
 
 
-def test_prompt_length_meets_its_targets_and_a_scenario_that_fails_is_a_failed_run(mlflow_run_here, tracked):
+def test_prompt_length_meets_its_targets_and_a_failing_scenario_is_a_failed_run(mlflow_run_here, tracked):
     done = mlflow_run_here("prompt_length", lengths="16,64,100000", **TINY)
     assert done.exit_code != 0
     runs = tracked.runs().set_index("scenario")
@@ -95,7 +95,9 @@ def test_prompt_length_meets_its_targets_and_a_scenario_that_fails_is_a_failed_r
     assert "prompt_100000 failed" in tracked.text(study["run_id"], "table.md")
 
 
-def test_training_learns_and_its_checkpoint_is_a_model_to_others(mlflow_run_here, run_here, tracked, tmp_path):
+def test_training_improves_the_model_and_other_experiments_load_its_checkpoint(
+    mlflow_run_here, run_here, tracked, tmp_path
+):
     small = {"corpus": "builtin", "steps": 6, "eval_every": 3, "sequence_length": 32, "batch_size": 2}
     # A path with a space reaches the experiment.
     output = tmp_path / "trained here"
@@ -126,8 +128,8 @@ def test_training_learns_and_its_checkpoint_is_a_model_to_others(mlflow_run_here
     assert "perplexity before" in compared.output
 
 
-def test_a_usage_error_that_the_worker_finds_is_one_line_and_exit_code_2(run_here, monkeypatch):
-    """Other mistakes are made in tests/run/test_borders.py. The worker is a process that imports nothing anew."""
+def test_a_usage_error_in_the_worker_is_one_line_and_exit_code_2(run_here, monkeypatch):
+    """Other errors are tested in tests/run/test_borders.py."""
     monkeypatch.setattr(entry, "ProcessExecutor", partial(ProcessExecutor, start=ForkedWorker))
     done = run_here("baseline", executor="process", backend="abacus")
     assert done.exit_code == 2, done.output

@@ -39,7 +39,7 @@ RUNTIME_RECIPES = ("torch/bfloat16", "onnx/int8-weight-only", "genai/int4", "ope
 
 
 def asked(name: str, quick: bool) -> Experiment:
-    """Return an experiment as it is without any option."""
+    """Build an experiment with its default options."""
     if name == "quantization" and not quick:
         return quantization.build(quantization.Config(recipes=RECIPES))
     if name == "backends":

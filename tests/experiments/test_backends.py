@@ -1,4 +1,4 @@
-"""Which runtimes are compared, in which cells, and what the experiment says and draws of runs made by hand."""
+"""The backends experiment: its scenarios, and its reading and plots for artificial runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from experiments import backends, suite
 from experiments.backends import Config, build, everything, has_alternatives, plots, reading
 from llmtrack.errors import UsageError
 from llmtrack.host.packages import RUNTIMES
-from tests.experiments.installing import pretend
+from tests.experiments.installed import pretend
 from tests.report.frames import interval, made, run
 
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Say which backends are installed."""
+    """Pretend that these backends are installed."""
 
     def say(*names):
         there = {"torch", *names}
@@ -24,7 +24,7 @@ def installed(monkeypatch):
     return say
 
 
-def test_all_is_what_is_installed(installed):
+def test_all_means_what_is_installed(installed):
     installed()
     assert set(everything()) == {"torch/float32", "torch/bfloat16"}
     assert not has_alternatives()
@@ -35,7 +35,7 @@ def test_all_is_what_is_installed(installed):
     assert not [label for label in there if label.startswith("onnx/")]
 
 
-def test_the_suite_has_it_where_there_is_something_to_compare(installed):
+def test_the_suite_includes_it_if_there_are_backends_to_compare(installed):
     installed("onnx")
     assert "backends" in suite.chosen_names(suite.Config())
     assert "backends" not in suite.chosen_names(suite.Config(quick=True))
@@ -44,7 +44,7 @@ def test_the_suite_has_it_where_there_is_something_to_compare(installed):
     assert suite.chosen_names(suite.Config(experiments=("backends",))) == ("backends",)
 
 
-def test_each_recipe_is_measured_in_every_cell_and_scored_once_for_each_number_of_threads():
+def test_each_recipe_is_measured_in_every_shape_and_scored_once_per_number_of_threads():
     experiment = build(Config(recipes=("genai/int4",), threads=(1, 2), lengths=(64, 256), sizes=(1, 4)))
     cells = [
         (each.variant.option("threads", 0), each.task.prompt_tokens, len(each.task.prompts))
@@ -64,7 +64,7 @@ def test_each_recipe_is_measured_in_every_cell_and_scored_once_for_each_number_o
     assert judged.pop().reference == experiment.scenarios[0].variant
 
 
-def test_each_cell_has_one_baseline_by_pytorch_at_the_first_number_of_threads():
+def test_each_shape_has_one_baseline_by_pytorch_at_the_first_number_of_threads():
     experiment = build(Config(recipes=("openvino/int8",), threads=(2, 1)))
     assert [each.name for each in experiment.scenarios if each.baseline] == [
         "torch-float32-prompt-64-threads-2",
@@ -74,7 +74,7 @@ def test_each_cell_has_one_baseline_by_pytorch_at_the_first_number_of_threads():
 
 
 def test_rows_of_a_batch_are_of_one_length():
-    """Not every runtime takes others."""
+    """Not every runtime supports unequal lengths."""
     tasks = {each.task for each in build(Config(recipes=("genai/int8",))).scenarios}
     assert all(len(set(task.prompts)) == 1 and task.batch_size == len(task.prompts) for task in tasks)
 
@@ -146,7 +146,7 @@ def test_the_front_is_drawn_for_each_number_of_threads(runs):
     }
 
 
-def test_nothing_measured_is_said_and_not_drawn(installed):
+def test_without_measured_runs_the_reading_says_so_and_nothing_is_drawn(installed):
     installed("genai")
     failed = made(run("torch-float32", experiment="backends", status="FAILED", failure="error", reason="no"))
     assert "Nothing was both timed and scored" in reading(failed)[0]

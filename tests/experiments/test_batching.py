@@ -26,7 +26,7 @@ def runs(*throughputs: tuple[int, float, float]) -> Runs:
     )
 
 
-def test_every_arm_works_off_the_same_prompts():
+def test_every_arm_processes_the_same_prompts():
     scenarios = batching.build(batching.Config(sizes=(1, 3, 12))).scenarios
     assert [each.name for each in scenarios] == ["batch_1", "batch_3", "batch_12"]
     assert [each.task.batch_size for each in scenarios] == [1, 3, 12]
@@ -51,7 +51,7 @@ def test_the_knee_is_where_throughput_stops_growing_beyond_noise(throughputs, be
     assert batching.knee(runs(*throughputs)).params["batch_size"] == best
 
 
-def test_reading_names_the_batch_size_and_its_price():
+def test_the_reading_names_the_batch_size_and_its_cost():
     lines = batching.reading(runs((1, 10, 0.1), (2, 16, 0.1), (4, 20, 0.1), (8, 19, 0.1)))
     assert lines == [
         "Throughput grows up to a batch size of 4: 20.0 tokens/s, 2.00x (1.97 to 2.03) the rate of batch size 1.",
@@ -60,7 +60,7 @@ def test_reading_names_the_batch_size_and_its_price():
     ]
 
 
-def test_the_largest_size_may_not_be_the_end():
+def test_the_reading_suggests_larger_sizes_if_the_largest_wins():
     lines = batching.reading(runs((1, 10, 0.1), (2, 16, 0.1)))
     assert "a larger one may do more" in lines[1]
 

@@ -23,7 +23,7 @@ from llmtrack.run.settings import Settings
 from llmtrack.spec.options import config_from, parameters, tracked_settings
 from llmtrack.spec.scenario import DEFAULT_MODEL, Scenario, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask, workload_id
-from tests.experiments.installing import pretend
+from tests.experiments.installed import pretend
 
 SETTINGS = Settings(model="m", revision="r", device="cpu", max_new_tokens=7, warmup=2, min_repeats=3)
 
@@ -57,15 +57,15 @@ def test_every_experiment(name):
 
 
 def _but_for_folders(scenario: Scenario) -> Scenario:
-    """Leave out where training writes, and how often the quick suite repeats at most."""
+    """Remove the training folder, and the quick suite's maximum number of repeats."""
     task = replace(scenario.task, output="") if isinstance(scenario.task, TrainTask) else scenario.task
     return replace(scenario, task=task, repeat=replace(scenario.repeat, max_repeats=0))
 
 
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("name", suite.NAMES)
-def test_what_was_asked_asks_for_the_same_again(name, quick):
-    """By it a command is made that measures more: of the same device, dtype, lengths and all else."""
+def test_the_recorded_request_reproduces_the_experiment(name, quick):
+    """Commands that measure more are built from it: with the same device, dtype, lengths and all else."""
     (experiment,) = suite.experiments_of([name], config_from(suite.Config, SETTINGS, quick=quick, threads=2))
     declared = suite.DECLARED_BY_NAME[name]
     own = {each.name: each for each in parameters(declared.config)}
@@ -89,7 +89,7 @@ def test_what_was_asked_asks_for_the_same_again(name, quick):
     ids=["torch alone", "torch and torchao", "onnx without recipes", "all but onnx"],
 )
 @pytest.mark.parametrize("quick", [False, True])
-def test_what_is_asked_by_default_is_nothing_that_is_refused_whatever_is_installed(there, quick, monkeypatch):
+def test_the_default_request_is_accepted_whatever_is_installed(there, quick, monkeypatch):
     for each in (quantization, backends):
         pretend(monkeypatch, each, there)
     for focus in suite.FOCUSES:
@@ -99,7 +99,7 @@ def test_what_is_asked_by_default_is_nothing_that_is_refused_whatever_is_install
 
 
 @pytest.mark.parametrize("name", suite.NAMES)
-def test_default_repeats_can_tell_each_arm_from_its_baseline(name, monkeypatch):
+def test_default_repeats_can_be_significant_for_each_arm(name, monkeypatch):
     for each in (quantization, backends):
         pretend(monkeypatch, each, lambda backend, recipe: True)
     declared = suite.DECLARED_BY_NAME[name]
@@ -112,7 +112,7 @@ def test_default_repeats_can_tell_each_arm_from_its_baseline(name, monkeypatch):
         assert all(each.repeat.min_repeats >= needed for each in timed), f"{len(timed)} arms need {needed}"
 
 
-def test_the_suite_passes_on_the_repeats_that_it_is_asked_for():
+def test_the_suite_passes_on_the_requested_repeats():
     (asked,) = suite.experiments_of(["edge_prompts"], suite.Config(min_repeats=9))
     assert {each.repeat.min_repeats for each in asked.scenarios} == {9}
 
@@ -175,7 +175,7 @@ def test_settings_by_default():
     assert Settings().variant(dtype="bfloat16").dtype == "bfloat16"
 
 
-def test_training_finds_its_folder_again_to_resume(tmp_path, monkeypatch):
+def test_training_finds_its_folder_to_resume(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = training.Config(model="synthetic:tiny", steps=5)
 
@@ -196,7 +196,7 @@ def test_training_finds_its_folder_again_to_resume(tmp_path, monkeypatch):
         output(named)
 
 
-def test_a_training_is_known_by_what_is_asked_and_not_by_where_it_is_kept():
+def test_a_trainings_id_depends_on_its_settings_and_not_on_its_folder():
     one, other = (
         Scenario("t", Variant("synthetic:tiny"), TrainTask(output=place, explain=said))
         for place, said in (("here", True), ("there", False))
@@ -217,7 +217,7 @@ def test_a_training_is_known_by_what_is_asked_and_not_by_where_it_is_kept():
         ("packaged:smollm2", "auto", 0.5, 0.5),
     ],
 )
-def test_the_learning_rate_follows_from_where_training_begins(model, start, given, rate):
+def test_the_default_learning_rate_depends_on_the_initial_weights(model, start, given, rate):
     config = training.Config(model=model, start=start, learning_rate=given)
     assert training.task_of(config).learning_rate == rate
 

@@ -1,4 +1,4 @@
-"""The cache and padding experiment: what it asks, and what it reads from numbers made by hand."""
+"""The cache and padding experiment: its scenarios, and its reading of artificial runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_each_length_has_both_caches_and_its_own_baseline():
     assert {task.max_new_tokens for task in padded} == {5}
 
 
-def test_reading_tells_the_price_of_no_cache_and_which_padding_changes_the_text():
+def test_the_reading_states_the_cost_of_no_cache_and_which_padding_changes_the_text():
     assert cache_padding.reading(RUNS) == [
         "Without the KV cache 32 new tokens behind 30 prompt tokens take 4.0x (4.0 to 4.0) the time (3.00 s to 12.00 s).",
         "From the first to the last quarter of the answer a token takes 90.0 ms to 99.0 ms with the cache (1.10x).",
@@ -73,7 +73,7 @@ def test_reading_tells_the_price_of_no_cache_and_which_padding_changes_the_text(
     ]
 
 
-def test_reading_of_nothing_says_so():
+def test_the_reading_states_that_nothing_was_measured():
     failed = changed(RUNS, status="FAILED")
     assert cache_padding.reading(failed)[0] == "Nothing was measured."
 

@@ -1,4 +1,4 @@
-"""The edge prompts: what is asked, what the numbers are said to mean, and a whole study of them."""
+"""The edge prompts experiment: its scenarios, its reading of artificial runs, and a whole study."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_real_tokenizer_reads_one_token_and_special_tokens(smollm2_spec):
 
 
 def timed(name: str, tokens: int, first_ms: float, step_ms: float, noise: float = 0.02, n: int = 6, **values):
-    """A run of 11 new tokens: the first, and 10 steps."""
+    """Return a run of 11 new tokens: the first, and 10 steps."""
     total_s = (first_ms + 10 * step_ms) / 1000
     numbers = {
         "total_latency_s": total_s,
@@ -119,14 +119,14 @@ def found(*rows):
     return {each.scenario: each for each in outliers(made(*ORDINARY, *rows))}
 
 
-def test_alike_prompts_have_no_outliers():
+def test_similar_prompts_have_no_outliers():
     assert found() == {}
     assert outlier_lines(made(*ORDINARY)) == [
         "No prompt lies more than 1.5x from the median of all, up or down, beyond noise."
     ]
 
 
-def test_a_long_prompt_whose_prefill_is_the_call():
+def test_a_long_prompt_dominated_by_its_prefill():
     (one,) = found(timed("very_long", 200, 900, 10)).values()
     # 900 of 1000 ms; ms/token 1000 / 200 = 5x, TTFT 9x.
     assert (one.cause, one.prefill_share, one.step_ratio) == ("long_prefill", pytest.approx(0.9), 1.0)
@@ -158,14 +158,14 @@ def test_a_short_prompt_is_fast():
     assert one.cause == "unexplained"
 
 
-def test_a_difference_within_noise_is_no_outlier():
+def test_a_difference_within_noise_is_not_an_outlier():
     assert found(timed("very_long", 200, 900, 10, noise=0.9)) == {}
     noisy = [{**timed(row["scenario"], 20, 100, 10, noise=0.99)} for row in ORDINARY]
     assert outliers(made(*noisy, timed("empty", 1, 30, 5))) == []
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_few_repeats_leave_the_noise_unknown_and_what_would_tell_is_said(n):
+def test_with_few_repeats_outliers_are_inconclusive_with_the_command_to_settle_them(n):
     row = timed("very_long", 200, 900, 10, noise=0, n=n)
     line, more = outlier_lines(made(*ORDINARY, row))
     words = f"inconclusive: too few repeats among 5 comparisons, 6 against {n}: measure at least 5"
@@ -174,7 +174,7 @@ def test_few_repeats_leave_the_noise_unknown_and_what_would_tell_is_said(n):
     assert more.endswith(f"to settle it run: {command}")
 
 
-def test_more_prompts_need_more_repeats_to_be_told():
+def test_more_prompts_need_more_repeats_to_be_conclusive():
     rows = [timed(f"p{n}", 20, 100, 10, n=5) for n in range(8)]
     (one,) = outliers(made(*rows, timed("very_long", 200, 900, 10, n=5)))
     assert (one.repeats_needed, "among 8 comparisons" in one.inconclusive) == (6, True)
@@ -219,7 +219,7 @@ def test_reading_where_special_tokens_are_only_the_bos_of_every_prompt():
     assert "special_tokens: this tokenizer has none of the special tokens that the text spells." in lines
 
 
-def test_nothing_measured_is_said():
+def test_the_reading_says_if_nothing_was_measured():
     failed = made(run("plain", status="FAILED", failure="load", reason="gone", baseline=True))
     assert reading(failed) == ["Nothing was measured.", "1 of 1 scenario failed: plain."]
 

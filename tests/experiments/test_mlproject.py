@@ -1,4 +1,4 @@
-"""MLproject and the commands say the same: parameters, options and defaults."""
+"""MLproject and the commands agree on parameters, options and defaults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def command_of(name: str) -> click.Command:
 
 
 def options_of(name: str) -> dict[str, click.Parameter]:
-    """Options of the command by their names on the command line, `-` as `_`."""
+    """Return the options of the command by their names on the command line, with `_` for `-`."""
     return {
         option.removeprefix("--").replace("-", "_"): parameter
         for parameter in command_of(name).params
@@ -54,7 +54,7 @@ def test_the_command_line_uses_exactly_the_parameters(name):
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_each_parameter_is_the_option_of_its_name_and_unquoted(name):
+def test_each_parameter_is_passed_unquoted_to_the_option_of_its_name(name):
     line = words(name)
     pairs = dict(itertools.pairwise(line))
     for parameter in ENTRY_POINTS[name]["parameters"]:
@@ -83,7 +83,7 @@ def test_every_option_of_an_experiment_is_a_parameter(name):
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_the_defaults_are_accepted_by_the_command(name):
-    """As MLflow would call it with nothing given."""
+    """As MLflow calls it without parameters."""
     values = {key: each["default"] for key, each in ENTRY_POINTS[name]["parameters"].items()}
     line = shlex.split(ENTRY_POINTS[name]["command"].format(**{k: shlex.quote(v) for k, v in values.items()}))
     arguments = line[4:] if line[2] == "llmtrack" else line[3:]
@@ -99,11 +99,11 @@ def test_every_experiment_is_an_entry_point():
     assert files | {"compare"} == set(ENTRY_POINTS)
 
 
-def test_the_environment_file_is_there():
+def test_the_environment_file_exists():
     assert (ROOT / PROJECT["conda_env"]).is_file()
 
 
-def test_mlproject_is_what_the_configs_say():
+def test_mlproject_matches_the_configs():
     assert (ROOT / "MLproject").read_text(encoding="utf-8") == mlproject(), "run: make docs"
 
 
@@ -121,7 +121,7 @@ def test_the_page_of_recipes_lists_each_with_what_it_quantizes_and_its_options()
     assert "`calibration_method=minmax`" in text
 
 
-def test_what_type_checkers_know_is_what_the_experiments_take():
+def test_the_type_stub_matches_the_experiments():
     text = (ROOT / "llmtrack" / "run" / "typed.pyi").read_text(encoding="utf-8")
     assert text == typed(), "run: make docs"
     assert "    dtypes: Sequence[str] | str = ...,\n" in text
@@ -137,7 +137,7 @@ NOTHING = [
 
 @pytest.mark.parametrize(("name", "parameter"), [(name, each) for name, given in NOTHING for each in given])
 @pytest.mark.parametrize("spelling", ["--{}", "--{}="])
-def test_what_would_do_nothing_is_no_parameter_and_refused_in_one_line(name, parameter, spelling, capfd):
+def test_a_parameter_without_effect_is_refused_in_one_line(name, parameter, spelling, capfd):
     """`mlflow run -P warmup=3` reaches a command that does not declare it as `--warmup 3`, underscores and all."""
     assert parameter not in ENTRY_POINTS[name]["parameters"]
     for word in (parameter, parameter.replace("_", "-")):
@@ -164,14 +164,14 @@ MEANT = [
 
 @pytest.mark.parametrize(("name", "given", "value", "meant"), MEANT)
 @pytest.mark.parametrize("joined", [True, False])
-def test_a_misspelt_parameter_is_refused_with_the_one_that_is_meant(name, given, value, meant, joined, capfd):
+def test_a_misspelt_parameter_is_refused_with_the_nearest_name(name, given, value, meant, joined, capfd):
     with pytest.raises(SystemExit) as ended:
         command_of(name)([f"--{given}={value}"] if joined else [f"--{given}", value])
     assert ended.value.code == 2
     assert capfd.readouterr().err == f"error: {name} has no parameter {given}: did you mean {meant}?\n"
 
 
-def test_what_is_like_no_parameter_is_refused_with_those_there_are(capfd):
+def test_an_unknown_parameter_is_refused_with_the_list_of_parameters(capfd):
     with pytest.raises(SystemExit) as ended:
         command_of("batching")(["--zoo", "3"])
     assert ended.value.code == 2

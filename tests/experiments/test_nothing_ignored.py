@@ -16,21 +16,21 @@ CLUSTER = {"address": "local", "nodes": "each", "resources": "CPU=1"}
 
 @pytest.mark.parametrize("name", CLUSTER)
 @pytest.mark.parametrize("config", [RunOptions, baseline.Config, perplexity.Config, suite.Config])
-def test_what_belongs_to_a_cluster_needs_one(config, name):
+def test_cluster_options_require_a_cluster(config, name):
     given = {name: CLUSTER[name]}
     with pytest.raises(UsageError, match=f"^{name} would change nothing: use executor=ray, or leave it out$"):
         config(**given)
     assert getattr(config(executor="ray", **given), name) == CLUSTER[name]
 
 
-def test_what_tunes_one_machine_takes_no_cluster():
+def test_tune_refuses_cluster_options():
     names = {each.name for each in parameters(tune.Config)}
     assert names.isdisjoint(each.name for each in parameters(ClusterOptions))
     with pytest.raises(UsageError, match="no executor 'ray': use process or inline"):
         tune.Config(executor="ray")
 
 
-def test_a_precision_beside_several_must_be_one_of_them():
+def test_dtype_must_be_among_dtypes():
     with pytest.raises(UsageError, match="dtype float16 would change nothing beside dtypes"):
         perplexity.Config(dtype="float16", dtypes=("float32", "bfloat16"))
     assert perplexity.Config(dtype="bfloat16", dtypes=("float32", "bfloat16")).dtype == "bfloat16"
@@ -53,7 +53,7 @@ def test_a_precision_beside_several_must_be_one_of_them():
         ),
     ],
 )
-def test_an_option_that_no_chosen_recipe_takes_is_refused(recipes, given, says):
+def test_an_option_without_effect_on_the_chosen_recipes_is_refused(recipes, given, says):
     with pytest.raises(UsageError, match=f"^{says} would change nothing: none of torch-float32, "):
         quantization.build(quantization.Config(recipes=(recipes,), **given))
 
@@ -67,7 +67,7 @@ def test_an_option_that_no_chosen_recipe_takes_is_refused(recipes, given, says):
         ("torch/bfloat16", {"threads": 2}),
     ],
 )
-def test_an_option_that_one_of_them_takes_is_told(recipes, given):
+def test_an_option_of_one_chosen_recipe_is_accepted(recipes, given):
     built = quantization.build(quantization.Config(recipes=("torch/bfloat16", recipes), **given))
     told = {name for each in built.scenarios for name, _ in each.variant.options}
     assert set(given) - {"log_model"} <= told
@@ -86,7 +86,7 @@ def test_an_option_that_one_of_them_takes_is_told(recipes, given):
         (("training",), {"model": "synthetic:tiny"}, "model synthetic:tiny would change nothing in training"),
     ],
 )
-def test_the_suite_refuses_what_none_of_its_experiments_takes(names, given, says):
+def test_the_suite_refuses_a_setting_that_no_experiment_uses(names, given, says):
     with pytest.raises(UsageError, match=says):
         suite.chosen_names(suite.Config(experiments=names, **given))
 
@@ -100,18 +100,18 @@ def test_the_suite_refuses_what_none_of_its_experiments_takes(names, given, says
         (("precision", "perplexity"), {"dtype": "bfloat16"}),
     ],
 )
-def test_the_suite_takes_what_one_of_them_takes(names, given):
+def test_the_suite_accepts_a_setting_that_one_experiment_uses(names, given):
     assert suite.chosen_names(suite.Config(experiments=names, **given)) == names
 
 
-def test_a_length_of_long_prompts_needs_one():
+def test_long_tokens_requires_a_long_prompt():
     with pytest.raises(UsageError, match="long_tokens would change nothing"):
         edge_prompts.build(edge_prompts.Config(prompts=("plain", "emoji_combining"), long_tokens=64))
     built = edge_prompts.build(edge_prompts.Config(prompts=("plain", "very_long"), long_tokens=64))
     assert built.scenarios[1].task.max_prompt_tokens == 64
 
 
-def test_every_setting_of_the_suite_is_taken_by_some_experiment():
+def test_every_setting_of_the_suite_is_used_by_some_experiment():
     taken = {each.name for name in suite.NAMES for each in parameters(suite.DECLARED_BY_NAME[name].config)}
     assert {each.name for each in parameters(Settings)} <= taken
 
@@ -126,7 +126,7 @@ def test_every_setting_of_the_suite_is_taken_by_some_experiment():
         (("runs", "--tag", "a=1", "--tag", "a=2"), "a is given twice"),
     ],
 )
-def test_a_command_refuses_what_it_would_not_heed(words, says):
+def test_a_command_refuses_settings_without_effect(words, says):
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 2
     assert says in done.output

@@ -15,7 +15,7 @@ PINNED = json.loads(Path(__file__).with_name("pins.json").read_text(encoding="ut
 NOW = pins()
 
 
-def test_the_same_is_pinned_and_asked():
+def test_pins_cover_every_entry_point():
     assert sorted(NOW["ids"]) == sorted(PINNED["ids"]), (
         "of a new experiment: python -m tests.experiments.pins > tests/experiments/pins.json (CONTRIBUTING.md)"
     )
@@ -24,7 +24,7 @@ def test_the_same_is_pinned_and_asked():
 
 @pytest.mark.parametrize("name", PINNED["ids"])
 def test_a_scenario_keeps_its_ids(name):
-    """In this order: of the scenario, of its work, of the record of its run."""
+    """In this order: scenario, workload, record of the run."""
     assert NOW["ids"][name] == PINNED["ids"][name], (
         "a new setting at its default must not change them: leave it out there in `not_asked` and `workload_id` (spec/task.py)"
     )
@@ -32,12 +32,12 @@ def test_a_scenario_keeps_its_ids(name):
 
 @pytest.mark.parametrize("name", PINNED["parameters"])
 def test_an_entry_point_keeps_its_parameters_and_their_defaults(name):
-    """A further one changes nothing of what is asked for without it; it is pinned when pins.json is next made."""
+    """A new parameter is pinned when pins.json is next generated."""
     assert NOW["parameters"][name] | PINNED["parameters"][name] == NOW["parameters"][name]
 
 
 @pytest.mark.parametrize(("what", "said"), [("position", "position=3"), ("name", "name='cache_padding'")])
-def test_two_experiments_of_one_place_or_name_are_refused(monkeypatch, what, said):
+def test_duplicate_positions_and_names_of_experiments_are_refused(monkeypatch, what, said):
     from experiments import cache_padding, perplexity
 
     changed = replace(perplexity.DECLARED, **{what: getattr(cache_padding.DECLARED, what)})

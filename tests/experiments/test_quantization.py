@@ -1,4 +1,4 @@
-"""Which recipes are chosen, what they are told, and what the experiment says and draws of runs made by hand."""
+"""The quantization experiment: its recipes and options, and its reading and plots for artificial runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from experiments.suite import FOCUSES, chosen_names, experiments_of
 from llmtrack.errors import UsageError
 from llmtrack.spec.scenario import Scenario
 from llmtrack.tracked.runs import Runs
-from tests.experiments.installing import pretend
+from tests.experiments.installed import pretend
 from tests.report.frames import interval, made, run
 
 
@@ -32,7 +32,7 @@ def test_the_baseline_comes_first_and_is_the_reference_of_all():
     assert len({each.task for each in experiment.scenarios}) == 1
 
 
-def test_each_recipe_is_told_what_is_its_own():
+def test_each_recipe_gets_its_own_options():
     labels = ("onnx/int8-static", "onnx/int8-weight-only", "onnx/float32", "torch/bfloat16")
     experiment = build(
         Config(recipes=labels, keep_quality="5%", block_size=64, calibration_method="entropy", threads=2)
@@ -47,7 +47,7 @@ def test_each_recipe_is_told_what_is_its_own():
     assert dict(variant_of(experiment, "torch-bfloat16").options) == {"threads": 2}
 
 
-def test_blocks_with_zero_points_can_be_asked_for():
+def test_blocks_with_zero_points_can_be_requested():
     experiment = build(Config(recipes=("onnx/int4-weight-only",), symmetric=False))
     assert dict(variant_of(experiment, "onnx-int4-weight-only").options) == {"symmetric": False}
 
@@ -57,7 +57,7 @@ def test_blocks_with_zero_points_can_be_asked_for():
     ((8, 0), {"torch/float16", "torch/int8-weight-only@bfloat16", "torch/int4-weight-only"}, {"torch/float8-dynamic"}),
     ((9, 0), {"torch/int4-weight-only", "torch/float8-weight-only", "torch/float8-dynamic"}, set()),
 ])  # fmt: skip
-def test_all_is_what_the_card_can_do(monkeypatch, card, there, missing):
+def test_all_means_what_the_gpu_supports(monkeypatch, card, there, missing):
     pretend(monkeypatch, quantization, lambda backend, recipe: backend == "torch")
     monkeypatch.setattr(quantization, "capability", lambda: card)
     found = set(quantization.everything())
@@ -66,7 +66,7 @@ def test_all_is_what_the_card_can_do(monkeypatch, card, there, missing):
     assert "torch/float16" not in quantization.everything("cpu")
 
 
-def test_what_is_not_quantized_has_a_precision_of_its_own():
+def test_unquantized_parts_have_a_separate_precision():
     experiment = build(Config(recipes=("torch/int8-weight-only@bf16", "torch/int4-weight-only", "torch/float16")))
     asked = {each.name: (each.variant.quantization, each.variant.dtype) for each in experiment.scenarios}
     assert asked == {
@@ -78,12 +78,12 @@ def test_what_is_not_quantized_has_a_precision_of_its_own():
 
 
 @pytest.mark.parametrize("label", ["torch/bfloat16@float16", "torch/int8-weight-only@", "torch/@bfloat16"])
-def test_a_precision_stands_behind_a_recipe_only(label):
+def test_a_precision_may_only_follow_a_recipe(label):
     with pytest.raises(UsageError, match="is not a recipe: write BACKEND/RECIPE"):
         build(Config(recipes=(label,)))
 
 
-def test_all_is_what_can_run_here(monkeypatch):
+def test_all_means_what_can_run_here(monkeypatch):
     monkeypatch.setattr(quantization, "capability", lambda: None)
     pretend(monkeypatch, quantization, lambda backend, recipe: backend == "torch" and recipe == "none")
     assert quantization.everything() == (BASELINE, "torch/bfloat16")
@@ -98,7 +98,7 @@ def test_all_is_what_can_run_here(monkeypatch):
     } <= set(found)
 
 
-def test_a_quick_run_asks_for_what_can_run_here_a_recipe_among_it_where_there_is_one(monkeypatch):
+def test_a_quick_run_includes_only_available_recipes(monkeypatch):
     pretend(monkeypatch, quantization, lambda backend, recipe: True)
     assert quantization.quick(Config()).recipes == (
         BASELINE, "torch/bfloat16", "onnx/float32", "onnx/int8-weight-only", "onnx/int8-mixed"
@@ -136,17 +136,17 @@ def test_an_unknown_recipe_is_refused(label, message):
         ({"recipes": ("onnx/int8-weight-only block_size=1",)}, "block_size 1 is not possible"),
     ],
 )
-def test_blocks_that_no_kernel_has_are_refused_before_anything(options, message):
+def test_block_sizes_without_a_kernel_are_refused_first(options, message):
     with pytest.raises(UsageError, match=message):
         build(Config(**{"recipes": ("onnx/int4-weight-only",), **options}))
 
 
-def test_block_size_0_is_the_recipes_own():
+def test_block_size_0_means_the_recipes_default():
     asked = build(Config(recipes=("onnx/int4-weight-only",), block_size=0, head_bits=0))
     assert asked.scenarios == build(Config(recipes=("onnx/int4-weight-only",))).scenarios
 
 
-def test_a_text_cannot_both_calibrate_and_judge():
+def test_the_calibration_text_must_differ_from_the_evaluation_text():
     with pytest.raises(UsageError, match="the calibration text is the text that is scored"):
         build(Config(recipes=(BASELINE,), corpus="pydoc"))
 
@@ -194,7 +194,7 @@ def test_the_reading_names_a_recipe_for_each_use(runs):
     assert any("1 of 5 scenarios failed: onnx-int8-static" in line for line in lines)
 
 
-def test_the_reading_says_what_the_worst_layers_were_left_out_of(runs):
+def test_the_reading_names_the_format_that_layers_are_excluded_from(runs):
     told = {"linear_layers": 210, "left_out_layers": 21, "left_out_parameter_share": 0.11, "weight_bits": 4}
     mixed = measured("onnx-int4-mixed", 380.0, 30.0, 20.9, quantization="int4-mixed", **told)
     lines = quantization.reading(Runs((*runs, *made(mixed))))
@@ -210,7 +210,7 @@ def test_without_a_baseline_there_is_nothing_to_compare():
 
 
 @pytest.mark.slow(1)
-def test_speed_is_drawn_against_perplexity(runs, tmp_path):
+def test_speed_is_plotted_against_perplexity(runs, tmp_path):
     figures = quantization.plots(runs, lambda run_id, name: [5.0, 20.0, 30.0])
     assert set(figures) == {"decode_against_perplexity", "prefill_against_perplexity", "layer_errors"}
     for figure in figures.values():
@@ -220,7 +220,7 @@ def test_speed_is_drawn_against_perplexity(runs, tmp_path):
 
 
 @pytest.mark.slow(1)
-def test_names_of_points_do_not_overlap():
+def test_labels_of_points_do_not_overlap():
     crowd = made(
         *(measured(f"recipe-with-a-name-{n}", 100.0 + n / 10, 14.0 + n / 100, 20.0 + n / 1000) for n in range(6))
     )
@@ -248,7 +248,7 @@ def test_the_best_quantized_variant_is_the_fastest_at_the_least_cost(runs):
         (90.0, 5, ["lucky"]),
     ],
 )
-def test_the_luckiest_figure_is_not_the_best_variant(decode, n, best):
+def test_an_insignificantly_faster_variant_is_not_the_best(decode, n, best):
     lucky = measured("lucky", 420.0, decode, 20.15, quantization="a")
     lucky |= interval("decode_tokens_per_sec", decode, 0.98 * decode, 1.02 * decode, n)
     runs = made(
@@ -291,7 +291,7 @@ def test_a_focus_chooses_its_experiments():
         chosen_names(suite.Config(experiments=("baseline",), focus="quantization"))
 
 
-def test_a_quality_check_is_part_of_what_is_asked():
+def test_a_quality_check_is_part_of_the_scenarios_id():
     scenario = build(Config(recipes=(BASELINE,))).scenarios[0]
     assert isinstance(scenario, Scenario)
     assert replace(scenario, quality=None).scenario_id != scenario.scenario_id

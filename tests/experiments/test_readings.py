@@ -1,17 +1,17 @@
-"""What each experiment says and draws, of runs made by hand."""
+"""Readings and plots of the experiments, for artificial runs."""
 
 from __future__ import annotations
 
 import pytest
 
-from experiments import baseline, perplexity, precision, prompt_length
+from experiments import baseline, perplexity, precision, prompt_length, training
 from tests.report.frames import interval, made, run
 
 EXPERIMENTS = [baseline, perplexity, precision, prompt_length]
 
 
 def timed(name, total_s, low, high, **values):
-    """A run of 32 new tokens."""
+    """Return a run of 32 new tokens."""
     numbers = {"tokens_per_sec": 32 / total_s, "avg_latency_per_token_ms": 1000 * total_s / 32}
     return run(name, **numbers, **interval("total_latency_s", total_s, low, high), **values)
 
@@ -21,7 +21,7 @@ def none(run_id, name):
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_nothing_measured_is_said_and_drawn_without_an_error(experiment, tmp_path):
+def test_readings_and_plots_work_without_measured_runs(experiment, tmp_path):
     runs = made(run("a", status="FAILED", failure="load", reason="gone", baseline=True))
     assert len(experiment.reading(runs)) >= 1
     for figure in experiment.plots(runs, none).values():
@@ -78,7 +78,7 @@ def test_prompt_length():
     assert line.get_xydata().tolist() == [[16, 1.0], [64, 1.2]]
 
 
-def test_one_length_is_no_comparison():
+def test_one_length_is_not_a_comparison():
     runs = made(timed("prompt_16", 1.0, 0.9, 1.1), run("prompt_64", status="FAILED"))
     assert prompt_length.reading(runs) == [
         "Fewer than two lengths were measured: there is nothing to compare.",
@@ -103,8 +103,8 @@ def test_precision():
     assert [label.get_text() for label in axes.get_xticklabels()] == ["float32", "bfloat16"]
 
 
-def test_precision_without_its_baseline_does_not_call_another_one_that():
-    """The first that was measured is compared with, by name, so no sentence is wrong."""
+def test_precision_without_its_baseline_names_no_other_run_as_baseline():
+    """Others are compared with the first measured run, by its name."""
     runs = made(
         run("float32", status="FAILED", baseline=True),
         timed("bfloat16", 1.0, 0.9, 1.1, dtype="bfloat16", model_size_mib=256.0, output_digest="d2"),
@@ -151,7 +151,7 @@ BUSY = "the machine was busy: other programs took 82% of its CPU time: close the
 
 
 def of_dtypes(*warnings):
-    """float32 the fastest of two, with these warnings."""
+    """Return two runs with these warnings, of which float32 is the faster."""
     weights = {"workload_id": "w", "environment_id": "e", "model_size_mib": 100.0}
     return made(
         *(
@@ -170,13 +170,13 @@ def of_dtypes(*warnings):
         (f"random weights\n{NOISY}", "varied by 72 %"),
     ],
 )
-def test_the_headline_says_first_that_its_run_was_disturbed(warning, how):
+def test_the_headline_begins_with_the_disturbance_of_its_run(warning, how):
     first, second, *_ = precision.reading(of_dtypes(warning, None))
     assert first == f"Fastest: float32 (in doubt: {how}) with 32.00 tokens/s."
     assert f"takes 2.00x (1.96 to 2.04) the time, in doubt: float32 {how}, the weights" in second
 
 
-def test_where_all_were_disturbed_no_ranking_is_claimed():
+def test_no_ranking_is_claimed_if_all_runs_were_disturbed():
     first, second, *_ = precision.reading(of_dtypes(NOISY, DRIFTED))
     assert first == (
         "Which precision is fastest is inconclusive: all 2 were disturbed (float32 varied by 72 %, bfloat16 drifted by 31 %); "
@@ -185,12 +185,12 @@ def test_where_all_were_disturbed_no_ranking_is_claimed():
     assert "in doubt: float32 varied by 72 %, bfloat16 drifted by 31 %" in second
 
 
-def test_what_carries_other_warnings_is_not_said_to_be_disturbed():
+def test_other_warnings_are_not_called_a_disturbance():
     first, *_ = precision.reading(of_dtypes("random weights: quality is meaningless", None))
     assert first == "Fastest: float32 with 32.00 tokens/s."
 
 
-def test_each_sentence_of_a_single_run_that_was_disturbed_says_so():
+def test_each_sentence_about_a_disturbed_run_says_so():
     told = baseline.reading(
         made(
             timed(
@@ -213,3 +213,35 @@ def test_each_sentence_of_a_single_run_that_was_disturbed_says_so():
     of_speed = [line for line in told if not line.startswith(("Peak memory", "Warning"))]
     assert len(of_speed) == 4
     assert all("(in doubt: varied by 72 %)" in line for line in of_speed)
+
+
+@pytest.mark.parametrize("lengths", [(), (16,), (16, 16), (16, 16, 16)])
+def test_a_single_length_cannot_be_compared(lengths):
+    runs = made(
+        *(
+            run(f"p{n}", prompt_tokens_total=tokens, total_latency_s=1.0, time_to_first_token_ms=10.0)
+            for n, tokens in enumerate(lengths)
+        ),
+        run("failed", status="FAILED", failure="load", reason="gone"),
+    )
+    assert prompt_length.reading(runs)[0].startswith("Fewer than two lengths were measured")
+
+
+@pytest.mark.parametrize(
+    ("after", "words", "helped"),
+    [
+        (18.0, "lower: -10 %", True),
+        (19.99, "no difference beyond 0.1 %", False),
+        (20.01, "no difference beyond 0.1 %", False),
+        (22.0, "higher: +10 %", False),
+    ],
+)
+def test_before_and_after_are_compared_like_any_two_perplexities(after, words, helped):
+    figures = dict.fromkeys(("steps_done", "tokens_trained", "train_seconds", "train_tokens_per_sec"), 10.0)
+    trained = run(
+        "train", loss_before=3.0, perplexity_before=20.0, perplexity=after, best_step=5.0, tokens_scored=100.0,
+        train_loss=2.9, corpus="builtin", split="document", max_length=64, **figures,
+    )  # fmt: skip
+    lines = training.reading(made(trained))
+    assert f"20.000 before, {after:.3f} after ({words})" in lines[0]
+    assert any(line.startswith("Training did not help") for line in lines) is not helped

@@ -1,4 +1,4 @@
-"""Tracked runs made by hand."""
+"""Artificial tracked runs."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def run(scenario: str, **values: Any) -> dict[str, Any]:
 
 
 def interval(metric: str, value: float, low: float, high: float, n: int = 5) -> dict[str, float]:
-    """A metric with its 95 % interval."""
+    """Return a metric with its 95 % interval."""
     spread = {"ci_low": low, "ci_high": high, "n": float(n)}
     return {metric: value, **{schema.spread_key(metric, stat): each for stat, each in spread.items()}}
 
 
 def made(*rows: dict[str, Any]) -> Runs:
-    """Runs of values by their columns' names; what no table knows is a metric."""
+    """Build runs from values by column name; unknown names are metrics."""
     return Runs(map(_made, rows))
 
 
 def changed(runs: Iterable[Run], **values: Any) -> Runs:
-    """Runs with other values: of all of them, or a list with one for each."""
+    """Replace values of runs: one for all of them, or a list with one each."""
     rows = [values_of(run) for run in runs]
     each = [
         {name: value[place] if isinstance(value, list) else value for name, value in values.items()}
@@ -62,12 +62,12 @@ def changed(runs: Iterable[Run], **values: Any) -> Runs:
 
 
 def column(runs: Iterable[Run], name: str) -> list[Any]:
-    """A value of each run."""
+    """Return a value of each run."""
     return [run.get(name) for run in runs]
 
 
 def values_of(run: Run) -> dict[str, Any]:
-    """The values of a run by their columns' names."""
+    """Return the values of a run by column name."""
     facts = {ENV + name: value for name, value in run.environment.items()}
     return {name: run.get(name) for name in IDENTITY} | run.params | run.metrics | facts
 
@@ -99,5 +99,5 @@ BASE = run("float32", baseline=True, **interval("tokens_per_sec", 10.0, 9.9, 10.
 
 
 def table_of(*rows: dict[str, Any], **settings: Any) -> Table:
-    """The summary table of runs."""
+    """Lay out the summary table of runs."""
     return summary_table(made(*rows), **settings)

@@ -38,7 +38,7 @@ def test_compare_names_what_differs_between_environments(facts, said):
     assert why_not_comparable(pair.baseline, pair.candidate, "tokens_per_sec", across_environments=True) == ""
 
 
-def test_a_fact_that_only_one_of_two_selections_knows_is_named():
+def test_a_fact_known_on_one_side_only_is_named():
     pair = two()
     candidate = replace(pair.candidate, environment={**pair.candidate.environment, "node_kind": "cooled"})
     assert "node_kind: not given against cooled" in why_not_comparable(pair.baseline, candidate, "tokens_per_sec")

@@ -1,4 +1,4 @@
-"""Texts from outside mean themselves on every kind of page."""
+"""External texts are shown literally in every format."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def table_of(name: str):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_console_prints_a_text_as_it_is_and_obeys_nothing_in_it(name):
+def test_a_console_prints_a_text_without_interpreting_it(name):
     out = io.StringIO()
     console = Console(file=out, width=2000, force_terminal=True)
     say(console, name)
@@ -75,7 +75,7 @@ def test_a_console_prints_a_text_as_it_is_and_obeys_nothing_in_it(name):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_tables_and_lists_for_a_terminal_obey_nothing(name):
+def test_tables_and_lists_on_a_terminal_interpret_nothing(name):
     table, rows = table_of(name)
     for text in (
         render(table, "table", name),
@@ -87,7 +87,7 @@ def test_tables_and_lists_for_a_terminal_obey_nothing(name):
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_markdown_has_no_html_no_links_no_code_and_the_same_cells(name):
+def test_markdown_contains_no_html_links_or_code_and_keeps_its_cells(name):
     table, _ = table_of(name)
     text = to_markdown(table, ("#/one", "#/two"))
     assert "<" not in text
@@ -101,12 +101,12 @@ def test_markdown_has_no_html_no_links_no_code_and_the_same_cells(name):
     assert bare.count("](#/") == 2
 
 
-def test_half_a_character_is_replaced():
+def test_a_lone_surrogate_is_replaced():
     # Runs that were read back have none: tracking replaces it, too.
     assert neutralize("\ud800lone") == in_markdown("\ud800lone") == as_label("\ud800lone") == "\ufffdlone"
 
 
-def test_markdown_leaves_plain_names_as_they_are():
+def test_markdown_leaves_plain_names_unchanged():
     for name in ("prompt_16", "onnx/int8-weight-only", "x2.00 (0.05 s to 0.10 s)", "float16 (forced on CPU)"):
         assert in_markdown(name) == name
     assert in_markdown("_a_ *b* <c> [d](e) `f` ~g~ $h$ i|j") == (
@@ -114,14 +114,14 @@ def test_markdown_leaves_plain_names_as_they_are():
     )
 
 
-def test_latex_takes_every_text():
+def test_latex_accepts_every_text():
     assert in_latex("[v2] a_b $x$ <s> |\n\\") == (
         r"{[}v2{]} a\_b \$x\$ \textless{}s\textgreater{} \textbar{} \textbackslash{}"
     )
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_html_shows_what_it_could_run(name):
+def test_html_shows_code_instead_of_running_it(name):
     table, _ = table_of(name)
     rows = Rows(table, ("baseline", ""))
     section = Section(name, name, name, rows, (name,), settings={name: name})
@@ -158,7 +158,7 @@ def test_plots_draw_every_text():
 
 
 @pytest.mark.slow(7)
-def test_a_picture_of_a_long_table_has_its_first_rows_and_says_so():
+def test_a_picture_of_a_long_table_shows_and_announces_its_first_rows():
     rows = made(*(run(f"s{number}", tokens_per_sec=1.0) for number in range(MOST_DRAWN + 900)))
     figure = to_figure(summary_table(rows), "many")
     assert f"the first {MOST_DRAWN} of {MOST_DRAWN + 900} rows" in figure.axes[0].get_title(loc="left")
@@ -177,7 +177,7 @@ print(out.getvalue()[:4])
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense", ""])
-def test_pictures_are_drawn_whatever_backend_and_style_are_set(backend, tmp_path):
+def test_pictures_do_not_depend_on_the_users_backend_and_style(backend, tmp_path):
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nsavefig.format: pdf\nfont.family: Nowhere\n")
     environment = os.environ | {
         "MPLBACKEND": backend,
@@ -204,7 +204,7 @@ for _ in range(2000):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_a_stream_replaces_what_it_cannot_show(encoding):
+def test_a_stream_replaces_unencodable_characters(encoding):
     environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", PRINT], env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -213,7 +213,7 @@ def test_a_stream_replaces_what_it_cannot_show(encoding):
 
 
 @pytest.mark.slow(1)
-def test_a_reader_that_goes_away_ends_nothing():
+def test_a_closed_pipe_ends_nothing():
     worker = subprocess.Popen([sys.executable, "-c", PRINT], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     worker.stdout.readline()
     worker.stdout.close()
@@ -222,7 +222,7 @@ def test_a_reader_that_goes_away_ends_nothing():
 
 
 @pytest.mark.slow(1)
-def test_a_full_disk_behind_the_output_ends_nothing():
+def test_a_full_disk_under_the_output_ends_nothing():
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", PRINT], stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -1,4 +1,4 @@
-"""All that verdicts, takeaways, recommend and compare say: each sentence as it is printed, beside the condition under which it is."""
+"""Every sentence of verdicts, takeaways, recommend and compare, with the condition under which it is printed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RATE = "tokens_per_sec"
 
 
 def timed(name: str, rate: float, n: int = 8, share: float = 0.02, **more: Any) -> dict[str, Any]:
-    """A run of so many repeats whose interval reaches that share to both sides."""
+    """Return a run with `n` repeats and an interval of `share` to either side."""
     spread = interval(RATE, rate, (1 - share) * rate, (1 + share) * rate, n)
     return run(name, **{"workload_id": "w", "environment_id": "e", **spread, **more})
 
@@ -140,7 +140,7 @@ def test_a_verdict(metric, candidate, verdict, words):
 
 
 def in_a_suite(*rows: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same settings twice, in two studies of a suite, 16 % apart, and further runs."""
+    """Return the same settings in two studies of a suite, 16 % apart, and further runs."""
     again = timed("again", 11.6, baseline=True, study_id="b", experiment="baseline")
     return [{**row, "suite_id": "s"} for row in (BASE, again, *rows)]
 
@@ -152,7 +152,7 @@ FLOOR = (
 MORE = "to settle it run: mlflow run . -e precision --env-manager local"
 
 
-def test_a_verdict_within_what_equal_settings_differ_by():
+def test_a_verdict_within_the_noise_floor():
     rows = with_floors(made(*in_a_suite(timed("b", 11.0, n=60, share=0.001, dtype="bfloat16"))))
     (found,) = differences_from(rows[0], [rows[2]], RATE)
     assert (found.verdict, found.words) == (
@@ -439,8 +439,8 @@ def test_a_candidate_without_a_counterpart():
     assert "new has no counterpart in the baseline" in table.notes
 
 
-def test_both_sides_are_named_with_their_studies_by_each_comparison():
-    """`compare --baseline` and `gate` say which model, device and studies a verdict is of."""
+def test_each_comparison_names_the_studies_of_both_sides():
+    """So do `compare --baseline` and `gate`, with model and device."""
     pairs, _ = pair_runs(made(BASE), made(timed("a", 11.0, study_id="precision-2")))
     studies = {"study of the baseline: precision-1", "study of the candidate: precision-2"}
     assert studies <= set(differences_table(compare_pairs(pairs, [RATE]), pairs).conditions)
@@ -449,7 +449,7 @@ def test_both_sides_are_named_with_their_studies_by_each_comparison():
     assert {"model: packaged:smollm2", "device: cpu", *studies} == set(table.conditions)
 
 
-def test_a_candidate_that_was_not_measured_again_has_one_row_and_no_differences():
+def test_a_candidate_equal_to_another_has_one_row_and_no_differences():
     same = run(
         "float16", outcome="same_as", same_as="float32", reason="same as float32: forced", model_id="", device=""
     )

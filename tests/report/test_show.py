@@ -24,7 +24,7 @@ RUNS = made(
 )
 
 
-def test_json_and_csv_hold_every_value():
+def test_json_and_csv_contain_every_value():
     rows = json.loads(render_runs(RUNS, "json"))
     assert [row["scenario"] for row in rows] == ["a", "b"]
     assert rows[0]["tokens_per_sec"] == 10.123456
@@ -36,7 +36,7 @@ def test_json_and_csv_hold_every_value():
     assert float(table[0]["tokens_per_sec"]) == 10.123456
 
 
-def test_the_list_for_people_is_a_line_a_run():
+def test_the_table_has_a_line_per_run():
     text = render_runs(RUNS)
     assert "10.12" in text
     assert "FAILED" in text
@@ -44,7 +44,7 @@ def test_the_list_for_people_is_a_line_a_run():
     assert text.rstrip().endswith("2 runs")
 
 
-def test_no_runs_are_a_valid_answer():
+def test_an_empty_list_is_valid():
     empty = RUNS[0:0]
     assert json.loads(render_runs(empty, "json")) == []
     assert render_runs(empty).strip().endswith("0 runs")

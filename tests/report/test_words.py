@@ -1,4 +1,4 @@
-"""The sentences that commands print, each with the condition under which it is said."""
+"""Wording of changes, counts and recommendations."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_a_change_of_a_time(before, after, words):
 
 
 @pytest.mark.parametrize(("count", "words"), [(0, "0 runs"), (1, "1 run"), (2, "2 runs"), (12345, "12,345 runs")])
-def test_one_is_one(count, words):
+def test_one_is_singular(count, words):
     assert plural(count, "run") == words
 
 
 @pytest.mark.slow(1)
-def test_of_one_scenario_no_plural_is_said():
+def test_one_scenario_is_singular():
     failed = made(run("a", status="FAILED", reason="gone"))
     assert failed.unfinished() == ["1 of 1 scenario failed: a."]
     assert "1 comparison of speed is inconclusive" in " ".join(
@@ -87,7 +87,7 @@ def test_how_throughput_grows(rates, words):
     assert batching.reading(runs)[0] == words
 
 
-def test_what_was_not_measured_again_is_said_once_beside_the_table():
+def test_a_run_equal_to_another_is_mentioned_once():
     same = run("float16", outcome="same_as", same_as="float32", reason="same as float32: forced")
     runs = made(run("float32", tokens_per_sec=10.0, baseline=True), same)
     assert not any("not measured" in line for line in precision.reading(runs))
@@ -101,7 +101,7 @@ def test_what_was_not_measured_again_is_said_once_beside_the_table():
         ("peak_memory_mib", "Run a: the smallest in peak MiB of 2 scenarios"),
     ],
 )
-def test_a_recommendation_is_a_sentence_that_a_person_would_say(metric, words):
+def test_a_recommendation_is_a_plain_sentence(metric, words):
     rows = [
         run(name, workload_id="w", environment_id="e", **interval("tokens_per_sec", rate, rate, rate, 12))
         | interval("decode_tokens_per_sec", rate, rate, rate, 12)
@@ -111,7 +111,7 @@ def test_a_recommendation_is_a_sentence_that_a_person_would_say(metric, words):
     assert recommend(made(*rows), Limits(), objective=metric).sentence.startswith(words)
 
 
-def test_what_all_candidates_differ_in_is_said_once_and_a_long_list_below_the_table():
+def test_common_differences_are_listed_once_and_long_ones_below_the_table():
     base = run("float32", baseline=True, workload_id="w", environment_id="e", threads=1, tokens_per_sec=10.0)
     arms = [
         run(

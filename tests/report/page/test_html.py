@@ -120,7 +120,7 @@ def report(**values: object) -> Report:
 
 
 @pytest.mark.slow(1)
-def test_the_page_is_well_formed_and_says_everything():
+def test_the_page_is_well_formed_and_complete():
     page = Page(render_report(report()))
     for text in (
         "Takeaways",
@@ -169,20 +169,20 @@ def test_every_text_is_escaped():
 
 
 @pytest.mark.slow(1)
-def test_a_text_cannot_leave_its_attribute():
+def test_a_text_cannot_escape_its_attribute():
     quote = '" onload="alert(1)'
     page = Page(render_report(report(sections=(part("one", plots=(Plot("p", quote, PNG),)),))))
     assert [image["alt"] for image in page.all("img")] == [quote]
 
 
-def test_every_plot_is_embedded_with_its_words():
+def test_every_plot_is_embedded_with_its_alternative_text():
     images = Page(render_report(report())).all("img")
     assert [image["alt"] for image in images] == [f"{ATTACK} drawn", "two drawn"] * 2
     embedded = [base64.b64decode(str(image["src"]).split(",")[1]) for image in images]
     assert embedded == [PNG, PNG + b" two"] * 2
 
 
-def test_rows_are_marked_and_numbers_stand_right():
+def test_rows_are_marked_by_kind_and_numbers_right_aligned():
     text = render_report(report(sections=()))
     body = text[text.index("<tbody>") : text.index("</tbody>")]
     rows = re.findall(r'<tr class="([^"]*)">', body)
@@ -193,7 +193,7 @@ def test_rows_are_marked_and_numbers_stand_right():
     assert "bfloat16 failed: &lt;script&gt;" in text
 
 
-def test_results_stand_before_conditions():
+def test_results_precede_conditions():
     text = render_report(report(sections=()))
     heads = re.findall(r"<th [^>]*>([^<]*)</th>", text)
     assert heads[:4] == ["experiment", "scenario", "against baseline", "latency s"]
@@ -204,7 +204,7 @@ def test_light_and_dark():
     assert "prefers-color-scheme: dark" in render_report(report())
 
 
-def test_a_report_without_timed_calls_or_plots_or_samples():
+def test_a_report_may_lack_timed_calls_plots_and_samples():
     bare = part("perplexity", plots=(), samples=(), settings={}, reading=())
     page = Page(render_report(report(call=None, summary={}, takeaways=(), sections=(bare,), remarks=())))
     assert "Prefill and decode" not in page.text
@@ -252,7 +252,12 @@ def test_conditions_are_read_from_the_runs():
     assert "GPU" not in found
 
 
-def test_equal_texts_are_shown_once_and_long_ones_are_cut():
+def test_the_revision_is_among_the_conditions():
+    runs = made(run("a", revision="abc123"), run("b", revision="abc123"))
+    assert dict(conditions(runs))["revision"] == "abc123"
+
+
+def test_equal_texts_are_shown_once_and_long_ones_truncated():
     texts = {"id-plain": "once upon", "id-float32": "once upon"}
     assert samples(RUNS, lambda run_id, _: texts[run_id]) == (GeneratedText(("plain", "float32"), "once upon"),)
     (long,) = samples(RUNS[:1], lambda *_: "a" * 5000)
@@ -261,8 +266,8 @@ def test_equal_texts_are_shown_once_and_long_ones_are_cut():
     assert samples(RUNS, lambda *_: "  \n") == ()
 
 
-def test_a_text_is_read_once_for_each_output_and_no_more_than_are_shown():
-    """Of 1,000 runs, 12 texts are read; runs of an output that was read share its text without being asked."""
+def test_only_the_texts_shown_are_read_one_per_output():
+    """Of 1,000 runs, 12 texts are read; runs with the same output share its text."""
     numbers = range(1000)
     many = changed(
         [RUNS[0]] * 1000,
@@ -290,7 +295,7 @@ def figure(title: str) -> Figure:
 EXPERIMENT = Experiment("baseline", "How fast?", (), lambda *_: {}, lambda _: [], {"max_new_tokens": 32})
 
 
-def test_a_section_has_a_plots_title_as_its_words():
+def test_a_plots_title_is_its_alternative_text():
     own = section(
         Member(EXPERIMENT, "id", RUNS, ["one"]),
         [plot_of("latency", figure("Latency of the call"))],
@@ -309,7 +314,7 @@ def test_the_report_of_one_study_has_one_table():
 
 
 @pytest.mark.slow(1)
-def test_the_answer_comes_first_and_conditions_are_folded_away():
+def test_the_answer_comes_first_and_conditions_are_collapsed():
     text = render_report(report())
     order = [text.index(word) for word in ("Takeaways", "Conditions: model", "All runs", 'class="experiment"')]
     assert order == sorted(order)
@@ -320,8 +325,8 @@ def test_the_answer_comes_first_and_conditions_are_folded_away():
     assert text.count("Take float32.") == 1
 
 
-def test_the_table_of_a_suite_fits_on_a_page_and_names_what_the_others_have():
-    """BestEffort results of several experiments, conditions and the link to each run were out of sight."""
+def test_the_table_of_a_suite_fits_on_a_page_and_names_its_omitted_columns():
+    """Too many columns would push conditions and the links to runs out of sight."""
     names = ("total_latency_s", "tokens_per_sec", "avg_latency_per_token_ms", "time_to_first_token_ms", "pad_share")
     more = ("inter_token_latency_ms", "batch_latency_s", "latency_per_sample_s", "peak_memory_mib", "model_size_mib")
     wide = made(
@@ -353,7 +358,7 @@ def test_the_table_of_a_suite_fits_on_a_page_and_names_what_the_others_have():
 
 
 @pytest.mark.slow(1)
-def test_runs_are_links_to_where_mlflow_shows_them():
+def test_runs_link_to_their_mlflow_pages():
     page = Page(render_report(report(runs_at="http://127.0.0.1:5000/#/experiments/1/runs/", start="mlflow ui")))
     links = [attributes["href"] for attributes in page.all("a")]
     assert f"http://127.0.0.1:5000/#/experiments/1/runs/{RUNS[0].run_id}" in links

@@ -1,4 +1,4 @@
-"""Plots show the medians and error bars as long as the intervals are."""
+"""Plots show medians, with error bars of the length of the intervals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def segments(axes):
     return [tuple(float(y) for _, y in each) for each in lines.get_segments()]
 
 
-def test_only_what_was_measured_is_drawn():
+def test_only_measured_runs_are_drawn():
     assert list(column(RUNS.measured("tokens_per_sec"), "scenario")) == ["b", "a"]
     assert not RUNS.measured("perplexity")
     assert not RUNS.measured("no_such_metric")
@@ -57,7 +57,7 @@ def test_a_line_with_intervals():
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")) == ("X", "Y", "T")
 
 
-def test_bars_with_intervals_values_and_a_grey_baseline():
+def test_bars_have_intervals_values_and_a_colored_baseline():
     (axes,) = bar_plot(RUNS, "dtype", "tokens_per_sec", title="T").axes
     assert axes.get_ylabel() == "throughput (tokens/s)", "the metric's name and unit, where nothing else is said"
     (bars,) = [c for c in axes.containers if type(c).__name__ == "BarContainer"]
@@ -94,21 +94,21 @@ def test_a_run_without_an_interval_among_others_has_no_whiskers(draw, other):
 
 @pytest.mark.parametrize("draw", [line, lambda runs: bar_plot(runs, "scenario", "tokens_per_sec", title="T")])
 def test_single_repeats_alone_have_no_whiskers(draw):
-    """A whisker of no length reads as a time that is known exactly."""
+    """A whisker of zero length would suggest an exact value."""
     figure = draw(made(run("a", **SINGLE), run("b", prompt_tokens_total=2, **SINGLE)))
     assert "whiskers" not in figure.get_supxlabel()
     assert not any(bars.has_yerr for bars in figure.axes[0].containers if hasattr(bars, "has_yerr"))
 
 
-def test_two_runs_of_one_label_are_two_bars():
-    """Two fallbacks to one dtype, or two models in one dtype: neither hides behind the other."""
+def test_runs_with_the_same_label_are_separate_bars():
+    """Such as two fallbacks to one dtype, or two models in one dtype."""
     runs = made(run("a", tokens_per_sec=10.0), run("b", tokens_per_sec=4.0))
     (axes,) = bar_plot(runs, "dtype", "tokens_per_sec", title="T", y_label="Y").axes
     assert len({round(bar.get_x(), 3) for bar in axes.patches}) == 2
 
 
 @pytest.mark.parametrize("runs", [made(run("a", status="FAILED")), made()])
-def test_nothing_measured_is_an_empty_picture(runs, tmp_path):
+def test_without_measured_runs_the_plot_is_empty(runs, tmp_path):
     for figure in (line(runs), bar_plot(runs, "dtype", "tokens_per_sec", title="T", y_label="Y")):
         figure.savefig(tmp_path / "empty.png")
 
@@ -128,7 +128,7 @@ def named(*values, metric="tokens_per_sec"):
 
 
 @pytest.mark.slow(1)
-def test_whiskers_and_the_color_of_the_baseline_are_explained_where_they_are_drawn():
+def test_whiskers_and_the_color_of_the_baseline_are_explained_if_drawn():
     bars = bar_plot(named(8.0, 10.0), "scenario", "tokens_per_sec", title="T").get_supxlabel()
     assert "95 % intervals" in bars
     assert "Amber: the baseline." in bars
@@ -137,7 +137,7 @@ def test_whiskers_and_the_color_of_the_baseline_are_explained_where_they_are_dra
 
 
 @pytest.mark.slow(1)
-def test_what_is_next_to_nothing_does_not_fill_a_plot():
+def test_a_tiny_difference_does_not_fill_a_plot():
     """Perplexities of 20 and 20.1, 0.5 % apart, take a tenth of an axis of 5 %; 20 and 22 take theirs."""
     runs = made(*(run(f"s{n}", tokens_per_sec=5.0 + n, perplexity=value) for n, value in enumerate((20.0, 20.1))))
     figure = scatter_plot(runs, "tokens_per_sec", "perplexity", title="T", x_label="X", y_label="Y")

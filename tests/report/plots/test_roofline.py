@@ -1,4 +1,4 @@
-"""Where runs stand under the roofline of their device, by numbers worked out by hand."""
+"""The roofline plot, for hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ONE = run(
 )
 
 
-def test_a_point_is_its_intensity_and_the_rate_that_was_reached():
+def test_a_point_has_the_stages_intensity_and_rate():
     prefill, decode = points(made(ONE))
     assert (decode.run, decode.stage) == ("one", "decode")
     assert decode.intensity == pytest.approx(2e9 / 2**31)
@@ -42,7 +42,7 @@ def test_a_point_is_its_intensity_and_the_rate_that_was_reached():
     assert prefill.rate == pytest.approx(2e13 / (0.0267 / 0.5))
 
 
-def test_a_roof_is_that_of_a_device_and_an_arithmetic_and_the_highest_that_was_measured():
+def test_a_roofline_is_the_highest_measured_per_device_and_arithmetic():
     other = {**ONE, "copy_bandwidth_gb_per_s": 3100.0, "matrix_tflop_per_s": 700.0}
     full = {**ONE, "arithmetic": "float32", "matrix_tflop_per_s": 50.0}
     first, second = roofs(made(ONE, other, full))
@@ -56,7 +56,7 @@ def test_a_roof_is_that_of_a_device_and_an_arithmetic_and_the_highest_that_was_m
     (run("no stage", **GPU),),
     ({**ONE, "status": "FAILED"},),
 ])  # fmt: skip
-def test_runs_without_a_place_are_not_drawn(runs):
+def test_runs_without_a_roofline_are_not_drawn(runs):
     assert roofline_plots(made(*runs)) == {}
 
 
@@ -64,12 +64,12 @@ def test_runs_without_a_place_are_not_drawn(runs):
 @pytest.mark.parametrize(
     ("share", "text"), [(0.0004, "0.0%"), (0.004, "0.4%"), (0.0994, "9.9%"), (0.0996, "10%"), (0.62, "62%")]
 )
-def test_a_share_has_two_digits_that_count(share, text):
+def test_a_share_has_two_significant_digits(share, text):
     (figure,) = roofline_plots(made({**ONE, "decode_floor_share": share})).values()
     assert f"one {text}" in [each.get_text() for each in figure.axes[0].texts]
 
 
-def test_the_plot_has_a_line_for_each_roof_and_a_mark_for_each_stage():
+def test_the_plot_has_a_line_per_roofline_and_a_marker_per_stage():
     full = {**ONE, "scenario": "two", "arithmetic": "float32", "matrix_tflop_per_s": 50.0}
     figure = roofline_plots(made(ONE, full))["roofline"]
     (axes,) = figure.axes
@@ -101,7 +101,7 @@ def test_no_two_numbers_of_an_axis_overlap():
         assert all(getattr(a, f"{side}1") < getattr(b, f"{side}0") for a, b in pairwise(boxes)), side
 
 
-def test_the_reading_says_what_sets_the_floor_and_where_overhead_takes_the_rest():
+def test_the_reading_names_the_bound_and_attributes_the_rest_to_overhead():
     prefill, decode = reading.roofline(made(ONE)[0])
     assert prefill == "Prefill takes 2.0 times its floor of 26.7 ms, which arithmetic sets."
     assert decode.startswith(

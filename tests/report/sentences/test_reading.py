@@ -1,4 +1,4 @@
-"""Sentences, by hand numbers."""
+"""Sentences of readings, for hand-computed numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_change(before, after, expected):
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_what_cannot_be_told_is_not_said(n):
+def test_an_inconclusive_change_is_not_asserted(n):
     one, other = (
         row(**interval("total_latency_s", value, value, value, count)) for value, count in ((1.0, n), (9.0, 3))
     )
@@ -43,7 +43,7 @@ def test_what_cannot_be_told_is_not_said(n):
     assert "the time, which is inconclusive: too few repeats" in told
 
 
-def test_many_comparisons_ask_for_more():
+def test_many_comparisons_need_more_repeats():
     def told(comparisons):
         rows = [
             run(f"r{number}", workload_id="w", **interval("total_latency_s", value, value, value, 5))
@@ -56,7 +56,7 @@ def test_many_comparisons_ask_for_more():
     assert "among 7 comparisons" in told(7)
 
 
-def test_doubts_of_a_run_go_with_what_rests_on_it():
+def test_doubts_about_a_run_follow_sentences_that_rest_on_it():
     one, other = (
         row(**interval("total_latency_s", value, value, value, 5), warnings=warning)
         for value, warning in ((1.0, "noisy"), (9.0, None))
@@ -67,7 +67,7 @@ def test_doubts_of_a_run_go_with_what_rests_on_it():
     )
 
 
-def test_speed_has_its_conditions():
+def test_speed_is_stated_with_its_conditions():
     values = interval("total_latency_s", 2.0, 1.9, 2.1, n=7)
     text = reading.speed(row(tokens_per_sec=16.0, avg_latency_per_token_ms=62.5, **values))
     assert text == (
@@ -94,7 +94,7 @@ def test_phases():
         (0.3, "far from the limit of memory"),
     ],
 )
-def test_bandwidth_and_what_would_help(used, advice):
+def test_bandwidth_use_comes_with_advice(used, advice):
     (text,) = reading.bandwidth(row(memory_bandwidth_utilization=used, copy_bandwidth_gb_per_s=21.26))
     assert text.startswith(f"Decoding moves {used:.0%} of the measured 21.3 GB/s: {advice}")
     assert reading.bandwidth(row()) == []
@@ -121,7 +121,7 @@ def test_doubts():
 BUSY = "the machine was busy: other programs took {}% of its CPU time: close them and measure again"
 
 
-def test_warnings_that_differ_in_their_numbers_only_are_one_line():
+def test_warnings_that_differ_in_numbers_only_are_merged():
     """Four busy runs, of which one carries the same line twice, and two whose memory differs."""
     runs = made(
         *(
@@ -145,12 +145,12 @@ def test_warnings_that_differ_in_their_numbers_only_are_one_line():
         (["version 4.57.1", "version 5.0.0"], None),
     ],
 )
-def test_only_numbers_that_stand_alone_make_a_range(lines, told):
+def test_only_separate_numbers_form_a_range(lines, told):
     found = group_warnings(list(zip("ab", lines, strict=True)), runs=3)
     assert found == (told or [f"{name}: {line}" for name, line in zip("ab", lines, strict=True)])
 
 
-def test_of_many_kinds_of_warnings_the_first_are_told():
+def test_only_the_first_kinds_of_warnings_are_listed():
     runs = made(*(run(name, warnings=f"kind {name}") for name in "abcdef"))
     assert reading.doubts(runs)[-2:] == [
         "Warning: d: kind d",
@@ -158,14 +158,14 @@ def test_of_many_kinds_of_warnings_the_first_are_told():
     ]
 
 
-def test_one_token_is_told_as_one():
+def test_one_token_is_singular():
     text = reading.speed(
         row(tokens_per_sec=16.0, avg_latency_per_token_ms=62.5, prompt_tokens_total=1, max_new_tokens=1)
     )
     assert "(1 prompt token, 1 new one)" in text
 
 
-def test_no_warning_is_said_of_all_runs_where_some_carry_none():
+def test_a_warning_of_some_runs_is_not_attributed_to_all():
     assert group_warnings([("a", "busy: 87%"), ("b", "busy: 92%")], runs=3) == ["a, b: busy: 87 to 92%"]
     assert group_warnings([("a", "busy: 87%"), ("b", "busy: 92%")], runs=2) == ["all 2 runs: busy: 87 to 92%"]
 

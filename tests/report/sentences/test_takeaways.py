@@ -1,4 +1,4 @@
-"""Takeaways from runs made by hand: exact sentences, and no claim within noise."""
+"""Takeaways of artificial runs: exact sentences, and no claim within noise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def scored(dtype, perplexity, **values):
     return run(f"perplexity_{dtype}", dtype=dtype, perplexity=perplexity, **conventional, **values)
 
 
-def test_the_biggest_win_has_its_size_its_place_and_its_cost():
+def test_the_biggest_win_is_stated_with_size_conditions_and_cost():
     runs = made(
         BASE,
         timed("half", 15.0, 14.9, 15.1, dtype="float16"),
@@ -54,12 +54,12 @@ def test_perplexities_of_other_tokens_are_not_compared():
     assert takeaways(runs)[1] == "What it costs: the generated tokens are other than the baseline's."
 
 
-def test_quality_that_was_not_measured_is_said_to_be_so():
+def test_unmeasured_quality_is_stated():
     unknown = {"output_digest": None}
     assert takeaways(made(BASE | unknown, FASTER | unknown))[1] == "What it costs: quality was not measured."
 
 
-def test_a_batch_costs_waiting():
+def test_a_larger_batch_costs_waiting_time():
     runs = made(
         timed("batch_1", 10.0, 9.8, 10.2, baseline=True, experiment="batching", batch_latency_s=1.0),
         timed("batch_8", 40.0, 39.0, 41.0, experiment="batching", batch_size=8, batch_latency_s=2.0),
@@ -72,7 +72,7 @@ def test_a_batch_costs_waiting():
     ]
 
 
-def test_of_wins_alike_the_one_that_keeps_the_tokens_is_named():
+def test_of_equal_wins_the_one_with_unchanged_tokens_is_preferred():
     runs = made(
         BASE,
         timed("right", 20.1, 19.5, 20.5, padding_side="right", batch_size=8, output_digest="other"),
@@ -81,8 +81,8 @@ def test_of_wins_alike_the_one_that_keeps_the_tokens_is_named():
     assert takeaways(runs)[0].startswith("Biggest win: batch size 8 instead of 1 gives 2.00x")
 
 
-def test_a_win_that_is_told_from_the_biggest_is_not_named_instead():
-    """Whatever their gains' intervals are, which the noise of the baseline widens."""
+def test_a_significantly_smaller_win_is_not_preferred():
+    """Regardless of the intervals of their gains, which the noise of the baseline widens."""
     base = timed("float32", 10.0, 8.0, 12.0, baseline=True)
     runs = made(
         base,
@@ -92,7 +92,7 @@ def test_a_win_that_is_told_from_the_biggest_is_not_named_instead():
     assert takeaways(runs)[0].startswith("Biggest win: right padding")
 
 
-def test_what_to_avoid_is_the_biggest_loss():
+def test_the_biggest_loss_is_to_be_avoided():
     runs = made(BASE, FASTER, timed("no_cache", 2.0, 1.9, 2.1, use_cache=False))
     assert takeaways(runs)[2] == (
         "To avoid: KV cache off instead of on gives 0.20x (0.19 to 0.21) the tokens/s "
@@ -100,12 +100,12 @@ def test_what_to_avoid_is_the_biggest_loss():
     )
 
 
-def test_nothing_beats_the_baseline_beyond_noise():
+def test_no_significant_win_is_reported_as_such():
     near = timed("near", 10.3, 10.1, 10.6, dtype="bfloat16")
     assert takeaways(made(BASE, near)) == ["No scenario was significantly faster than the baseline of its experiment."]
 
 
-def test_one_repeat_is_no_win():
+def test_a_single_repeat_is_not_a_win():
     once = timed("once", 20.0, 20.0, 20.0, n=1, dtype="bfloat16")
     assert [gain.difference.verdict for gain in gains(made(BASE, once))] == ["unknown"]
     assert takeaways(made(BASE, once)) == [
@@ -120,7 +120,7 @@ def test_a_win_over_a_run_with_warnings_is_in_doubt():
     assert line.endswith(", in doubt since float32 carried warnings.")
 
 
-def test_other_work_is_no_win():
+def test_different_work_is_not_a_win():
     assert gains(made(BASE, timed("shorter", 50.0, 49.0, 51.0, workload_id="less"))) == []
 
 
@@ -151,15 +151,15 @@ def test_where_the_time_goes_and_what_limits_it():
     ]
 
 
-def test_a_call_that_was_disturbed_tells_how_to_learn_where_the_time_goes():
-    """A suite says something in any case."""
+def test_a_disturbed_call_comes_with_the_command_that_settles_it():
+    """A suite reports something in any case."""
     busy = run("baseline", **CALL, warnings="the machine was busy: other programs")
     assert takeaways(made(busy)) == [
         f"Where the time goes is inconclusive: baseline was disturbed; to settle it run: {measure_command(made(busy)[0])}"
     ]
 
 
-def test_a_plain_call_has_one_prompt_and_the_cache():
+def test_a_plain_call_has_one_prompt_and_a_cache():
     assert plain_call(made(run("batch", **CALL | {"batch_size": 4}))) is None
     assert plain_call(made(run("list", **CALL, prompt_tokens_total=160))) is None
     assert plain_call(made(run("off", **CALL | {"use_cache": False}))) is None
@@ -174,7 +174,7 @@ def test_failures_are_named_with_their_experiment():
     assert takeaways(made(BASE, lost)) == ["1 of 2 scenarios failed: batch_64 (batching)."]
 
 
-def test_nothing_tracked_nothing_said():
+def test_without_runs_there_are_no_takeaways():
     assert takeaways(made()) == []
 
 
@@ -189,7 +189,7 @@ def test_at_most_five_lines():
     assert len(takeaways(runs)) == 5
 
 
-def test_a_study_has_figures_of_its_own():
+def test_a_study_has_headline_metrics():
     fast = timed("bfloat16", 20.0, 19.9, 20.1, dtype="bfloat16")
     same = run("float16", outcome="same_as", same_as="float32")
     failed = run("big", status="FAILED", reason="no memory")

@@ -7,7 +7,7 @@ from llmtrack.report.tables.table import DASH, Table
 from tests.report.frames import BASE, run, table_of
 
 
-def test_the_conditions_of_a_picture_break_between_them_only():
+def test_conditions_in_a_picture_wrap_between_conditions_only():
     conditions = tuple(f"condition number {number}: value-{number} of it" for number in range(9))
     table = Table(conditions, ("a",), (False,), (("x",),), ("r",))
     lines = to_figure(table, "a title").axes[0].get_title(loc="left").splitlines()

@@ -1,4 +1,4 @@
-"""Every table at the widths of real terminals: no line is wider, no figure is cut, and what is left out is said."""
+"""Every table at the widths of real terminals: no line is wider, no number is truncated, and dropped columns are named."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SPREAD = interval("tokens_per_sec", 1234.56, 1200.0, 1300.0) | interval("decode_
 
 @cache
 def _many() -> Runs:
-    """Runs that differ in everything that they can, with a name, a failure and a device that are long."""
+    """Return runs that differ in everything, with a long name, failure and device."""
     rows = [run("float32", task="generate", baseline=True, **(EVERYTHING | SPREAD))]
     for number, name in enumerate(("bfloat16", "int8-weight-only", "a_scenario_whose_name_" + "goes_on_" * 9)):
         rows.append(
@@ -77,7 +77,7 @@ def _many() -> Runs:
 
 
 def _raced() -> Runs:
-    """Ways that were tried, each with what became of it in many words."""
+    """Return candidates of a tuning, each with a long reason."""
     places = ("winner", "equal", "dropped", "dropped", "open", "dropped", "dropped", "dropped")
     return changed(
         _many(),
@@ -175,7 +175,7 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(name, width):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_pipes_files_and_wide_show_every_cell(name):
+def test_pipes_files_and_wide_output_show_every_cell(name):
     table = TABLES[name]()
     for text in (_printed(table, 80, terminal=False), _printed(table, 80, wide=True)):
         assert all(" ".join(title.split()) in text for title in table.titles)
@@ -184,7 +184,7 @@ def test_pipes_files_and_wide_show_every_cell(name):
 
 
 @pytest.mark.slow(1)
-def test_the_columns_leave_in_the_order_that_their_entries_state():
+def test_columns_are_dropped_in_the_order_of_their_entries():
     table = summary_table(_many()[:5])
     left = [set(fit_to_width(table, width).dropped) for width in range(400, NARROW - 1, -1)]
     for more_room, less_room in itertools.pairwise(left):
@@ -199,13 +199,13 @@ def test_the_columns_leave_in_the_order_that_their_entries_state():
 NARROW = 60
 
 
-def test_no_two_columns_state_the_same_place_in_that_order():
+def test_no_two_columns_have_the_same_importance():
     # One that states none leaves first.
     keeps = [each.shown.keep for each in (*schema.METRICS, *schema.PARAMS) if each.shown and each.shown.keep]
     assert len(set(keeps)) == len(keeps)
 
 
-def test_what_rows_share_goes_above_and_what_no_row_has_goes_away():
+def test_shared_values_move_above_the_table_and_empty_columns_are_dropped():
     table = Table(
         ("device: cpu",),
         ("scenario", "tokens/s", "perplexity", "loss"),
@@ -221,7 +221,7 @@ def test_what_rows_share_goes_above_and_what_no_row_has_goes_away():
     assert without_constants(single) == single, "of one row everything is its own"
 
 
-def test_below_60_columns_each_row_is_a_block_that_leaves_nothing_out():
+def test_below_60_columns_each_row_is_a_complete_block():
     table = summary_table(_many()[:3])
     text = _printed(table, 45)
     joined = " ".join(text.split())
@@ -247,7 +247,7 @@ def test_the_blocks_and_lists_of_other_commands_fit_too(width):
 
 
 @pytest.mark.slow(2)
-def test_timing_quality_and_training_are_tables_of_their_own(tmp_path):
+def test_timing_quality_and_training_are_separate_tables(tmp_path):
     tables = tables_by_task(_many())
     assert list(tables) == ["timing", "quality", "training"]
     assert "perplexity" not in tables["timing"].titles
@@ -270,19 +270,19 @@ def test_timing_quality_and_training_are_tables_of_their_own(tmp_path):
     ("workload", "expected"),
     [("w1", "1.50x tokens/s (inconclusive: one value each)"), ("w2", "other work"), (None, "other work")],
 )
-def test_a_change_is_told_of_the_same_work_only(workload, expected):
+def test_a_change_is_shown_for_equal_work_only(workload, expected):
     base = run("plain", baseline=True, workload_id="w1", tokens_per_sec=10.0)
     table = summary_table(made(base, run("one_token", workload_id=workload, tokens_per_sec=15.0)))
     assert table.rows[1][-1] == expected
 
 
-def test_what_was_not_measured_again_makes_no_column():
+def test_a_run_equal_to_another_adds_no_column():
     rows = [run("a", vocab_size=512), run("b", vocab_size=512), run("c", outcome="same_as", same_as="a")]
     table = summary_table(made(*rows))
     assert with_differing_params(table, made(*rows)).titles == table.titles
 
 
-def test_a_way_that_was_tried_keeps_what_became_of_it_where_room_is_scarce():
+def test_a_narrow_tuning_table_keeps_the_results_of_the_race():
     fitted = fit_to_width(summary_table(_raced()[:3], own=tune.TABLE), 120)
     assert {"scenario", "race_place", "race_reason", "tokens_per_sec"} <= set(fitted.table.keys)
 
@@ -303,7 +303,7 @@ def test_markdown_has_conditions_rows_and_notes():
     assert text.index("device: cpu") < text.index("| scenario") < text.index("| big") < text.index("- big failed: gone")
 
 
-def test_a_wide_table_loses_no_figure_on_a_narrow_terminal():
+def test_a_wide_table_loses_no_number_on_a_narrow_terminal():
     rows = [
         BASE,
         run("a_rather_long_scenario_name", dtype="bfloat16", total_latency_s=1234.5, peak_memory_mib=98765.0),
@@ -315,7 +315,7 @@ def test_a_wide_table_loses_no_figure_on_a_narrow_terminal():
         assert text in printed
 
 
-def test_numbers_are_on_the_right():
+def test_numbers_are_right_aligned():
     drawn = to_rich(table_of(BASE))
     justify = {str(column.header): column.justify for column in drawn.columns}
     assert (justify["tokens/s"], justify["scenario"], justify["against baseline"]) == (
@@ -326,7 +326,7 @@ def test_numbers_are_on_the_right():
 
 
 @pytest.mark.slow(1)
-def test_a_chosen_column_is_obeyed_by_every_table_and_an_unknown_one_refused():
+def test_every_table_shows_a_requested_column_and_refuses_an_unknown_one():
     from llmtrack.errors import UsageError
 
     for table, key in ((_gate(), "baseline"), (_differences(), "candidate"), (_pareto(), "perplexity")):

@@ -1,4 +1,4 @@
-"""The summary table from runs made by hand."""
+"""The summary table of artificial runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cell(table, row, title):
     return table.rows[row][table.titles.index(title)]
 
 
-def test_conditions_that_all_share_stand_above_and_the_others_are_columns():
+def test_shared_conditions_are_above_the_table_and_differing_ones_are_columns():
     table = table_of(BASE, run("bfloat16", dtype="bfloat16", tokens_per_sec=12.0))
     assert "device: cpu" in table.conditions
     assert "model: packaged:smollm2" in table.conditions
@@ -28,7 +28,7 @@ def test_conditions_that_all_share_stand_above_and_the_others_are_columns():
     assert "device" not in table.titles
 
 
-def test_columns_without_any_value_are_left_out_and_missing_cells_are_dashes():
+def test_empty_columns_are_dropped_and_missing_cells_are_dashes():
     table = table_of(BASE, run("other", total_latency_s=3.25))
     assert "perplexity" not in table.titles
     assert cell(table, 0, "latency s") == "–"
@@ -36,7 +36,7 @@ def test_columns_without_any_value_are_left_out_and_missing_cells_are_dashes():
     assert cell(table, 1, "tokens/s") == "–"
 
 
-def test_experiments_are_named_where_there_are_several_and_compared_within_themselves():
+def test_several_experiments_are_named_and_compared_separately():
     rows = (
         BASE,
         run(
@@ -68,7 +68,7 @@ def test_experiments_are_named_where_there_are_several_and_compared_within_thems
         (10.2, 10.11, 10.4, "1.02x (1.00 to 1.05) tokens/s"),
     ],
 )
-def test_a_change_is_noise_where_the_intervals_overlap(value, low, high, expected):
+def test_a_change_with_overlapping_intervals_is_not_significant(value, low, high, expected):
     table = table_of(BASE, run("other", **interval("tokens_per_sec", value, low, high)))
     assert table.titles[-1] == "against baseline"
     assert [row[-1] for row in table.rows] == ["baseline", expected]
@@ -81,7 +81,7 @@ def test_without_an_interval_a_difference_is_inconclusive():
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize(("n", "others"), [(2, 1), (3, 1), (5, 7)])
-def test_too_few_repeats_are_said_as_compare_says_them(n, others):
+def test_too_few_repeats_are_inconclusive_as_in_compare(n, others):
     spread = interval("tokens_per_sec", 20.0, 19.0, 21.0, n)
     base = {**run("base", baseline=True), **interval("tokens_per_sec", 10.0, 9.9, 10.1, n)}
     arms = [run(f"arm{number}", **spread) for number in range(others)]
@@ -107,7 +107,7 @@ def test_runs_are_compared_with_the_baseline_of_their_own_study():
     assert table.rows[1][-1] == "1.25x tokens/s (inconclusive: one value each)"
 
 
-def test_a_failed_run_says_why():
+def test_a_failed_run_has_its_reason():
     failed = run("big", status="FAILED", outcome="failed", failure="out_of_memory", reason="needs 9 GiB")
     table = table_of(BASE, failed)
     assert table.rows[1][-1] == "FAILED (out_of_memory)"
@@ -128,7 +128,7 @@ def test_a_failed_baseline_compares_nothing():
     assert [row[-1] for row in table_of(base, run("b", tokens_per_sec=5.0)).rows] == ["FAILED (load)", "–"]
 
 
-def test_a_run_that_is_the_same_as_another_says_so():
+def test_a_run_equal_to_another_refers_to_it():
     reason = "same as float32: float32 (forced on CPU)"
     table = table_of(BASE, run("float16", outcome="same_as", same_as="float32", reason=reason))
     assert table.rows[1][-1] == "= float32"
@@ -145,8 +145,8 @@ def test_csv_is_unrounded_and_has_the_spread():
     assert "perplexity" not in again.columns
 
 
-def test_what_is_small_keeps_two_digits():
-    """A GPU's milliseconds in a column of seconds: 0.000 would be no time at all."""
+def test_small_values_keep_two_digits():
+    """Such as a GPU's milliseconds in a column of seconds."""
     table = table_of(
         BASE, run("fast", latency_per_sample_s=0.00014, batch_latency_s=0.0087, time_to_first_token_ms=0.53)
     )
@@ -174,7 +174,7 @@ TEXT = {"corpus_digest": "c", "protocol": "documents", "max_length": 64, "scored
         ({}, {}, "1.20x the reference's"),
     ],
 )
-def test_what_loses_quality_is_told_by_the_whole_text_if_it_was_scored(base, changed, said):
-    """The comparison with a reference reads the first tokens only: the table and the takeaway gave two ratios for one fact."""
+def test_a_loss_of_quality_is_judged_by_the_whole_text_if_scored(base, changed, said):
+    """The comparison with a reference covers the first tokens only."""
     table = table_of({**BASE, **base}, run("int4", reference_perplexity_ratio=1.2, **changed))
     assert table.notes == ((f"int4 loses quality: its perplexity is {said}",) if said else ())

@@ -1,4 +1,4 @@
-"""Whatever a backend or a recipe takes, each experiment can tell it, in the same way."""
+"""Every experiment passes all options of backends and recipes, in the same way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def last(experiment):
 
 @pytest.mark.parametrize("experiment", [backends, quantization], ids=lambda each: each.DECLARED.name)
 @pytest.mark.parametrize("recipe", recipes(), ids=lambda each: each.label)
-def test_a_recipe_is_told_all_that_it_takes(experiment, recipe):
+def test_a_recipe_accepts_all_of_its_options(experiment, recipe):
     asked = all_of((backend_of(recipe.backend).options, *recipe.option_types))
     found = last(experiment.build(experiment.Config(recipes=(f"{recipe.label} {told(asked)}".strip(),))))
     assert (found.backend, found.quantization) == (recipe.backend, recipe.name)
@@ -36,14 +36,14 @@ def test_a_recipe_is_told_all_that_it_takes(experiment, recipe):
 
 @pytest.mark.parametrize("experiment", [baseline, perplexity, precision], ids=lambda each: each.DECLARED.name)
 @pytest.mark.parametrize("backend", known())
-def test_a_backend_is_told_all_that_it_takes(experiment, backend):
+def test_a_backend_accepts_all_of_its_options(experiment, backend):
     asked = all_of([backend_of(backend).options])
     found = last(experiment.build(experiment.Config(backend=f"{backend} {told(asked)}".strip())))
     assert found.backend == backend
     assert dict(asked).items() <= dict(found.options).items()
 
 
-def test_ways_that_differ_by_what_they_are_told_are_compared_under_names_of_their_own():
+def test_variants_that_differ_in_options_have_separate_names():
     labels = ("onnx/int4-weight-only", "onnx/int4-weight-only head_bits=4", "onnx/float32 threads=2")
     experiment = quantization.build(quantization.Config(recipes=labels, head_bits=8))
     found = {each.name: dict(each.variant.options) for each in experiment.scenarios[1:]}
@@ -63,6 +63,6 @@ def test_ways_that_differ_by_what_they_are_told_are_compared_under_names_of_thei
     ],
 )
 @pytest.mark.parametrize("experiment", [backends, quantization], ids=lambda each: each.DECLARED.name)
-def test_what_is_not_taken_is_refused_before_anything_is_measured(experiment, label, message):
+def test_an_unknown_option_is_refused_before_anything_is_measured(experiment, label, message):
     with pytest.raises(UsageError, match=message):
         experiment.build(experiment.Config(recipes=(label,)))

@@ -34,7 +34,7 @@ SIZE = schema.Metric("size", "MiB", "lower", "a size", "count", needs=(), tolera
 
 @pytest.fixture(autouse=True)
 def added(monkeypatch):
-    """Three metrics and a param more than there are."""
+    """Add three metrics and a param."""
     metrics = (SPEEDY, WORTH, SIZE)
     monkeypatch.setattr(schema, "METRICS", (*schema.METRICS, *metrics))
     for metric in metrics:
@@ -51,14 +51,14 @@ def two_runs(**other):
     return made(base, run("cand", **(ids | values | {"requests_per_sec": 12.0, "flavour": "new"} | other)))
 
 
-def test_docs_tell_of_it():
+def test_docs_list_it():
     text = page()
     assert "| `requests_per_sec` | requests/s | higher |  | work, machine | whole requests per second |" in text
     assert "| `worth` | - | higher |  | text |" in text
     assert "| `flavour` | str | of what |" in text
 
 
-def test_a_table_has_its_column_in_its_place_and_tells_its_change():
+def test_a_table_has_its_column_in_order_and_its_change():
     runs = two_runs()
     table = summary_table(runs)
     assert table.titles[:4] == ("scenario", "flavour", "requests/s", "tokens/s")
@@ -84,7 +84,7 @@ def test_it_is_compared_by_its_own_rules():
     }
 
 
-def test_what_it_needs_says_what_forbids_a_comparison():
+def test_its_needs_decide_which_runs_are_comparable():
     runs = two_runs(environment_id="e2", workload_id="w2", bytes_scored=7.0)
     base, cand = runs[0], runs[1]
     assert "workloads differ" in why_not_comparable(base, cand, "requests_per_sec")
@@ -94,7 +94,7 @@ def test_what_it_needs_says_what_forbids_a_comparison():
 
 
 @pytest.mark.slow(1)
-def test_a_gate_and_a_front_know_it():
+def test_gate_and_pareto_front_accept_it():
     rule = parse_rule("requests_per_sec < -5%")
     assert check_values(rule, 10, 9).outcome == "inconclusive"
     # A rate is compared through its times: the median of 1/1, 1/3 is 2/3, so its rate is 1.5.
@@ -130,17 +130,17 @@ def test_the_block_of_a_run_has_it():
         ("file_size_mib", set()),
     ],
 )
-def test_what_is_no_timing_does_not_need_the_machine(name, needs):
+def test_metrics_other_than_timings_do_not_need_the_machine(name, needs):
     assert set(schema.metric(name).needs) == needs
     assert schema.metric(name).sureness == "exact"
 
 
 @pytest.mark.parametrize("name", ["mfu", "memory_bandwidth_utilization", "load_time_s", "score_tokens_per_sec"])
-def test_one_value_of_what_was_timed_tells_nothing(name):
+def test_a_single_timed_value_is_inconclusive(name):
     assert schema.metric(name).sureness == "once"
 
 
-def test_of_an_unknown_metric_the_safe_is_assumed():
+def test_an_unknown_metric_gets_the_safest_assumptions():
     unknown = schema.metric("somebody's")
     assert (unknown.sureness, unknown.needs, unknown.better) == ("once", ("work", "machine"), "-")
     assert dataclasses.replace(unknown, unit="frames/s").rate

@@ -1,4 +1,4 @@
-"""What the benchmarks of llmtrack's own cost rest on."""
+"""Assumptions of the benchmarks of llmtrack's own cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def database(template_database, tmp_path):
 
 
 @pytest.mark.slow(1)
-def test_copied_runs_are_runs_of_their_own_with_the_same_values(database):
+def test_copied_runs_are_separate_runs_with_equal_values(database):
     uri = f"sqlite:///{database}"
     fill(uri, query.EXPERIMENT, 2)
     query.copies(database, 5)
@@ -28,7 +28,7 @@ def test_copied_runs_are_runs_of_their_own_with_the_same_values(database):
 
 
 @pytest.mark.slow(3)
-def test_both_ways_of_tracking_leave_the_same_values(database, tmp_path):
+def test_both_ways_of_tracking_store_the_same_values(database, tmp_path):
     uri = f"sqlite:///{database}"
     taken = cost.by_tracker(Tracker.open(uri, "ours", tmp_path / "spool")), cost.by_value(uri)
     assert all(each["s"] > 0 for each in taken)
