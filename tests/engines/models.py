@@ -1,4 +1,4 @@
-"""Small models whose answers are known: tables of bigrams, and named architectures of a few thousand weights."""
+"""Small models: tables of bigrams with known answers, and named architectures of a few thousand weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BigramConfig(PretrainedConfig):
 
 
 class Bigram(PreTrainedModel, GenerationMixin):
-    """The logits of the next token are the row of a table that belongs to the last token."""
+    """The logits of the next token are the last token's row of a table."""
 
     config_class = BigramConfig
 
@@ -40,7 +40,7 @@ class Bigram(PreTrainedModel, GenerationMixin):
 
 
 def bigram_engine(table: torch.Tensor, eos: int | list[int] | None = None) -> TorchEngine:
-    """An engine of a table; its tokenizer has no pad token, so that padding is done with its `eos`."""
+    """Return an engine of a table; its tokenizer has no pad token, so that `eos` pads."""
     model = Bigram(BigramConfig(vocab_size=len(table)))
     with torch.no_grad():
         model.table.copy_(table)
@@ -52,7 +52,7 @@ def bigram_engine(table: torch.Tensor, eos: int | list[int] | None = None) -> To
 
 
 def chain(*steps: tuple[int, int], size: int) -> torch.Tensor:
-    """A table in which the token after `a` is `b`, for each (a, b)."""
+    """Return a table in which `b` follows `a`, for each (a, b)."""
     table = torch.zeros(size, size)
     for before, after in steps:
         table[before, after] = 10.0
@@ -60,9 +60,9 @@ def chain(*steps: tuple[int, int], size: int) -> torch.Tensor:
 
 
 def small(architecture: str, seed: int = 0, **settings: Any) -> TorchEngine:
-    """An engine of a named architecture: width 8, two layers, two heads of which one has keys, 600 tokens.
+    """Return an engine of a named architecture: width 8, two layers, two heads, one key head, 600 tokens.
 
-    A setting of `...` is left to the architecture.
+    A setting of `...` leaves the architecture's default.
     """
     sizes = {
         "vocab_size": 600,
@@ -77,8 +77,8 @@ def small(architecture: str, seed: int = 0, **settings: Any) -> TorchEngine:
         "eos_token_id": 257,
         "pad_token_id": 258,
     }
-    given = {name: value for name, value in {**sizes, **settings}.items() if value is not ...}
-    config = AutoConfig.for_model(architecture, **given)
+    arguments = {name: value for name, value in {**sizes, **settings}.items() if value is not ...}
+    config = AutoConfig.for_model(architecture, **arguments)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

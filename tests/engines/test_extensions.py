@@ -1,4 +1,4 @@
-"""An engine and a recipe of another package: found, run from end to end, and named where they are broken."""
+"""An engine and a recipe of another package: found, run from end to end, and named if broken."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="class", autouse=True)
 def plugin(tmp_path_factory):
-    """The package, on the path of imports."""
+    """Install the package of an engine and a recipe."""
     site = install(tmp_path_factory.mktemp("site"), "plugin_engine", PLUGIN.read_text(), ENGINE)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
@@ -61,7 +61,7 @@ class TestPlugin(EngineConformance):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("spec", ["synthetic:tiny", "synthetic:tiny-gpt2"])
-def test_a_synthetic_model_is_a_folder_of_the_same_weights(spec):
+def test_the_folder_of_a_synthetic_model_has_its_weights(spec):
     folder = model_folder(spec)
     theirs, ours = load_engine(str(folder.path), device="cpu"), load_engine(spec, device="cpu")
     ids = ours.encode("The harbour")
@@ -71,24 +71,24 @@ def test_a_synthetic_model_is_a_folder_of_the_same_weights(spec):
     assert model_folder(spec).path == folder.path
 
 
-def test_what_is_a_folder_stays_where_it_is_and_a_view_of_it_is_given(tiny_model_dir):
-    found = model_folder(f"no/such/folder,{tiny_model_dir}")
-    assert (found.path, found.model_id) == (safe_view(tiny_model_dir), str(tiny_model_dir))
+def test_a_local_folder_is_used_through_a_view(tiny_model_dir):
+    folder = model_folder(f"no/such/folder,{tiny_model_dir}")
+    assert (folder.path, folder.model_id) == (safe_view(tiny_model_dir), str(tiny_model_dir))
     weights = tiny_model_dir / "model.safetensors"
-    assert (found.path / weights.name).samefile(weights)
-    assert found.warnings[0].startswith("passed over no/such/folder")
-    assert found.tags["weights_digest"].startswith("safetensors:")
+    assert (folder.path / weights.name).samefile(weights)
+    assert folder.warnings[0].startswith("passed over no/such/folder")
+    assert folder.tags["weights_digest"].startswith("safetensors:")
 
 
-def test_its_recipe_is_found_and_applied():
-    assert "plugin/rounded" in [each.label for each in recipe.recipes()]
+def test_a_plugins_recipe_is_found_and_applied():
+    assert "plugin/rounded" in [known.label for known in recipe.recipes()]
     engine = load_engine("synthetic:tiny", backend="plugin", quantization="rounded")
     assert engine.info.dtype_label == "bfloat16 weights (float32)"
     with pytest.raises(UsageError, match="the plugin backend has no quantization 'halved': use none, rounded"):
         load_engine("synthetic:tiny", backend="plugin", quantization="halved")
 
 
-def test_what_its_recipe_refuses_is_refused_before_a_model_is_loaded(monkeypatch):
+def test_a_recipes_check_precedes_loading(monkeypatch):
     def check(options):
         raise ScenarioError("no such rounding here", kind="unsupported")
 
@@ -99,7 +99,7 @@ def test_what_its_recipe_refuses_is_refused_before_a_model_is_loaded(monkeypatch
 
 
 @pytest.mark.slow(2)
-def test_an_experiment_runs_on_it(plugin, uri, monkeypatch, undrawn):  # noqa: F811
+def test_an_experiment_runs_on_a_plugin_engine(plugin, uri, monkeypatch, undrawn):  # noqa: F811
     asked = ["--model", "synthetic:tiny", "--backend", "plugin", "--tracking-uri", uri]
     asked += ["--max-new-tokens", "2", "--min-repeats", "1", "--min-seconds", "0", "--warmup", "0"]
     code, printed = baseline(asked, plugin, monkeypatch)
@@ -153,17 +153,17 @@ BROKEN = {
 
 @pytest.fixture(params=BROKEN)
 def broken(request, tmp_path, monkeypatch):
-    """A package of which nothing can be used, and what is said of it."""
-    module, why = BROKEN[request.param]
+    """Install a broken package; return the reason to be reported."""
+    module, reason = BROKEN[request.param]
     points = "[llmtrack.engines]\nsick = broken:load\n[llmtrack.recipes]\nsick = broken:load\n"
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", "broken", module, points)))
     recipe.recipes.cache_clear()
-    yield why
+    yield reason
     recipe.recipes.cache_clear()
     sys.modules.pop("broken", None)
 
 
-def test_a_broken_package_is_named_and_stops_nobody_else(broken):
+def test_a_broken_package_is_named_and_does_not_affect_others(broken):
     with pytest.raises(
         ExtensionError, match=f"backend sick .broken:load of the package broken 1.0. .*: {broken}"
     ) as caught:
@@ -177,7 +177,7 @@ def test_a_broken_package_is_named_and_stops_nobody_else(broken):
     assert "\n" not in str(caught.value)
 
 
-def test_doctor_names_it(broken):
+def test_doctor_names_a_broken_package(broken):
     found = {each.topic: each for each in examine()}
     assert [found[topic].state for topic in ("backend sick", "recipes sick")] == ["broken", "broken"]
     assert found["backend plugin"].state == found["recipes plugin"].state == found["backends"].state == "ok"
@@ -185,7 +185,7 @@ def test_doctor_names_it(broken):
 
 
 @pytest.mark.slow(1)
-def test_a_study_on_it_ends_with_one_line_and_code_2(broken, tracker, console):  # noqa: F811
+def test_a_study_on_a_broken_package_ends_with_one_line_and_code_2(broken, tracker, console):  # noqa: F811
     scenario = generating("one", Variant("synthetic:tiny", backend="sick", device="cpu"))
     asked = Experiment("asked", "Does it run?", (scenario,), lambda runs, series: {}, lambda runs: ())
     try:
@@ -204,13 +204,13 @@ def test_a_study_on_it_ends_with_one_line_and_code_2(broken, tracker, console): 
     ("encode", ("a",)), ("tokenize", ("a",)), ("decode", ([1],)), ("generate", (None, None)), ("score", (None, None)),
     ("next_token_logits", ([1],)), ("peak_memory_bytes", ()),
 ])  # fmt: skip
-@pytest.mark.parametrize("gave", ["text", 3.5j, [], object()])
-def test_an_engine_that_returns_something_else_is_named_with_its_package(plugin, monkeypatch, method, given, gave):
-    accepted = (method, type(gave)) in {("encode", list), ("decode", str)}
-    monkeypatch.setattr(import_module("plugin_engine").PluginEngine, method, lambda self, *asked: gave)
+@pytest.mark.parametrize("returned", ["text", 3.5j, [], object()])
+def test_an_engine_with_a_wrong_return_value_is_named_with_its_package(plugin, monkeypatch, method, given, returned):
+    accepted = (method, type(returned)) in {("encode", list), ("decode", str)}
+    monkeypatch.setattr(import_module("plugin_engine").PluginEngine, method, lambda self, *asked: returned)
     engine = load_engine("synthetic:tiny", backend="plugin")
     if accepted:
-        assert getattr(engine, method)(*given) == gave
+        assert getattr(engine, method)(*given) == returned
         return
     with pytest.raises(ExtensionError) as caught:
         getattr(engine, method)(*given)
@@ -221,7 +221,7 @@ def test_an_engine_that_returns_something_else_is_named_with_its_package(plugin,
     assert "\n" not in str(caught.value)
 
 
-def test_an_engine_whose_load_raises_is_named(plugin, monkeypatch):
+def test_an_engine_whose_load_fails_is_named(plugin, monkeypatch):
     def load(*given):
         raise KeyError("licence")
 
@@ -231,7 +231,7 @@ def test_an_engine_whose_load_raises_is_named(plugin, monkeypatch):
 
 
 @pytest.mark.slow(1)
-def test_the_command_line_says_it_in_one_line_and_help_does_not_care(tmp_path, uri, monkeypatch):  # noqa: F811
+def test_the_command_reports_a_broken_package_in_one_line_and_help_works(tmp_path, uri, monkeypatch):  # noqa: F811
     site = install(tmp_path / "site", "broken", BROKEN["missing"][0], "[llmtrack.engines]\nsick = broken:load\n")
     asked = ["--model", "synthetic:tiny", "--backend", "sick", "--tracking-uri", uri]
     monkeypatch.syspath_prepend(str(site))
@@ -250,7 +250,7 @@ def test_the_command_line_says_it_in_one_line_and_help_does_not_care(tmp_path, u
         ("onnx", "mine", dict, "recipe onnx/mine: its options are not a dataclass"),
     ],
 )
-def test_a_recipe_that_cannot_be_used_is_told_and_left_out(monkeypatch, backend, name, options, why):
+def test_an_unusable_recipe_is_reported_and_left_out(monkeypatch, backend, name, options, why):
     theirs = recipe.Recipe(name, backend, "all", "int8", print, options)
     point = EntryPoint("theirs", "theirs:RECIPES", recipe.RECIPE_POINTS)
     monkeypatch.setattr(recipe, "load_extension", lambda point: (theirs,))
@@ -263,7 +263,7 @@ def test_a_recipe_that_cannot_be_used_is_told_and_left_out(monkeypatch, backend,
 
 
 @pytest.mark.slow(1)
-def test_a_name_that_is_taken_is_told(tmp_path, monkeypatch):
+def test_a_plugin_with_a_built_in_name_is_reported(tmp_path, monkeypatch):
     points = "[llmtrack.engines]\ntorch = plugin_engine:load\n"
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", "usurper", "", points)))
     found = {each.topic: each for each in examine()}

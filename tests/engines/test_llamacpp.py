@@ -1,4 +1,4 @@
-"""llama.cpp: what a GGUF file says of itself, which files are made, and that its figures are those of PyTorch."""
+"""llama.cpp: metadata of GGUF files, conversions, and results equal to PyTorch's."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def file(tmp_path, monkeypatch):
     return write_gguf(tmp_path / "a model.gguf", add_file_type=0)
 
 
-# What a file says of itself.
+# Metadata of a file.
 
 
-def test_a_step_reads_all_but_a_table_that_is_only_looked_up_in_and_idle_experts():
+def test_a_step_reads_all_but_lookup_tables_and_idle_experts():
     sizes = {"token_embd.weight": 1000, "blk.0.attn_q.weight": 10, "output_norm.weight": 1}
     assert step_bytes(sizes, 0, 0) == 1011, "a tied table is the head, which is read"
     assert step_bytes({**sizes, "output.weight": 600}, 0, 0) == 611
@@ -65,9 +65,9 @@ def test_a_step_reads_all_but_a_table_that_is_only_looked_up_in_and_idle_experts
             },
             30 * 3 * 128,
         ),
-        # Every head has its own keys where no other number is given.
+        # Every head has its own keys by default.
         ({"block_count": 2, "embedding_length": 64, "attention.head_count": 4}, 2 * 4 * 32),
-        # Lengths of their own, and layers without attention.
+        # Lengths of keys and values, and layers without attention.
         (
             {
                 "block_count": 3,
@@ -82,11 +82,11 @@ def test_a_step_reads_all_but_a_table_that_is_only_looked_up_in_and_idle_experts
         ({"block_count": 4, "embedding_length": 64}, 0),
     ],
 )
-def test_what_is_cached_of_a_token_follows_from_the_metadata(metadata, values):
+def test_cached_values_follow_from_the_metadata(metadata, values):
     assert cached_values(metadata) == values
 
 
-def test_bytes_of_the_cache_are_those_of_its_type():
+def test_bytes_of_the_cache_by_type():
     assert [round(11520 * library.CACHE_TYPES[kind]) for kind in ("f32", "f16", "q8_0")] == [
         46080,
         23040,
@@ -106,27 +106,26 @@ def test_bytes_of_the_cache_are_those_of_its_type():
         (9999, {"Q8_0": 9}, "Q8_0"),
     ],
 )
-def test_the_label_is_the_files_own_and_says_where_most_weights_are_otherwise(stated, types, label):
+def test_the_label_is_the_files_own_unless_most_weights_differ(stated, types, label):
     assert file_type(stated, types) == label
 
 
-def test_a_file_tells_its_facts(file):
+def test_facts_of_a_file(file):
     parameters = 2 * len(VOCABULARY) * WIDTH + LAYERS * (4 * WIDTH**2 + 3 * 128 * WIDTH + 2 * WIDTH) + WIDTH
-    found = read_facts(file)
-    assert found == GgufFacts("llama", "F32", 4 * (parameters - len(VOCABULARY) * WIDTH), LAYERS * 2 * WIDTH)
+    assert read_facts(file) == GgufFacts("llama", "F32", 4 * (parameters - len(VOCABULARY) * WIDTH), LAYERS * 2 * WIDTH)
     assert HEADS == 2
 
 
 @pytest.mark.slow(1)
-def test_a_file_is_described_without_its_weights_and_as_what_it_is_converted_into(file):
+def test_a_file_and_its_conversion_have_equal_digests(file):
     described, converted = identify_model(str(file), as_gguf=True), identify_model(str(file))
     assert described.gguf == file
     assert described.folder is not None
     assert not list(described.folder.glob("*.safetensors"))
-    assert described.digests == converted.digests, "a figure of one can be compared with one of the other"
+    assert described.digests == converted.digests, "results of both are comparable"
 
 
-def test_a_model_that_transformers_does_not_know_keeps_its_ids(file, monkeypatch):
+def test_a_model_unknown_to_transformers_keeps_its_special_ids(file, monkeypatch):
     from transformers import AutoConfig
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: (_ for _ in ()).throw(ValueError("new")))
@@ -138,14 +137,14 @@ def test_a_model_that_transformers_does_not_know_keeps_its_ids(file, monkeypatch
     assert f'"vocab_size": {len(VOCABULARY)}' in (folder / "config.json").read_text()
 
 
-def test_only_what_is_no_gguf_file_is_converted(file):
+def test_other_models_have_no_gguf_file(file):
     assert identify_model("synthetic:tiny", as_gguf=True).gguf is None
 
 
-# What is refused, and what is made.
+# Rejections and conversions.
 
 
-def test_a_missing_installation_is_one_line_with_the_command(monkeypatch):
+def test_a_missing_installation_is_reported_with_the_command(monkeypatch):
     for module in ("llama_cpp", "llama_cpp_py_sync"):
         monkeypatch.setitem(sys.modules, module, None)
     library.library.cache_clear()
@@ -157,7 +156,7 @@ def test_a_missing_installation_is_one_line_with_the_command(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("packages", "platform", "glibc", "there"),
+    ("packages", "platform", "glibc", "expected"),
     [
         ({"llama_cpp"}, "linux", "glibc 2.17", True),
         ({"llama_cpp_py_sync"}, "linux", "glibc 2.38", True),
@@ -168,38 +167,38 @@ def test_a_missing_installation_is_one_line_with_the_command(monkeypatch):
         (set(), "linux", "glibc 2.41", False),
     ],
 )
-def test_a_prebuilt_library_stands_in_where_the_system_can_load_it(monkeypatch, packages, platform, glibc, there):
+def test_a_prebuilt_library_is_used_if_the_system_can_load_it(monkeypatch, packages, platform, glibc, expected):
     monkeypatch.setattr(installed, "find_spec", lambda name: name if name in packages else None)
     monkeypatch.setattr(installed.sys, "platform", platform)
     monkeypatch.setattr(installed.os, "confstr", lambda name: glibc, raising=False)
-    assert available("llamacpp") is there
+    assert available("llamacpp") is expected
 
 
-def test_without_the_package_that_brings_the_converter_a_file_is_asked_for(monkeypatch):
+def test_without_the_converters_package_the_error_asks_for_a_file(monkeypatch):
     monkeypatch.setattr(conversion, "installed_version", lambda package: "")
     with pytest.raises(MissingDependencyError, match=r"comes with llama-cpp-python.*give a \.gguf file"):
         conversion.converter()
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"),
+    ("changes", "error"),
     [
         ({"device": "cuda"}, UsageError),
         ({"dtype": "bfloat16"}, ScenarioError),
         ({"quantization": "q9"}, UsageError),
     ],
 )
-def test_what_is_not_there_is_refused_before_anything_is_made(asked, error):
+def test_unsupported_settings_are_rejected_before_a_conversion(changes, error):
     from llmtrack.engines.llamacpp import load
 
-    if "quantization" in asked and not available("llamacpp"):
-        pytest.skip("llama.cpp is not installed, which is told first")
+    if "quantization" in changes and not available("llamacpp"):
+        pytest.skip("llama.cpp is not installed, which is reported first")
     with pytest.raises(error) as caught:
-        load(replace(Variant("synthetic:tiny", backend="llamacpp", device="cpu"), **asked))
+        load(replace(Variant("synthetic:tiny", backend="llamacpp", device="cpu"), **changes))
     assert "\n" not in str(caught.value)
 
 
-def test_options_that_llamacpp_would_change_by_itself_are_refused():
+def test_options_that_llamacpp_would_change_are_rejected():
     options = (("cache_type", "q8_0"), ("flash_attention", "off"))
     from llmtrack.engines.options import LlamacppOptions
     from llmtrack.spec.options import chosen
@@ -209,7 +208,7 @@ def test_options_that_llamacpp_would_change_by_itself_are_refused():
     assert chosen(LlamacppOptions, options[:1]).cache_type == "q8_0"
 
 
-def test_a_converter_that_cannot_be_had_is_told_with_the_remedy(tmp_path, monkeypatch):
+def test_a_failed_download_of_the_converter_is_reported_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
     monkeypatch.setattr(conversion, "installed_version", lambda _: "0.0.0")
     monkeypatch.setattr(
@@ -221,7 +220,7 @@ def test_a_converter_that_cannot_be_had_is_told_with_the_remedy(tmp_path, monkey
         conversion.converter()
 
 
-def test_of_the_source_package_only_the_converter_is_unpacked(tmp_path):
+def test_only_the_converter_is_unpacked(tmp_path):
     top = "llama_cpp_python-1.0/vendor/llama.cpp"
     names = {
         f"{top}/convert_hf_to_gguf.py": True,
@@ -237,25 +236,25 @@ def test_of_the_source_package_only_the_converter_is_unpacked(tmp_path):
             member.size = 1
             archive.addfile(member, io.BytesIO(b"#"))
     conversion.unpack(tmp_path / "a.tar.gz", tmp_path / "tool")
-    found = {path.relative_to(tmp_path / "tool").as_posix() for path in (tmp_path / "tool").rglob("*.py")}
-    assert found == {name.removeprefix(f"{top}/") for name, wanted in names.items() if wanted}
+    unpacked = {path.relative_to(tmp_path / "tool").as_posix() for path in (tmp_path / "tool").rglob("*.py")}
+    assert unpacked == {name.removeprefix(f"{top}/") for name, expected in names.items() if expected}
     assert not list(tmp_path.rglob("evil.py"))
 
 
-def test_a_context_serves_what_it_has_room_for():
-    room = Capacity(4, 512, 2048, 4)
-    assert room.holds(Capacity(1, 512, 512, 1))
-    assert not room.holds(Capacity(5, 256, 1280, 5))
-    assert room.union(Capacity(8, 256, 2048, 300)) == Capacity(8, 512, 2048, 300)
+def test_a_context_serves_requests_within_its_capacity():
+    capacity = Capacity(4, 512, 2048, 4)
+    assert capacity.holds(Capacity(1, 512, 512, 1))
+    assert not capacity.holds(Capacity(5, 256, 1280, 5))
+    assert capacity.union(Capacity(8, 256, 2048, 300)) == Capacity(8, 512, 2048, 300)
 
 
-def test_llamacpp_has_its_recipes():
-    assert [each.name for each in recipes() if each.backend == "llamacpp"] == ["f16", "q8_0", "q4_k_m"]
+def test_recipes():
+    assert [recipe.name for recipe in recipes() if recipe.backend == "llamacpp"] == ["f16", "q8_0", "q4_k_m"]
 
 
-def test_the_speed_of_llama_bench_is_that_of_its_one_test():
+def test_llama_bench_output_is_parsed():
     command = llama_bench.bench_arguments(Path("llama-bench"), Path("a.gguf"), 2, 256, 32)
-    assert [each[-4:] for each in command] == [["-p", "256", "-n", "0"], ["-n", "32", "-d", "256"]]
+    assert [arguments[-4:] for arguments in command] == [["-p", "256", "-n", "0"], ["-n", "32", "-d", "256"]]
     assert llama_bench.speed_of('[{"n_prompt": 256, "avg_ts": 174.5}]') == 174.5
     pairs = llama_bench.Pairs([100.0, 50.0, 80.0], [101.0, 49.0, 80.0])
     assert pairs.ratios == [1.01, 0.98, 1.0]
@@ -268,7 +267,7 @@ def dies(signal: int) -> None:
 
 
 @needs_llamacpp
-def test_a_library_that_kills_the_process_is_told_before_it_does(file, monkeypatch):
+def test_a_library_that_kills_the_process_is_detected(file, monkeypatch):
     import signal
 
     monkeypatch.setattr(llamacpp_probe, "run_isolated", lambda what, work, path: real(what, dies, int(signal.SIGILL)))
@@ -282,21 +281,21 @@ def test_a_library_that_kills_the_process_is_told_before_it_does(file, monkeypat
     monkeypatch.undo()
 
 
-# What it computes.
+# Results.
 
 
 @pytest.fixture
 def engine(file):
-    found = load_engine(str(file), backend="llamacpp", device="cpu", threads=2, cache_type="f32")
-    yield found
-    found.close()
+    engine = load_engine(str(file), backend="llamacpp", device="cpu", threads=2, cache_type="f32")
+    yield engine
+    engine.close()
 
 
 ROWS = tuple(tuple(range(1, 1 + length)) for length in (5, 9, 3))
 
 
 @needs_llamacpp
-def test_logits_are_those_of_pytorch(engine, file):
+def test_logits_equal_pytorchs(engine, file):
     reference = load_engine(str(file), device="cpu")
     for row in ROWS:
         ours, theirs = engine.next_token_logits(row), reference.next_token_logits(row)
@@ -308,7 +307,7 @@ def test_logits_are_those_of_pytorch(engine, file):
 
 
 @needs_llamacpp
-def test_what_was_used_is_told(engine, file):
+def test_info_reports_the_settings_in_use(engine, file):
     info = engine.info
     assert (info.dtype_label, info.file_size_bytes) == ("F32", file.stat().st_size)
     assert info.facts["weights_format"] == "gguf"
@@ -325,32 +324,32 @@ def test_what_was_used_is_told(engine, file):
 
 
 @needs_llamacpp
-def test_a_text_is_scored_in_parts_as_it_is_at_once(engine, monkeypatch):
+def test_scoring_in_parts_equals_scoring_at_once(engine, monkeypatch):
     row = list(range(1, 40))
-    whole = engine.next_token_logits(row)
+    logits = engine.next_token_logits(row)
     sums = engine.score(*pad_rows([row], 0, "right"))[0]
     monkeypatch.setattr(decoder, "_CHUNK_BYTES", 4 * len(VOCABULARY) * 7)
     assert [len(part) for part in engine._decoder.logits(row)] == [7, 7, 7, 7, 7, 4]
-    torch.testing.assert_close(engine.next_token_logits(row), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(engine.next_token_logits(row), logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(engine.score(*pad_rows([row], 0, "right"))[0], sums, rtol=1e-6, atol=1e-6)
 
 
 @needs_llamacpp
-def test_pads_to_go_on_from_are_refused_as_there_are_none(engine):
+def test_right_padding_of_unequal_rows_is_rejected(engine):
     with pytest.raises(ScenarioError, match="padding_side=left") as caught:
         engine.generate(GenerateRequest(ROWS, 2, padding_side="right"), lambda: None)
     assert caught.value.kind == "unsupported"
 
 
 @needs_llamacpp
-def test_more_rows_than_llamacpp_keeps_apart_are_refused(engine):
+def test_more_rows_than_llamacpp_supports_are_rejected(engine):
     with pytest.raises(ScenarioError, match="256 sequences") as caught:
         engine.generate(GenerateRequest(((1,),) * 257, 1), lambda: None)
     assert caught.value.kind == "unsupported"
 
 
 @needs_llamacpp
-def test_a_file_that_is_none_is_refused_in_one_line(tmp_path):
+def test_a_broken_file_is_rejected_in_one_line(tmp_path):
     path = tmp_path / "x.gguf"
     path.write_bytes(b"GGUF" + b"\0" * 64)
     with pytest.raises(ScenarioError) as caught:

@@ -1,4 +1,4 @@
-"""An option belongs to the backend or the recipe that declares it: others are refused, and what was used is tracked."""
+"""Options of backends: undeclared ones are rejected, and the values in use are tracked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TINY = Variant("synthetic:tiny", device="cpu")
 
 
 @dataclass(frozen=True)
-class Told(Checked):
+class Options(Checked):
     level: Annotated[int, Option("How much.", min=1, max=9)] = 3
     kind: Annotated[str, Option("Which.", choices=("a", "b"))] = "a"
     share: Annotated[float, Option("Of it.", above=0)] = 0.5
@@ -76,11 +76,11 @@ class Told(Checked):
         ),
     ],
 )
-def test_what_nobody_declared_is_refused_before_anything_is_loaded(variant, message):
+def test_undeclared_options_are_rejected_before_loading(variant, message):
     for refuse in (
         check_variant,
         load_variant,
-        lambda each: InlineExecutor().check([Scenario("x", each, GenerateTask(("a",)))]),
+        lambda variant: InlineExecutor().check([Scenario("x", variant, GenerateTask(("a",)))]),
     ):
         with pytest.raises(UsageError, match=message) as caught:
             refuse(variant)
@@ -101,20 +101,20 @@ def test_what_nobody_declared_is_refused_before_anything_is_loaded(variant, mess
         ),
     ],
 )
-def test_what_is_declared_is_taken(variant):
+def test_declared_options_are_accepted(variant):
     check_variant(variant)
 
 
-def test_values_are_read_as_their_declaration_says():
-    assert chosen(Told, (("level", "4"), ("share", 1), ("quick", "yes"), ("other", 3))) == Told(4, "a", 1, True)
+def test_values_are_converted_to_their_declared_type():
+    assert chosen(Options, (("level", "4"), ("share", 1), ("quick", "yes"), ("other", 3))) == Options(4, "a", 1, True)
     for wrong in (("level", 10), ("kind", "c"), ("share", 0), ("quick", 1), ("kind", True)):
         with pytest.raises(UsageError):
-            chosen(Told, [wrong])
+            chosen(Options, [wrong])
 
 
 @pytest.mark.slow(1)
-def test_threads_are_those_of_the_engines_own_calls():
-    """Two engines side by side each keep their number, and the process its own."""
+def test_threads_are_set_during_the_engines_own_calls():
+    """Two engines keep their numbers of threads, and the process its own."""
     before = torch.get_num_threads()
     seen = []
     engines = [load_engine("synthetic:tiny", device="cpu", threads=count) for count in (before + 1, before + 2)]
@@ -126,12 +126,12 @@ def test_threads_are_those_of_the_engines_own_calls():
         engine.next_token_logits([1, 2, 3])
         engine.score(torch.tensor([[1, 2, 3]]), torch.ones(1, 3, dtype=torch.int64))
         assert torch.get_num_threads() == before
-    assert describe()["threads"] == str(before), "env.threads is the process's own number"
+    assert describe()["threads"] == str(before), "env.threads is that of the process"
     assert set(seen[: len(seen) // 2]) == {before + 1}
     assert set(seen[len(seen) // 2 :]) == {before + 2}
 
 
-def test_threads_are_as_before_after_an_error():
+def test_threads_are_restored_after_an_error():
     before = torch.get_num_threads()
 
     def fail() -> None:
@@ -151,29 +151,29 @@ def test_the_onnx_engine_takes_threads_by_name():
     assert (engine.info.facts["threads"], engine.info.facts["graph_optimization"]) == (2, "basic")
 
 
-def test_what_is_tracked_is_what_the_engine_says():
-    asked = generating("one", replace(MODEL, options=(("level", 7), ("threads", 2))))
-    assert {"level", "threads"}.isdisjoint(params_of(asked))
-    done = Measurement(asked, "work", facts={"threads": 4}, metrics={})
-    params = scenario_record(done, StudyContext("study", "experiment")).params
+def test_the_engines_facts_are_tracked_not_the_request():
+    scenario = generating("one", replace(MODEL, options=(("level", 7), ("threads", 2))))
+    assert {"level", "threads"}.isdisjoint(params_of(scenario))
+    measurement = Measurement(scenario, "work", facts={"threads": 4}, metrics={})
+    params = scenario_record(measurement, StudyContext("study", "experiment")).params
     assert params["threads"] == "4" or params["threads"] == 4
     assert "level" not in params
 
 
 @pytest.mark.parametrize("backend", sorted(registry.BUILTIN))
-def test_experiments_take_threads_in_one_way(backend):
+def test_experiments_pass_threads_to_every_backend(backend):
     check_variant(replace(TINY, backend=backend, options=(("threads", 2),)))
     with pytest.raises(UsageError, match="threads -1 is not possible"):
         load_engine("synthetic:tiny", backend=backend, device="cpu", threads=-1)
     (plain,) = baseline.build(baseline.Config(backend=backend)).scenarios
-    (told,) = baseline.build(baseline.Config(backend=backend, threads=2)).scenarios
+    (with_threads,) = baseline.build(baseline.Config(backend=backend, threads=2)).scenarios
     assert plain.variant.options == ()
-    assert told.variant == replace(plain.variant, options=(("threads", 2),))
+    assert with_threads.variant == replace(plain.variant, options=(("threads", 2),))
     assert "threads" not in str(to_json(plain.variant))
 
 
-def test_quantization_tells_every_variant_the_threads():
-    """They are compared with one another: a reference with more threads would not be one."""
+def test_quantization_passes_threads_to_every_variant():
+    """A reference with other threads would not be comparable."""
     built = quantization.build(quantization.Config(recipes=("torch/bfloat16", "onnx/int8-static"), threads=2))
     for scenario in built.scenarios:
         assert scenario.variant.option("threads", 0) == 2
@@ -182,17 +182,17 @@ def test_quantization_tells_every_variant_the_threads():
 
 
 THEIRS = """
-from tests.engines.test_options import Told, engine_of
+from tests.engines.test_options import Options, engine_of
 from llmtrack.engine import Backend
 
-backend = Backend(engine_of, Told)
+backend = Backend(engine_of, Options)
 wrong = Backend(engine_of, {"level": 3})
 """
 
 
 def engine_of(variant):
     engine = ScriptedEngine(FakeClock(), Script(1.0, 0.1))
-    engine._info = replace(engine.info, facts=vars(chosen(Told, variant.options)))
+    engine._info = replace(engine.info, facts=vars(chosen(Options, variant.options)))
     return engine
 
 
@@ -210,7 +210,7 @@ def test_a_backend_of_another_package_declares_its_options(tmp_path, monkeypatch
     sys.modules.pop("theirs", None)
 
 
-def test_the_torch_engine_refuses_what_it_was_given_directly():
+def test_the_torch_engine_checks_its_options_itself():
     with pytest.raises(UsageError, match="threads -3 is not possible"):
         load(replace(TINY, options=(("threads", -3),)))
     assert Backend(load).options is not registry.BUILTIN["torch"].options

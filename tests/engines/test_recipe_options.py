@@ -1,4 +1,4 @@
-"""Options reach their recipe in every backend and are tracked; others are refused."""
+"""Options of recipes are passed to them in every backend and tracked; others are rejected."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ def plain(model):
 
 
 @pytest.fixture
-def of_another_package(monkeypatch):
-    """Let recipes come from another package."""
+def plugin_recipes(monkeypatch):
+    """Return a function that installs recipes as those of another package."""
     SEEN.clear()
 
-    def given(*theirs):
+    def install(*installed):
         point = EntryPoint("theirs", "theirs:RECIPES", recipe.RECIPE_POINTS)
         monkeypatch.setattr(recipe, "extensions", lambda group: (point,))
-        monkeypatch.setattr(recipe, "load_extension", lambda point: theirs)
+        monkeypatch.setattr(recipe, "load_extension", lambda point: installed)
         recipe.recipes.cache_clear()
         return point
 
-    yield given
+    yield install
     monkeypatch.undo()
     recipe.recipes.cache_clear()
 
 
 @pytest.mark.slow(1)
-def test_the_options_of_a_torch_recipe_reach_it_and_are_tracked(of_another_package):
-    of_another_package(Recipe("rounded", "torch", "all weights", "int8", rounded, Bits))
+def test_options_of_a_torch_recipe_are_passed_and_tracked(plugin_recipes):
+    plugin_recipes(Recipe("rounded", "torch", "all weights", "int8", rounded, Bits))
 
     def loaded(**options):
         return load_engine("synthetic:tiny", device="cpu", quantization="rounded", **options)
 
-    assert len({float(each) for each in loaded(bits=2).model.get_input_embeddings().weight[0]}) <= 5
+    assert len({float(weight) for weight in loaded(bits=2).model.get_input_embeddings().weight[0]}) <= 5
     assert loaded().info.facts["bits"] == 4
     engine = loaded(bits=2, signed=False)
     assert (engine.info.facts["bits"], engine.info.facts["signed"]) == (2, False)
@@ -71,25 +71,23 @@ def test_the_options_of_a_torch_recipe_reach_it_and_are_tracked(of_another_packa
 
 
 @pytest.mark.slow(1)
-def test_a_torch_recipe_without_options_takes_the_model_alone(of_another_package):
-    of_another_package(Recipe("plain", "torch", "nothing", "float32", plain))
+def test_a_torch_recipe_without_options_gets_the_model_only(plugin_recipes):
+    plugin_recipes(Recipe("plain", "torch", "nothing", "float32", plain))
     load_engine("synthetic:tiny", device="cpu", quantization="plain")
     assert SEEN == ["plain"]
 
 
-def test_the_options_of_a_llamacpp_recipe_reach_it_and_make_a_file_of_their_own(
-    of_another_package, tmp_path, monkeypatch
-):
+def test_options_of_a_llamacpp_recipe_are_passed_and_make_separate_files(plugin_recipes, tmp_path, monkeypatch):
     def write(source, target, options):
         target.write_text(f"{source.read_text()} {options['bits']}")
 
-    of_another_package(Recipe("mine", "llamacpp", "all", "int8", write, Bits))
+    plugin_recipes(Recipe("mine", "llamacpp", "all", "int8", write, Bits))
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
     monkeypatch.setattr(gguf, "converter", lambda: tmp_path)
     monkeypatch.setattr(gguf, "convert", lambda tool, source, target, kind: target.write_text(kind))
-    monkeypatch.setattr(gguf, "build_isolated", lambda what, model, folder, work, *given: work(*given))
+    monkeypatch.setattr(gguf, "build_isolated", lambda what, model, folder, work, *arguments: work(*arguments))
     folder = gguf.ModelFolder(tmp_path, "m")
-    paths = [gguf.gguf_of(folder, "mine", given) for given in ((), (("bits", 2), ("threads", 1)))]
+    paths = [gguf.gguf_of(folder, "mine", options) for options in ((), (("bits", 2), ("threads", 1)))]
     assert [path.read_text() for path in paths] == ["f16 4", "f16 2"]
 
 
@@ -99,10 +97,8 @@ def test_the_options_of_a_llamacpp_recipe_reach_it_and_make_a_file_of_their_own(
     ("torch", plain, NoOptions, True, "does not read calibration text"),
     ("genai", plain, NoOptions, True, "does not read calibration text"),
 ])  # fmt: skip
-def test_options_that_could_not_reach_a_recipe_are_refused(
-    of_another_package, backend, apply, options, calibrated, why
-):
-    point = of_another_package(Recipe("mine", backend, "all", "int8", apply, options, calibrated=calibrated))
+def test_recipes_that_cannot_take_their_options_are_rejected(plugin_recipes, backend, apply, options, calibrated, why):
+    point = plugin_recipes(Recipe("mine", backend, "all", "int8", apply, options, calibrated=calibrated))
     with pytest.raises(ExtensionError, match=why):
         recipe.extension_recipes(point)
     assert f"{backend}/mine" not in {each.label for each in recipe.recipes()}
@@ -110,13 +106,15 @@ def test_options_that_could_not_reach_a_recipe_are_refused(
         recipe.find_recipe(backend, "mine")
 
 
-@pytest.mark.parametrize("apply", [rounded, lambda model, options=None: None, lambda *given: None, torch.nn.Identity])
-def test_whatever_takes_them_is_taken(of_another_package, apply):
-    point = of_another_package(Recipe("mine", "torch", "all", "int8", apply, Bits))
+@pytest.mark.parametrize(
+    "apply", [rounded, lambda model, options=None: None, lambda *arguments: None, torch.nn.Identity]
+)
+def test_any_callable_that_takes_options_is_accepted(plugin_recipes, apply):
+    point = plugin_recipes(Recipe("mine", "torch", "all", "int8", apply, Bits))
     assert [each.label for each in recipe.extension_recipes(point)] == ["torch/mine"]
 
 
-def raises(*given):
+def raises(*arguments):
     raise ZeroDivisionError("no scale\nat all")
 
 
@@ -128,8 +126,8 @@ def raises(*given):
     (lambda model: {1: 2}, "returned a dict, and not a mapping of facts"),
     (raises, "raised ZeroDivisionError: no scale at all"),
 ])  # fmt: skip
-def test_a_recipe_that_returns_something_else_is_named_in_one_line(of_another_package, apply, why):
-    of_another_package(Recipe("mine", "torch", "all", "int8", apply))
+def test_a_recipe_with_a_wrong_return_value_is_named_in_one_line(plugin_recipes, apply, why):
+    plugin_recipes(Recipe("mine", "torch", "all", "int8", apply))
     with pytest.raises(ExtensionError) as caught:
         load_engine("synthetic:tiny", device="cpu", quantization="mine")
     assert f"recipes theirs (theirs:RECIPES) cannot be used: apply of torch/mine {why}" in str(caught.value)
@@ -137,24 +135,24 @@ def test_a_recipe_that_returns_something_else_is_named_in_one_line(of_another_pa
 
 
 @pytest.mark.parametrize("backend", ["onnx", "genai", "openvino"])
-@pytest.mark.parametrize("gave", [None, 3, "--fast", {"bits": 4}])
-def test_each_backend_says_what_its_recipes_return(of_another_package, backend, gave):
-    mine = Recipe("mine", backend, "all", "int8", lambda given: gave)
-    of_another_package(mine)
+@pytest.mark.parametrize("returned", [None, 3, "--fast", {"bits": 4}])
+def test_each_backend_checks_what_its_recipes_return(plugin_recipes, backend, returned):
+    mine = Recipe("mine", backend, "all", "int8", lambda job: returned)
+    plugin_recipes(mine)
     with pytest.raises(ExtensionError, match=f"apply of {backend}/mine returned .*, and not a"):
         mine.run(object())
 
 
-def test_what_a_recipe_says_to_the_user_itself_passes(of_another_package):
+def test_a_recipes_own_error_is_passed_on(plugin_recipes):
     def refuse(model):
         raise ScenarioError("no kernel", kind="unsupported")
 
     mine = Recipe("mine", "torch", "all", "int8", refuse)
-    of_another_package(mine)
+    plugin_recipes(mine)
     with pytest.raises(ScenarioError, match=r"^no kernel$"):
         mine.run(object())
 
 
-def test_built_in_recipes_take_what_they_declare():
+def test_built_in_recipes_take_their_options():
     assert not [each.label for each in recipe._builtin() if recipe._unreachable_options(each)]
     assert pytorch.load  # the backend that applies those of torch

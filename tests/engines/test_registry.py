@@ -33,6 +33,6 @@ def test_a_backend_of_another_package_is_found_by_its_entry_point(monkeypatch):
     assert registry.load_variant(Variant("a-model", backend="theirs")) is engine
 
 
-def test_an_unknown_backend_is_told_with_those_that_are_there():
+def test_an_unknown_backend_is_reported_with_the_available_ones():
     with pytest.raises(UsageError, match=r"unknown backend 'abacus': there are .*torch"):
         registry.load_variant(Variant(backend="abacus"))

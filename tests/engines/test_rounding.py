@@ -10,37 +10,37 @@ import torch
 from llmtrack.engines.rounding import differ, noise_of
 from tests.engines.models import bigram_engine, small
 
-ONE = torch.tensor([-1.0, 0.0, 1.0])  # a standard deviation of 1
+LOGITS = torch.tensor([-1.0, 0.0, 1.0])  # a standard deviation of 1
 
 
 @pytest.mark.parametrize(
-    ("by", "rounding", "expected"),
+    ("difference", "rounding", "expected"),
     [
         (0.0009, 0.0, False),
         (0.0011, 0.0, True),
         (0.1, 0.03, True),
-        (0.1, 0.04, False),  # a third of the difference and more: rounding does the like
+        (0.1, 0.04, False),  # rounding has more than a third of the effect
         (0.1, 0.4, False),
     ],
 )
-def test_a_difference_counts_beyond_a_thousandth_and_beyond_three_times_what_rounding_does(by, rounding, expected):
-    changed = torch.tensor([0.0, by, 0.0])
+def test_logits_differ_beyond_a_thousandth_and_three_times_the_effect_of_rounding(difference, rounding, expected):
+    changed = torch.tensor([0.0, difference, 0.0])
     drawn = []
 
     def noise(seed):
         drawn.append(seed)
         return nullcontext()
 
-    def again():
+    def recompute():
         # The largest of several draws counts.
-        return ONE + torch.tensor([0.0, 0.0, rounding / (1 if len(drawn) == 2 else 10)])
+        return LOGITS + torch.tensor([0.0, 0.0, rounding / (1 if len(drawn) == 2 else 10)])
 
-    assert differ(ONE, ONE + changed, again, noise) is expected
-    assert len(drawn) == (4 if by > 0.001 else 0), "measured only where it could matter"
-    assert differ(ONE, ONE + changed, again, None) is (by > 0.001)
+    assert differ(LOGITS, LOGITS + changed, recompute, noise) is expected
+    assert len(drawn) == (4 if difference > 0.001 else 0), "measured only if it matters"
+    assert differ(LOGITS, LOGITS + changed, recompute, None) is (difference > 0.001)
 
 
-def test_last_bits_are_changed_alone_and_only_for_the_while():
+def test_noise_changes_last_bits_within_its_context_only():
     engine = small("llama")
     noise = noise_of(engine.model)
     embedding, ids = engine.model.get_input_embeddings(), torch.arange(1, 60)

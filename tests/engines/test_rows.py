@@ -1,4 +1,4 @@
-"""The same text gives the same numbers whatever rows stand beside it and came before it, or its batch is refused."""
+"""A text gives the same results whatever rows share its batch or came before it, or the batch is rejected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MODELS = {
     ),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
 }
-# On both sides of 12 tokens, and exactly so many: a row of 13 is read up to its twelfth.
+# Below, at and above 12 tokens: of a row of 13, twelve are read.
 LENGTHS = (3, 30, 12, 13, 14, 9, 40, 2, 14)
 ROWS = [[(7 * row + 13 * at) % 250 + 1 for at in range(length)] for row, length in enumerate(LENGTHS)]
 
@@ -51,7 +51,7 @@ ROWS = [[(7 * row + 13 * at) % 250 + 1 for at in range(length)] for row, length 
 def each_alone(engine, rows, new_tokens):
     """Return the continuation of each row alone."""
     requests = (GenerateRequest((row,), new_tokens) for row in rows)
-    return tuple(engine.generate(each, lambda: None).new_ids[0] for each in requests)
+    return tuple(engine.generate(request, lambda: None).new_ids[0] for request in requests)
 
 
 def make(name):
@@ -66,7 +66,7 @@ def make(name):
 
 
 def alone(model, row):
-    """The summed loss of a row by a model that has seen nothing else since it was copied."""
+    """Return the summed loss of a row by a fresh copy of the model."""
     with torch.no_grad():
         logits = copy.deepcopy(model)(torch.tensor([row[:-1]]), use_cache=False).logits[0].double()
     return float(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum"))
@@ -74,7 +74,7 @@ def alone(model, row):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_row_scores_as_it_does_alone_in_any_batch_padded_on_any_side_in_any_order(name):
+def test_scores_do_not_depend_on_batch_padding_or_order(name):
     engine = make(name)
     fresh = make(name).model
     expected = [alone(fresh, row) for row in ROWS]
@@ -94,7 +94,7 @@ def test_a_row_scores_as_it_does_alone_in_any_batch_padded_on_any_side_in_any_or
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("name", ["longrope", "dynamic", "bamba"])
-def test_both_protocols_and_drift_agree_at_any_batch(name):
+def test_perplexity_and_drift_do_not_depend_on_the_batch_size(name):
     engine = make(name)
     texts = ["a" * 3, "The harbour lay still, and the boats", "wind and water", "thirteen char", "z" * 40]
     limits = {"max_length": 12 if name == "dynamic" else 40}
@@ -112,7 +112,7 @@ def test_both_protocols_and_drift_agree_at_any_batch(name):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("name", MODELS)
-def test_generation_does_not_depend_on_what_was_said_before(name):
+def test_generation_does_not_depend_on_earlier_calls(name):
     # Within the original context of some, and beyond it.
     requests = [GenerateRequest((tuple(ROWS[row]),), 6) for row in (0, 4)]
     for request in requests:
@@ -123,34 +123,34 @@ def test_generation_does_not_depend_on_what_was_said_before(name):
         assert engine.generate(request, lambda: None) == first
 
 
-def test_a_prompt_of_one_token_begins_without_the_state_that_modules_keep_of_the_text_before():
+def test_a_prompt_of_one_token_starts_without_state_of_the_previous_text():
     engine = make("recurrent gemma")
 
-    def said(use_cache):
-        requests = (GenerateRequest(((each,),), 6, use_cache=use_cache) for each in (11, 12, 16, 22))
-        return [engine.generate(each, lambda: None) for each in requests]
+    def generate(use_cache):
+        requests = (GenerateRequest(((token,),), 6, use_cache=use_cache) for token in (11, 12, 16, 22))
+        return [engine.generate(request, lambda: None) for request in requests]
 
     engine.generate(GenerateRequest((tuple(ROWS[1]),), 6), lambda: None)
     if TRANSFORMERS_MAJOR < 5:
-        # It begins with two tokens at least, or goes on with another text.
+        # It needs two tokens to start, or continues from another text.
         with pytest.raises(TypeError, match="NoneType"):
-            said(use_cache=True)
+            generate(use_cache=True)
     else:
-        assert said(use_cache=True) == said(use_cache=False)
+        assert generate(use_cache=True) == generate(use_cache=False)
 
 
-def test_what_a_model_says_after_a_long_text_is_what_it_said_before_with_angles_for_each_kind_of_layer():
+def test_a_long_text_does_not_change_later_results_with_rotary_angles_per_kind_of_layer():
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     settings = {"max_position_embeddings": 12, "sliding_window": 64}
     engine = small("gemma3_text", layer_types=["full_attention", "sliding_attention"], rope_scaling=rope, **settings)
-    short = ROWS[4]  # beyond the original context, and so turned as its own length asks for
+    short = ROWS[4]  # beyond the original context, so rotated according to its length
     first = engine.next_token_logits(short)
     engine.next_token_logits(ROWS[6])
     assert torch.equal(engine.next_token_logits(short), first)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_batch_whose_pads_would_tell_is_refused_and_one_of_equal_rows_is_not(name):
+def test_a_batch_with_harmful_pads_is_rejected_and_equal_rows_are_not(name):
     engine = make(name)
     with pytest.raises(ScenarioError, match="cannot be generated from in one batch: use batch_size=1") as caught:
         engine.generate(GenerateRequest((tuple(ROWS[0]), tuple(ROWS[1])), 2), lambda: None)
@@ -162,7 +162,7 @@ def test_a_batch_whose_pads_would_tell_is_refused_and_one_of_equal_rows_is_not(n
     assert together == each_alone(engine, rows, 4)
 
 
-def test_unequal_rows_within_the_original_context_go_on_together():
+def test_unequal_rows_within_the_original_context_share_a_batch():
     engine = make("longrope")
     rows = (tuple(ROWS[0]), tuple(ROWS[5]))
     together = engine.generate(GenerateRequest(rows, 3), lambda: None).new_ids
@@ -171,7 +171,7 @@ def test_unequal_rows_within_the_original_context_go_on_together():
         engine.generate(GenerateRequest(rows, 4), lambda: None)
 
 
-def test_what_is_done_is_said_in_every_run():
+def test_restrictions_are_reported_as_warnings():
     assert make("longrope").info.warnings == (
         "the rotary angles of this model (longrope) depend on the longest row of a batch: rows of more than 12 tokens "
         "are computed alone, or beside rows of the same length",
@@ -180,7 +180,7 @@ def test_what_is_done_is_said_in_every_run():
     assert small("llama").info.warnings == ()
 
 
-def test_classes_by_hand():
+def test_classes_of_rows():
     assert Sharing().classes([3, 9, 5]) == [[0, 1, 2]]
     assert Sharing(5, "x").classes([3, 9, 5, 6, 9]) == [[0, 2], [1, 4], [3]]
     assert Sharing(0, "x").classes([3, 3, 4]) == [[0, 1], [2]]
@@ -214,11 +214,11 @@ def test_classes_by_hand():
         ),
     ],
 )
-def test_rotary_embeddings_that_depend_on_the_length_are_found_in_either_spelling(config, expected):
+def test_length_dependent_rotary_embeddings_are_found_in_either_spelling(config, expected):
     assert length_dependent_rope(config) == expected
 
 
-def test_a_model_that_counts_pads_as_positions_is_found():
+def test_a_model_that_counts_pads_as_positions_is_detected():
     table = torch.linspace(-1, 1, 40).view(10, 4)
 
     def counting(ids, mask):
@@ -232,12 +232,12 @@ def test_a_model_that_counts_pads_as_positions_is_found():
 
 
 @pytest.mark.parametrize("name", ["openai-gpt", "ctrl"])
-def test_a_family_that_generates_in_its_own_way_is_refused_unequal_rows_and_scores_them(name):
+def test_models_with_their_own_generation_reject_unequal_rows_but_score_them(name):
     engine = small(name, n_embd=8, n_layer=2, n_head=2, dff=16, n_positions=64)
     alone = [float(engine.score(*pad_rows([row], 0, "right"))[0][0]) for row in ROWS[:2]]
     assert engine.score(*pad_rows(ROWS[:2], 0, "left"))[0].tolist() == pytest.approx(alone, rel=1e-5)
     unequal, equal = (tuple(tuple(ROWS[at]) for at in rows) for rows in ((0, 1), (4, 8)))
-    if TRANSFORMERS_MAJOR < 5:  # from then on they generate as the others do
+    if TRANSFORMERS_MAJOR < 5:  # later versions generate like the others
         with pytest.raises(ScenarioError, match="left pads change what this model generates"):
             engine.generate(GenerateRequest(unequal, 2), lambda: None)
     for rows in (equal,) if TRANSFORMERS_MAJOR < 5 else (equal, unequal):
@@ -246,7 +246,7 @@ def test_a_family_that_generates_in_its_own_way_is_refused_unequal_rows_and_scor
 
 
 @pytest.mark.slow(1)
-def test_a_family_whose_rows_change_each_other_is_refused_all_batches_and_scores_them():
+def test_models_whose_rows_interact_reject_all_batches_but_score_them():
     engine = small("rwkv", attention_hidden_size=8)
     rows = (tuple(ROWS[4]), tuple(ROWS[8]))  # of one length
     with pytest.raises(ScenarioError, match="a row beside it changes what this model generates: use batch_size=1"):
@@ -261,14 +261,14 @@ def test_a_family_whose_rows_change_each_other_is_refused_all_batches_and_scores
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2"])
-def test_other_families_generate_from_unequal_rows_what_they_do_from_each_alone(name):
+def test_other_models_generate_the_same_from_unequal_rows(name):
     engine = small(name)
     rows = (tuple(ROWS[0]), tuple(ROWS[1]))
     together = engine.generate(GenerateRequest(rows, 4), lambda: None).new_ids
     assert together == each_alone(engine, rows, 4)
 
 
-def test_a_first_token_that_rounding_chose_is_not_held_against_a_model():
+def test_a_first_token_chosen_by_rounding_is_accepted():
     first, other = torch.tensor([[1.0, 1.0 + 1e-6, 0.0]]), torch.tensor([[1.0 + 1e-6, 1.0, 0.0]])
     steps = iter([(first, torch.tensor([[9.0, 0.0, 0.0]])), (other, torch.tensor([[0.0, 9.0, 0.0]]))])
     assert sharing_of_generation(Sharing(), lambda ids, mask: next(steps), 8) == Sharing()

@@ -64,7 +64,7 @@ def saved(folder, architecture, **settings):
 
 
 def stepwise(folder, row):
-    """The summed loss of a row by steps of one token with a cache, by eager attention in float64."""
+    """Return the summed loss of a row, token by token with a cache, by eager attention in float64."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
     cache, total = DynamicCache(config=model.config), 0.0
     with torch.inference_mode():
@@ -87,7 +87,7 @@ def texts(engine, row=ROW, new_tokens=8):
 
 
 @pytest.mark.slow(2)
-def test_layers_that_reuse_keys_do_so_without_a_cache(tmp_path):
+def test_layers_share_keys_without_a_cache(tmp_path):
     folder = saved(tmp_path / "model", "gemma3n_text", **GEMMA_3N)
     engine = load_engine(folder, device="cpu", dtype="float32")
     expected = stepwise(folder, ROW)
@@ -95,18 +95,18 @@ def test_layers_that_reuse_keys_do_so_without_a_cache(tmp_path):
     for length in range(2, len(ROW)):
         cached, uncached = texts(engine, ROW[-length:], 16)
         assert cached == uncached
-    # Training, and what converted models are compared with, is the same model.
+    # Training and the reference of conversions use the same model.
     model, ids = load_model(folder, device="cpu", dtype=torch.float32).model, torch.tensor([ROW])
     for mode in (model.train(), model.eval()):
-        for told in ({"use_cache": False}, {}):
-            logits = mode(input_ids=ids, **told).logits
+        for settings in ({"use_cache": False}, {}):
+            logits = mode(input_ids=ids, **settings).logits
             assert float(sum_cross_entropy(logits[:, :-1], ids[:, 1:])) == pytest.approx(expected, rel=1e-5)
     logits.sum().backward()
     assert model.get_input_embeddings().weight.grad is not None
 
 
 @pytest.mark.slow(2)
-def test_a_model_that_says_something_else_with_its_cache_is_refused(tmp_path, monkeypatch):
+def test_a_model_whose_cache_changes_its_logits_is_rejected(tmp_path, monkeypatch):
     from llmtrack.host.transformers_compat import SHARES_WITHOUT_CACHE
 
     if SHARES_WITHOUT_CACHE:
@@ -129,7 +129,7 @@ def test_a_model_that_says_something_else_with_its_cache_is_refused(tmp_path, mo
         {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     ],
 )
-def test_a_window_that_attention_does_not_have_bounds_no_cache(tmp_path, stray):
+def test_a_window_unused_by_attention_does_not_bound_the_cache(tmp_path, stray):
     folder = saved(tmp_path / "model", "llama", **stray)
     plain = saved(tmp_path / "plain", "llama")
     engine = load_engine(folder, device="cpu", dtype="float32")
@@ -139,8 +139,8 @@ def test_a_window_that_attention_does_not_have_bounds_no_cache(tmp_path, stray):
 
 
 @pytest.mark.slow(1)
-def test_a_cache_with_a_window_of_its_own_is_refused():
-    """Found behind the window only, which is within reach of a small model."""
+def test_a_window_of_the_cache_only_is_rejected():
+    """Found only beyond the window, which a small model can reach."""
     with pytest.raises(ScenarioError, match="at 64 tokens"):
         small("llama", sliding_window=56)
 
@@ -156,7 +156,7 @@ def test_a_cache_with_a_window_of_its_own_is_refused():
         ("gpt2", {}),
     ],
 )
-def test_windows_that_both_ways_have_are_no_disagreement(architecture, settings):
+def test_windows_of_cache_and_attention_agree(architecture, settings):
     assert isinstance(small(architecture, **settings), TorchEngine)
 
 
@@ -165,18 +165,18 @@ ROUNDS = "ids with another batch, number of threads or CPU"
 
 
 def blurred(model):
-    """Change each product by up to a tenth, each time otherwise: worse than any CPU's rounding behind 8-bit activations."""
+    """Change each product randomly by up to a tenth: worse than the rounding of 8-bit activations on any CPU."""
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
-            module.register_forward_hook(lambda _, given, made: made * (0.9 + 0.2 * torch.rand(made.shape)))
+            module.register_forward_hook(lambda _, inputs, output: output * (0.9 + 0.2 * torch.rand(output.shape)))
 
 
 def one_range(model):
-    """Round what each product is given to 8 bits by the largest value of the whole batch."""
+    """Round the inputs of each product to 8 bits by the largest value of the whole batch."""
 
-    def rounded(_, given):
-        step = given[0].abs().max() / 127
-        return ((given[0] / step).round() * step,)
+    def rounded(_, inputs):
+        step = inputs[0].abs().max() / 127
+        return ((inputs[0] / step).round() * step,)
 
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
@@ -191,43 +191,43 @@ def quantized(monkeypatch, apply, **declared):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("declared", [True, False])
-def test_rows_of_unequal_lengths_share_a_batch_however_much_a_recipe_blurs_what_is_computed(monkeypatch, declared):
+def test_batching_is_probed_before_a_recipe_rounds_activations(monkeypatch, declared):
     engine = quantized(monkeypatch, blurred, rounds_activations=declared)
     assert len(engine.generate(GenerateRequest(UNEQUAL, 3), lambda: None).new_ids) == len(UNEQUAL)
     _, *warnings = engine.info.warnings  # the first says that the weights are random
     assert len(warnings) == declared
-    assert all(each.startswith("stand-in rounds activations") for each in warnings)
-    assert all(each.endswith(ROUNDS) for each in warnings)
+    assert all(warning.startswith("stand-in rounds activations") for warning in warnings)
+    assert all(warning.endswith(ROUNDS) for warning in warnings)
 
 
 @pytest.mark.slow(1)
-def test_pads_that_the_float_model_heeds_are_refused_of_the_quantized_one(monkeypatch):
-    found = pytorch.load_model
+def test_pads_that_change_the_float_model_are_rejected_for_the_quantized_one(monkeypatch):
+    original = pytorch.load_model
 
-    def unmasked(_, given, named):
+    def unmasked(_, arguments, named):
         mask = named.get("attention_mask")
-        return given, {**named, "attention_mask": None if mask is None else torch.ones_like(mask)}
+        return arguments, {**named, "attention_mask": None if mask is None else torch.ones_like(mask)}
 
-    def reading_pads(*asked, **named):
-        loaded = found(*asked, **named)
+    def reading_pads(*arguments, **named):
+        loaded = original(*arguments, **named)
         loaded.model.base_model.register_forward_pre_hook(unmasked, with_kwargs=True)
         return loaded
 
     monkeypatch.setattr(pytorch, "load_model", reading_pads)
     engine = quantized(monkeypatch, lambda model: None, rounds_activations=True)
-    assert any("left pads change what this model says" in each for each in engine.info.warnings)
+    assert any("left pads change what this model says" in warning for warning in engine.info.warnings)
     with pytest.raises(Exception, match="rows of unequal lengths cannot be generated from in one batch"):
         engine.generate(GenerateRequest(UNEQUAL, 3), lambda: None)
 
 
 @pytest.mark.slow(1)
-def test_a_recipe_that_mixes_rows_and_does_not_say_so_is_found(monkeypatch):
+def test_an_undeclared_dependence_on_the_batch_is_detected(monkeypatch):
     engine = quantized(monkeypatch, one_range)
     assert "left pads change what this model says" in engine.info.warnings[1]
 
 
 @pytest.mark.slow(1)
-def test_a_recipe_that_rounds_by_one_range_says_so_and_scores_each_row_alone(monkeypatch):
+def test_rows_are_scored_alone_if_a_recipe_depends_on_the_batch(monkeypatch):
     engine = quantized(monkeypatch, one_range, depends_on_batch=True)
     _, warning = engine.info.warnings  # the first says that the weights are random
     assert "activation ranges are shared by the whole batch" in warning

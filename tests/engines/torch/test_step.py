@@ -129,7 +129,7 @@ CACHES = {
 
 
 @pytest.mark.parametrize("name", CACHES)
-def test_the_cache_is_that_of_the_tensors_that_are_there(name):
+def test_cache_growth(name):
     architecture, settings, expected = CACHES[name]
     info = small(architecture, **settings).info
     assert info.cache == expected
@@ -183,7 +183,7 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_a_step_reads_the_weights_of_the_modules_that_it_runs(name):
+def test_bytes_of_weights_read_by_a_step(name):
     architecture, settings, expected = WEIGHTS[name]
     assert small(architecture, **settings).info.step_weight_bytes == 4 * expected
 
@@ -192,7 +192,7 @@ def test_a_step_reads_the_weights_of_the_modules_that_it_runs(name):
     ("architecture", "settings"),
     [("mistral", {"sliding_window": 5}), ("gemma2", {"sliding_window": 4}), ("llama", {})],
 )
-def test_the_growth_foretells_what_attention_reads_at_any_length(monkeypatch, architecture, settings):
+def test_cache_growth_predicts_the_bytes_that_attention_reads(monkeypatch, architecture, settings):
     """Against the keys and values that the cache gives to the attention of each step, far beyond the window."""
     engine = small(architecture, **settings)
     read: list[int] = []
@@ -209,7 +209,7 @@ def test_the_growth_foretells_what_attention_reads_at_any_length(monkeypatch, ar
     assert steps[1:] == [engine.info.cache.bytes_at(3 + step) for step in range(1, 9)]
 
 
-def test_step_bytes_are_the_mean_over_the_steps_of_a_cache_that_a_window_bounds():
+def test_step_bytes_are_the_mean_over_steps_with_a_window():
     # 10 bytes a token, 4 of them in layers that keep 6 tokens; 7 bytes of state. Steps at 5, 6, 7 and 8 tokens.
     cache = CacheGrowth(10, ((6, 4),), 7)
     assert [cache.bytes_at(tokens) for tokens in (0, 5, 6, 7, 8)] == [7, 57, 67, 73, 79]
@@ -219,19 +219,19 @@ def test_step_bytes_are_the_mean_over_the_steps_of_a_cache_that_a_window_bounds(
     assert decode_step_bytes(1000, CacheGrowth(0, (), 7), (4, 1), 5) == 1014
 
 
-def test_of_a_layer_with_a_window_keys_and_values_are_bounded_and_no_other_state():
+def test_a_window_bounds_keys_and_values_but_no_other_state():
     keys, values, inputs = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), torch.zeros(1, 8, 4)
     layer = SimpleNamespace(is_sliding=True, sliding_window=5, keys=keys, values=values, conv_states={0: inputs})
     found = {path: window for path, _, window in _tensors([layer], ())}
     assert found == {("0", "keys"): 5, ("0", "values"): 5, ("0", "conv_states", "0"): None}
 
 
-def test_a_model_without_a_cache_reads_its_table_only():
+def test_a_model_without_a_cache_has_no_growth():
     info = bigram_engine(chain((1, 2), size=8)).info
     assert info.cache == CacheGrowth(0)
 
 
-def test_a_model_that_cannot_generate_is_said_to_be_unobserved(monkeypatch):
+def test_a_model_that_cannot_generate_gives_a_warning(monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("no such kernel")
 
@@ -242,29 +242,29 @@ def test_a_model_that_cannot_generate_is_said_to_be_unobserved(monkeypatch):
     assert any("no decode step could be tried (no such kernel)" in warning for warning in info.warnings)
 
 
-def test_watching_a_step_leaves_no_hook_behind():
+def test_observing_a_step_leaves_no_hook():
     model = small("mixtral").model
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
     assert observe_step(model, ModuleState(model)) == observe_step(model, ModuleState(model))
 
 
-def test_another_package_observes_a_step_with_the_model_alone():
+def test_plugins_observe_a_step_with_the_model_alone():
     model = small("mixtral").model
     assert observe_step_for_plugins(model) == observe_step(model, ModuleState(model))
 
 
-def test_what_a_packed_tensor_holds_counts_once():
+def test_packed_tensors_count_once():
     packed = TwoTensor(torch.zeros(3, 4), torch.zeros(3, 4, dtype=torch.float32))
     assert [tensor.nbytes for tensor in stored_tensors([packed, torch.zeros(2)])] == [48, 48, 8]
 
 
-def test_info_adds_up_its_cache(tiny):
+def test_info_combines_its_cache(tiny):
     info = replace(tiny.info, kv_bytes_per_token=8, kv_windows=((2, 8),), state_bytes=5)
     assert info.cache.bytes_at(10) == 21
 
 
-def test_tables_of_rotary_angles_are_no_weights_of_a_graph(tmp_path):
+def test_rotary_tables_are_not_weights_of_a_graph(tmp_path):
     onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
     from llmtrack.engines.onnx import weight_sizes
 
@@ -308,7 +308,7 @@ CALLS = {
 
 @pytest.mark.parametrize("inference", [True, False], ids=["inference", "plain"])
 @pytest.mark.parametrize("name", CALLS)
-def test_the_operations_of_a_call(name, inference):
+def test_operations_of_a_call(name, inference):
     call, expected = CALLS[name]
     found = []
 
@@ -361,7 +361,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_operations_of_a_step(name):
+def test_operations_of_a_step(name):
     architecture, settings, expected = MODELS[name]
     info = small(architecture, **settings).info
     assert info.operations == expected
@@ -369,5 +369,5 @@ def test_the_operations_of_a_step(name):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_they_are_the_same_however_attention_is_computed(attention):
+def test_operations_do_not_depend_on_the_attention_implementation(attention):
     assert small("llama", attn_implementation=attention).info.operations == MODELS["dense"][2]

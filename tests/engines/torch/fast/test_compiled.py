@@ -1,4 +1,4 @@
-"""A step over a static cache generates what eager greedy decoding does; here it is not really compiled, which takes long."""
+"""A step over a static cache equals eager greedy decoding; a stub compiler saves compile time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmtrack.measure.timing import Arm, time_arms
 from llmtrack.models import synthetic
 from llmtrack.spec.task import RepeatPolicy
 from tests.engines.models import bigram_engine, chain, small
-from tests.engines.test_generate import generate
+from tests.engines.torch.test_generate import generate
 
 PROMPTS = tuple(tuple(text.encode()) for text in ("The harbour", "Boats come in with the tide", "x"))
 
@@ -43,56 +43,51 @@ FUSED = [
         },
     ),
 ]
-AS_IT_IS = [
-    # Its body scales the embedding; in transformers 5 the embedding does, and it is like a Llama.
+PLAIN = [
+    # Its body scales the embedding; in transformers 5 the embedding does, as in a Llama.
     *([("gemma", {"tie_word_embeddings": False})] if TRANSFORMERS_MAJOR < 5 else []),
     ("granite", {"residual_multiplier": 0.4, "embedding_multiplier": 3.0}),
     ("gpt_neox", {"num_key_value_heads": ...}),
-    ("phi3", {}),  # has its products fused already
+    ("phi3", {}),  # already has fused products
 ]
 
 
 def compiled(engine: TorchEngine) -> TorchEngine:
-    """The same model once more, decoded over a static cache."""
+    """Return an engine of the same model that decodes over a static cache."""
     return TorchEngine(engine.model, engine.tokenizer, compile="default", compiler=lambda run: run)
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize(("architecture", "settings"), FUSED + AS_IT_IS)
-def test_a_compiled_step_gives_the_ids_of_eager_decoding(architecture, settings):
+@pytest.mark.parametrize(("architecture", "settings"), FUSED + PLAIN)
+def test_a_compiled_step_equals_eager_decoding(architecture, settings):
     eager = small(architecture, **settings)
     expected = [generate(eager, rows, 12) for rows in (PROMPTS[:1], PROMPTS)]
     engine = compiled(eager)
     kind = "fused" if (architecture, settings) in FUSED else "as it is"
     assert engine.info.facts["decode_step"] == f"compiled, {kind}", engine.info.warnings
-    assert any("compiled as the model is" in each for each in engine.info.warnings) is (kind != "fused")
+    assert any("compiled as the model is" in warning for warning in engine.info.warnings) is (kind != "fused")
     assert [generate(engine, rows, 12) for rows in (PROMPTS[:1], PROMPTS)] == expected
-    assert len(set(expected[0][0][0])) > 2, "a model that repeats itself proves nothing"
+    assert len(set(expected[0][0][0])) > 2, "repetition would prove nothing"
 
 
 @pytest.mark.slow(1)
-def test_learned_positions_run_as_they_are(engine):
+def test_learned_positions_equal_eager_decoding(engine):
     assert generate(compiled(engine), PROMPTS, 12) == generate(engine, PROMPTS, 12)
 
 
-def test_to_fuse_the_weights_changes_neither_logits_nor_memory():
+def test_fusing_weights_changes_neither_logits_nor_memory():
     plain = small("qwen2", num_key_value_heads=2)
     before, info = plain.next_token_logits([1, 2, 3, 4]), plain.info
-    held = {each.untyped_storage().data_ptr() for each in plain.model.state_dict().values()}
+    before_fusing = {weight.untyped_storage().data_ptr() for weight in plain.model.state_dict().values()}
     fused = compiled(plain)
     assert torch.equal(fused.next_token_logits([1, 2, 3, 4]), before)
     assert fused.info.model_size_bytes == info.model_size_bytes
     assert fused.info.step_weight_bytes == info.step_weight_bytes
     # Queries, keys and values, and gate and up, are one each: weights of both layers, and the biases.
-    storages = {each.untyped_storage().data_ptr() for each in fused.model.state_dict().values()}
-    assert len(held) - len(storages) == 2 * (2 + 2 + 1)
-    assert (
-        sum(
-            each.untyped_storage().nbytes()
-            for each in {each.untyped_storage().data_ptr(): each for each in fused.model.state_dict().values()}.values()
-        )
-        == info.model_size_bytes
-    )
+    storages = [weight.untyped_storage() for weight in fused.model.state_dict().values()]
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    assert len(before_fusing) - len(sizes) == 2 * (2 + 2 + 1)
+    assert sum(sizes.values()) == info.model_size_bytes
 
 
 @pytest.mark.parametrize(
@@ -106,10 +101,10 @@ def test_to_fuse_the_weights_changes_neither_logits_nor_memory():
         ),
     ],
 )
-def test_what_cannot_be_compiled_decodes_eagerly_and_says_so(engine, reason):
+def test_uncompilable_models_decode_eagerly_with_a_warning(engine, reason):
     plain = compiled(engine())
     assert (plain.info.facts["compile"], plain.info.facts["decode_step"]) == ("none", "eager")
-    assert any(f"decoding is not compiled: {reason}" in each for each in plain.info.warnings)
+    assert any(f"decoding is not compiled: {reason}" in warning for warning in plain.info.warnings)
 
 
 def test_quantized_and_unequal_weights_are_not_fused():
@@ -121,8 +116,7 @@ def test_quantized_and_unequal_weights_are_not_fused():
 
 
 @pytest.mark.slow(1)
-def test_the_end_of_a_sequence_ends_it():
-    """And the others go on, up to the same ids as eagerly."""
+def test_end_tokens_stop_rows_as_in_eager_decoding():
     eager = small("llama", seed=3)
     row = generate(eager, PROMPTS[:1], 12)[0][0]
     eager.model.generation_config.eos_token_id = [row[4]]
@@ -137,14 +131,14 @@ def test_the_end_of_a_sequence_ends_it():
     ("settings", "message"),
     [({"use_cache": False}, "needs the KV cache"), ({"padding_side": "right"}, "pads on the left")],
 )
-def test_what_a_static_cache_cannot_do_is_refused(settings, message):
+def test_requests_beyond_a_static_cache_are_rejected(settings, message):
     engine = compiled(small("llama"))
     with pytest.raises(ScenarioError, match=message) as caught:
         generate(engine, PROMPTS, 4, **settings)
     assert caught.value.kind == "unsupported"
 
 
-def test_each_shape_is_prepared_once_and_the_oldest_is_given_up():
+def test_each_shape_is_prepared_once_and_the_oldest_is_dropped():
     engine = compiled(small("llama"))
     requests = [GenerateRequest((tuple(range(1, 3 + length)),), 4) for length in range(MOST_SHAPES + 1)]
     assert engine.prepare(requests[0]) > 0
@@ -156,9 +150,9 @@ def test_each_shape_is_prepared_once_and_the_oldest_is_given_up():
 
 
 @pytest.mark.slow(1)
-def test_compiling_is_timed_apart_and_what_is_compiled_again_is_said():
+def test_compile_time_is_separate_and_recompilation_is_reported():
     class Slow:
-        """Compiles for two seconds whenever the other shape was there before."""
+        """Compiles for two seconds whenever the shape changes."""
 
         def __init__(self, engine):
             self.engine, self.shape = engine, 0
@@ -177,16 +171,16 @@ def test_compiling_is_timed_apart_and_what_is_compiled_again_is_said():
     alone = dict(time_arms(engine, {"one": Arm((first,), policy)}))["one"]
     assert alone["compile_time_s"] == 2.0
     assert alone["total_latency_s"] < 2.0
-    assert not any("times again" in each for each in alone.warnings)
+    assert not any("times again" in warning for warning in alone.warnings)
     both = dict(time_arms(engine, {"both": Arm((first, second), policy)}))["both"]
     assert both["compile_time_s"] == 2.0 * (3 + 4 + 4)
-    assert any("recompiled 8 times" in each for each in both.warnings)
+    assert any("recompiled 8 times" in warning for warning in both.warnings)
     eager = dict(time_arms(small("llama"), {"one": Arm((first,), policy)}))["one"]
     assert "compile_time_s" not in eager.metrics
 
 
-def test_seconds_of_the_device_are_stamps_from_the_start():
-    """An engine that works ahead of the host tells when the device had each step done."""
+def test_device_timestamps_count_from_the_start():
+    """An engine that works ahead of the host reports when the device completed each step."""
     from llmtrack.engine import Generated
     from llmtrack.measure.timing import trace_generate
 
@@ -204,16 +198,16 @@ def test_seconds_of_the_device_are_stamps_from_the_start():
     assert (trace.start, trace.stamps, trace.end) == (10.0, (10.25, 10.5, 11.0), 11.5)
 
 
-def test_on_a_cpu_the_host_stamps():
-    told = []
-    stamps = Stamps(torch.device("cpu"), lambda: told.append(1))
+def test_a_cpu_is_stamped_by_the_host():
+    calls = []
+    stamps = Stamps(torch.device("cpu"), lambda: calls.append(1))
     stamps.step()
     stamps.wait()
-    assert (stamps.seconds, told) == (None, [1])
+    assert (stamps.seconds, calls) == (None, [1])
 
 
-def test_a_gpu_stamps_backwards_from_what_the_host_saw(monkeypatch):
-    """The host waited until 10.5 for the last of three steps, which the GPU had done 400 and 150 ms after the others."""
+def test_gpu_timestamps_are_anchored_at_the_hosts_end(monkeypatch):
+    """The host waited until 10.5 for the last of three steps, 400 and 150 ms after the others."""
     now = iter([10.0, 10.2, 10.5])
     done = iter([1600.0, 1850.0, 2000.0])
 
@@ -236,30 +230,30 @@ def test_a_gpu_stamps_backwards_from_what_the_host_saw(monkeypatch):
     stamps = Stamps(torch.device("cuda:0"), lambda: None)
     for _ in range(2):
         stamps.step()
-    stamps.wait()  # for the end of a sequence, which might have come
+    stamps.wait()  # to check for the end of a sequence
     stamps.step()
     stamps.wait()
     assert stamps.seconds() == pytest.approx((0.1, 0.35, 0.5))
 
 
 @pytest.mark.slow(1)
-def test_the_option_reaches_the_engine_and_is_tracked():
+def test_the_compile_option_is_passed_and_tracked():
     from experiments import baseline
     from llmtrack.engines.torch import pytorch
     from llmtrack.spec.scenario import Variant
 
-    (told,) = baseline.build(baseline.Config(compile="default", threads=1)).scenarios
-    assert told.variant.options == (("compile", "default"), ("threads", 1))
+    (compiling,) = baseline.build(baseline.Config(compile="default", threads=1)).scenarios
+    assert compiling.variant.options == (("compile", "default"), ("threads", 1))
     (plain,) = baseline.build(baseline.Config()).scenarios
     assert plain.variant.options == ()
     tiny = Variant("synthetic:tiny", device="cpu")
     assert pytorch.load(tiny).info.facts["compile"] == "none"
-    asked = pytorch.load(replace(tiny, options=(("compile", "max-autotune"),)))
-    assert asked.info.facts["compile"] == "max-autotune"
-    assert asked.info.facts["decode_step"] == "compiled, fused"
+    engine = pytorch.load(replace(tiny, options=(("compile", "max-autotune"),)))
+    assert engine.info.facts["compile"] == "max-autotune"
+    assert engine.info.facts["decode_step"] == "compiled, fused"
 
 
-def test_a_compiler_that_fails_is_a_failure_of_the_scenario():
+def test_a_failing_compiler_fails_the_scenario():
     def fails(run):
         def compiled(*inputs):
             raise torch._dynamo.exc.TorchDynamoException("no C++ compiler")
@@ -272,10 +266,10 @@ def test_a_compiler_that_fails_is_a_failure_of_the_scenario():
         engine.prepare(GenerateRequest(PROMPTS[:1], 4))
 
 
-# As a text it is asked in the worker: a fork of a process that has asked for a GPU cannot use it.
-@pytest.mark.skipif("not torch.cuda.is_available()", reason="one kernel for a token's attention is there on a GPU only")
+# A text is evaluated in the worker: a fork of a process that has initialized CUDA cannot use it.
+@pytest.mark.skipif("not torch.cuda.is_available()", reason="the attention kernel needs a GPU")
 @pytest.mark.parametrize("length", [64, 1024, 2048])
-def test_attention_in_one_kernel_is_that_of_many(length):
+def test_the_attention_kernel_equals_separate_operators(length):
     from llmtrack.engines.torch.fast import fused
 
     model, _ = synthetic.build("tiny", device="cuda:0", dtype=torch.bfloat16)
@@ -286,16 +280,16 @@ def test_attention_in_one_kernel_is_that_of_many(length):
     mask |= torch.eye(41, length, dtype=torch.bool, device="cuda:0")
     slots, positions = torch.arange(41, device="cuda:0"), torch.arange(41, device="cuda:0").expand(3, -1)
     with torch.inference_mode():
-        many = step.new_cache(3, length, 0)
-        expected = step.logits(ids, positions, slots, mask, many)
-        one = step.new_cache(3, length, 0)
-        step.logits(ids[:, :40], positions[:, :40], slots[:40], mask[:, :, :40], one)
-        made = step.logits(ids[:, 40:], positions[:, 40:], slots[40:], mask[:, :, 40:], one)
-    assert (made - expected).norm() < 0.02 * expected.norm()
-    assert torch.allclose(one.values[-1][:, :, :41], many.values[-1][:, :, :41], atol=0.05)
+        expected_cache = step.new_cache(3, length, 0)
+        expected = step.logits(ids, positions, slots, mask, expected_cache)
+        cache = step.new_cache(3, length, 0)
+        step.logits(ids[:, :40], positions[:, :40], slots[:40], mask[:, :, :40], cache)
+        logits = step.logits(ids[:, 40:], positions[:, 40:], slots[40:], mask[:, :, 40:], cache)
+    assert (logits - expected).norm() < 0.02 * expected.norm()
+    assert torch.allclose(cache.values[-1][:, :, :41], expected_cache.values[-1][:, :, :41], atol=0.05)
 
 
-def test_the_highest_logit_is_found_in_parts():
+def test_the_highest_logit_of_parts():
     for vocabulary in (7, 512, 1000, 50_257):
         logits = torch.randn(3, vocabulary)
         assert torch.equal(_highest(logits), logits.argmax(dim=-1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Layers that are compiled for scoring say what they said before, and only then; here they are not really compiled."""
+"""Compiled layers give the same scores, and are used for scoring only; a stub compiler saves compile time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXTS = ("The harbour is quiet.", "Boats come in with the tide.", "x y")
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox", "mixtral", "qwen3"])
-def test_the_layers_are_found_whatever_they_are_called(architecture):
+def test_layers_are_found_by_structure(architecture):
     model = small(architecture).model
     layers = repeated_layers(model.base_model)
     assert len(layers) == model.config.num_hidden_layers
@@ -23,13 +23,13 @@ def test_the_layers_are_found_whatever_they_are_called(architecture):
     assert "Expert" not in type(layers[0]).__name__, "experts are within a layer, and may be more of them"
 
 
-def test_a_body_without_layers_has_none():
+def test_a_body_without_repeated_layers():
     assert repeated_layers(torch.nn.Sequential(torch.nn.Linear(2, 2))) == []
     assert repeated_layers(torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.ReLU()])) == []
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_scoring_goes_through_them_and_everything_else_does_not(architecture):
+def test_only_scoring_uses_compiled_layers(architecture):
     plain = small(architecture)
     seen = []
 
@@ -55,7 +55,7 @@ def test_without_the_option_nothing_is_compiled(monkeypatch):
     score_documents(small("llama"), TEXTS, max_length=32)
 
 
-def test_layers_that_cannot_be_compiled_are_a_failure_that_says_what_to_do():
+def test_a_failing_compiler_is_reported_with_the_remedy():
     def compiler(run):
         def compiled(*args, **named):
             raise torch._dynamo.exc.TorchDynamoException("no C++ compiler")

@@ -1,4 +1,4 @@
-"""A model that is shared out among processes says what it says in one, and is known as one model: on the CPU, with gloo."""
+"""A model sharded over processes gives the same results and is described as one model: on the CPU, with gloo."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.search_path import with_folders
 
 ROOT = Path(__file__).resolve().parents[4]
 
-SHARE = EngineInfo(
+SHARD = EngineInfo(
     "m",
     "cuda:0",
     "bfloat16",
@@ -44,40 +44,40 @@ SHARE = EngineInfo(
 )
 
 
-def test_sizes_and_work_are_those_of_all_shares():
-    whole = joint_info([SHARE, replace(SHARE, step_weight_bytes=70, kv_windows=((4, 6), (8, 2)))], devices=2)
+def test_sizes_and_work_are_summed_over_shards():
+    whole = joint_info([SHARD, replace(SHARD, step_weight_bytes=70, kv_windows=((4, 6), (8, 2)))], devices=2)
     assert (whole.model_size_bytes, whole.step_weight_bytes, whole.kv_bytes_per_token) == (200, 150, 20)
     assert (whole.kv_windows, whole.state_bytes) == (((4, 12), (8, 2)), 6)
     assert (whole.operations, whole.devices) == (Operations(100, 8, 40), 2)
-    assert joint_info([SHARE, replace(SHARE, operations=None)], 2).operations is None
+    assert joint_info([SHARD, replace(SHARD, operations=None)], 2).operations is None
 
 
-@pytest.mark.parametrize(("cards", "device", "count", "said"), [
+@pytest.mark.parametrize(("cards", "device", "count", "message"), [
     (1, "cuda", 2, "tensor_parallel=2 needs 2 GPUs, but there are 1"),
     (2, "cpu", 2, "on the CPU of a machine with a GPU is not possible"),
     (0, "cpu", 1024, "tensor_parallel=1024 needs 1024 CPUs, but there are [0-9]+: use fewer"),
 ])  # fmt: skip
-def test_what_the_machine_does_not_have_is_refused(monkeypatch, cards, device, count, said):
+def test_unavailable_devices_are_rejected(monkeypatch, cards, device, count, message):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         ranks.load_sharded(Variant("synthetic:tiny", device=device), count, lambda variant: None)
 
 
 @pytest.mark.parametrize("asked", [{"quantization": "int8-weight-only"}, {"options": (("compile", "default"),)}])
-def test_what_does_not_go_with_it_is_refused(asked):
+def test_incompatible_options_are_rejected(asked):
     with pytest.raises(UsageError, match="tensor_parallel cannot be combined with"):
         ranks.load_sharded(Variant("synthetic:tiny", device="cpu", **asked), 2, lambda variant: None)
 
 
-@pytest.mark.parametrize(("architecture", "ranks", "said"), [
+@pytest.mark.parametrize(("architecture", "ranks", "message"), [
     ("llama", 2, "num_key_value_heads=1 cannot be divided among 2"),
     ("llama", 3, "num_attention_heads=2, num_key_value_heads=1 cannot be divided among 3"),
     ("gpt2", 2, "transformers has no plan to shard gpt2"),
 ])  # fmt: skip
-def test_a_model_that_cannot_be_shared_out_is_refused(monkeypatch, architecture, ranks, said):
+def test_a_model_that_cannot_be_sharded_is_rejected(monkeypatch, architecture, ranks, message):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
-    with pytest.raises(ModelLoadError, match=said):
+    with pytest.raises(ModelLoadError, match=message):
         refuse_unsharded(small(architecture).model.config)
 
 

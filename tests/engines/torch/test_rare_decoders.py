@@ -1,4 +1,4 @@
-"""Decoders that differ from a Llama in their state, their positions, their pads or their dtypes run like any other."""
+"""Decoders with another state, positions, pads or dtypes than a Llama."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def load(folder, dtype="float32"):
 
 
 def plain_loss(model, row):
-    """The summed loss of a row by the model's own plain call."""
+    """Return the summed loss of a row by a plain call of the model."""
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([row])).logits[0, :-1].double()
     return float(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum"))
@@ -92,12 +92,12 @@ STATES = {
 
 
 @pytest.mark.parametrize("architecture", STATES)
-def test_states_instead_of_a_cache(folder_of, architecture):
+def test_models_with_a_recurrent_state(folder_of, architecture):
     engine = load(folder_of(architecture, **STATES[architecture]))
     steps = []
-    rows = ROWS[: 1 if architecture == "rwkv" else 2]  # whose rows change each other
-    done = engine.generate(GenerateRequest(rows, 4), lambda: steps.append(1))
-    assert [len(row) for row in done.new_ids] == [4] * len(rows)
+    rows = ROWS[: 1 if architecture == "rwkv" else 2]  # rows of RWKV affect each other
+    generated = engine.generate(GenerateRequest(rows, 4), lambda: steps.append(1))
+    assert [len(row) for row in generated.new_ids] == [4] * len(rows)
     assert len(steps) == 4
     sums, counts = engine.score(*pad_rows(ROWS, 0, "right"))
     assert counts.tolist() == [4, 4]
@@ -106,7 +106,7 @@ def test_states_instead_of_a_cache(folder_of, architecture):
 
 @pytest.mark.parametrize("architecture", ["roberta", "camembert", "xlm-roberta-xl", "bert", "electra", "opt"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_positions_are_counted_as_the_model_counts_them(architecture, side):
+def test_positions_start_where_the_model_starts_them(architecture, side):
     settings = {"opt": {"ffn_dim": 16, "word_embed_proj_dim": 16}}.get(architecture, {})
     model = random_model(architecture, is_decoder=True, **{"pad_token_id": 1, **settings})
     engine = TorchEngine(model, byte_tokenizer())
@@ -122,7 +122,7 @@ def test_positions_are_counted_as_the_model_counts_them(architecture, side):
     "architecture", ["roberta", "camembert", "data2vec-text", "roberta-prelayernorm", "xlm-roberta", "bert"]
 )
 @pytest.mark.parametrize("use_cache", [True, False])
-def test_what_is_generated_is_what_a_plain_loop_says(architecture, use_cache):
+def test_generation_with_such_positions_equals_a_plain_loop(architecture, use_cache):
     model = random_model(architecture, is_decoder=True, pad_token_id=1)
     rows, expected = (ROWS[0], ROWS[1][:3]), []
     for row in rows:
@@ -131,16 +131,17 @@ def test_what_is_generated_is_what_a_plain_loop_says(architecture, use_cache):
             with torch.inference_mode():  # without positions: the model counts them itself
                 ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
         expected.append(tuple(ids[len(row) :]))
-    engines = [TorchEngine(model, byte_tokenizer()) for _ in range(2)]  # a model may be made an engine of once more
-    for engine, said in ((engine, said) for engine in engines for said in ((0, 1), (0,), (1, 1))):
-        request = GenerateRequest(tuple(rows[at] for at in said), 6, use_cache=use_cache)
-        done = engine.generate(request, lambda: None)
-        assert [tuple(row) for row in done.new_ids] == [expected[at] for at in said]
+    engines = [TorchEngine(model, byte_tokenizer()) for _ in range(2)]  # a model may become an engine repeatedly
+    for engine in engines:
+        for batch in ((0, 1), (0,), (1, 1)):
+            request = GenerateRequest(tuple(rows[row] for row in batch), 6, use_cache=use_cache)
+            generated = engine.generate(request, lambda: None)
+            assert [tuple(row) for row in generated.new_ids] == [expected[row] for row in batch]
 
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("pad", [300, 5000, -1])
-def test_a_pad_that_the_model_has_no_row_for(folder_of, pad):
+def test_a_pad_token_outside_the_vocabulary(folder_of, pad):
     tokenizer = byte_tokenizer()
     if pad == 5000:
         tokenizer.add_tokens([f"<extra-{number}>" for number in range(100)])
@@ -151,9 +152,9 @@ def test_a_pad_that_the_model_has_no_row_for(folder_of, pad):
     (folder / "config.json").write_text(text)
     engine = load(folder)
     rows = ((5, 17, 99), (250, 11, 12, 13, 14))
-    done = engine.generate(GenerateRequest(rows, 3, ignore_eos=False), lambda: None)
+    batch = engine.generate(GenerateRequest(rows, 3, ignore_eos=False), lambda: None)
     alone = [engine.generate(GenerateRequest((row,), 3, ignore_eos=False), lambda: None).new_ids[0] for row in rows]
-    assert list(done.new_ids) == alone
+    assert list(batch.new_ids) == alone
     losses = {
         score_documents(engine, ["abc", "defgh"], max_length=32, padding_side=side).loss for side in ("left", "right")
     }
@@ -170,14 +171,14 @@ def test_a_pad_that_the_model_has_no_row_for(folder_of, pad):
     ],
     ids=lambda rope: rope["rope_type"],
 )
-def test_a_scaled_context_is_read_up_to_its_scaled_length(rope):
+def test_a_scaled_context_is_used_up_to_its_scaled_length(rope):
     engine = TorchEngine(random_model("llama", max_position_embeddings=16, rope_scaling=rope), byte_tokenizer())
     assert engine.info.context_length == 64
     assert math.isfinite(score_rolling(engine, ["x" * 100], max_length=64).loss)
 
 
 @pytest.mark.parametrize("context", [-1, 0])
-def test_a_context_that_is_no_number_of_positions_is_no_limit(context):
+def test_a_nonpositive_context_length_is_no_limit(context):
     model = random_model("llama")
     model.config.max_position_embeddings = context
     engine = TorchEngine(model, byte_tokenizer())
@@ -190,30 +191,30 @@ WEIGHTS = 2 * 4800 + 2 * (256 + 2 * 128 + 256 + 3 * 384 + 2 * 16) + 16
 
 
 @pytest.mark.parametrize(
-    ("kept", "label"),
+    ("in_float32", "label"),
     [
         ((), "bfloat16"),
         (("norm",), "mixed (bfloat16 {:.1f} %, float32 {:.1f} %)"),
         (("lm_head",), "mixed (bfloat16 {:.1f} %, float32 {:.1f} %)"),
     ],
 )
-def test_a_model_that_keeps_weights_in_float32_is_mixed(kept, label):
+def test_a_model_with_some_float32_weights_is_labelled_mixed(in_float32, label):
     model = random_model("llama").to(torch.bfloat16)
-    held = 0
+    float32_weights = 0
     for name, module in model.named_modules():
-        if kept and name.endswith(kept[0]):
-            held += sum(parameter.numel() for parameter in module.to(torch.float32).parameters())
-    share = 100 * held / WEIGHTS
+        if in_float32 and name.endswith(in_float32[0]):
+            float32_weights += sum(parameter.numel() for parameter in module.to(torch.float32).parameters())
+    share = 100 * float32_weights / WEIGHTS
     assert stored_label(stored_dtypes(model), "bfloat16") == label.format(100 - share, share)
 
 
-def test_weights_stored_in_8_bits_show():
+def test_8_bit_weights_are_part_of_the_label():
     model = random_model("llama")
     model.model.norm.codes = torch.nn.Parameter(torch.zeros(WEIGHTS, dtype=torch.int8), requires_grad=False)
     assert stored_label(stored_dtypes(model)) == "mixed (float32 50.0 %, int8 50.0 %)"
 
 
-def test_weights_saved_beside_the_parameters_count_and_tables_of_positions_do_not():
+def test_saved_buffers_count_but_position_tables_do_not():
     model = random_model("llama").to(torch.bfloat16)
     model.register_buffer("router_bias", torch.zeros(WEIGHTS))
     model.register_buffer("places", torch.arange(5 * WEIGHTS))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers import processors
 
-from llmtrack.engines.registry import backends, load_engine, load_variant
+from llmtrack.engines.registry import load_engine, load_variant
 from llmtrack.engines.torch import pytorch, step
 from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.errors import UsageError
@@ -41,7 +41,7 @@ def test_a_step_reads_one_row_of_learned_positions_too():
 
 
 @pytest.mark.slow(1)
-def test_kv_cache_of_a_token_by_hand():
+def test_kv_cache_of_a_token():
     # Keys and values of 2 layers, 1 head of 4, 4 bytes each.
     assert small("llama").info.kv_bytes_per_token == 2 * 2 * 1 * 4 * 4
     # tiny: 4 layers, 2 heads of 32; in bfloat16 half of it. tiny-gpt2: 4 layers, 4 heads of 32.
@@ -66,30 +66,30 @@ def test_sizes_halve_in_half_precision():
 
 
 @pytest.mark.parametrize(
-    ("asked", "label", "dtype"),
+    ("requested", "label", "dtype"),
     [
         ("float32", "float32", torch.float32),
         ("float16", "float32 (forced on CPU)", torch.float32),
         ("bfloat16", "bfloat16", torch.bfloat16),
     ],
 )
-def test_dtype_label(asked, label, dtype):
-    engine = pytorch.load(Variant("synthetic:tiny", device="cpu", dtype=asked))
+def test_dtype_label(requested, label, dtype):
+    engine = pytorch.load(Variant("synthetic:tiny", device="cpu", dtype=requested))
     assert engine.info.dtype_label == label
     assert {parameter.dtype for parameter in engine.model.parameters()} == {dtype}
 
 
-def test_the_parameters_have_the_last_word_on_the_dtype():
+def test_the_dtype_label_follows_the_parameters():
     model, tokenizer = synthetic.build("tiny", device="cpu", dtype=torch.bfloat16)
     engine = TorchEngine(model, tokenizer, dtype_label="float32 (forced on CPU)")
     assert engine.info.dtype_label == "bfloat16"
 
 
-def test_emulated_arithmetic_is_said(monkeypatch):
+def test_emulated_arithmetic_gives_a_warning(monkeypatch):
     for emulates, expected in ((True, 1), (False, 0)):
         monkeypatch.setattr(step, "emulates_bfloat16", lambda kind, emulates=emulates: emulates)
         engine = pytorch.load(Variant("synthetic:tiny", device="cpu", dtype="bfloat16"))
-        assert sum("no bfloat16 instructions" in each for each in engine.info.warnings) == expected
+        assert sum("no bfloat16 instructions" in warning for warning in engine.info.warnings) == expected
 
 
 def test_a_model_without_a_pad_token_keeps_its_vocabulary():
@@ -121,7 +121,7 @@ def test_text_round_trip(engine):
     assert engine.decode([*ids, engine.tokenizer.eos_token_id]) == text
 
 
-def test_an_end_that_the_tokenizer_appends_is_not_part_of_a_prompt(tiny, monkeypatch):
+def test_an_end_token_appended_by_the_tokenizer_is_removed(tiny, monkeypatch):
     appended = processors.TemplateProcessing(single="$A <|pad|>", special_tokens=[("<|pad|>", 258)])
     monkeypatch.setattr(tiny.tokenizer.backend_tokenizer, "post_processor", appended)
     assert tiny.tokenizer("ab")["input_ids"] == [97, 98, 258]
@@ -134,16 +134,13 @@ def test_peak_memory_is_of_this_process(tiny):
     assert peak > tiny.info.model_size_bytes
 
 
-def test_unknown_backend_and_quantization_are_refused():
-    with pytest.raises(UsageError, match=r"unknown backend 'nope': there are .*torch"):
-        load_variant(Variant("synthetic:tiny", backend="nope"))
+def test_an_unknown_quantization_is_rejected():
     with pytest.raises(UsageError, match="no quantization 'int8'"):
         load_variant(Variant("synthetic:tiny", quantization="int8"))
-    assert "torch" in backends()
 
 
-def test_the_interface_and_the_script_need_no_torch():
-    """Measuring code is tested without a framework; asked of a fresh process, since pytest has imported torch."""
+def test_the_interface_and_the_scripted_engine_need_no_torch():
+    """Checked in a new process, since pytest has imported torch."""
     code = "import sys, llmtrack.engine, llmtrack.engines.scripted; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
