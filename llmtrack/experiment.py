@@ -169,7 +169,7 @@ def _wrong_value(experiment: str, function: str, value: Any, expected: str, wher
 
 
 def _unusable(experiment: str, why: str) -> ExtensionError:
-    return ExtensionError(f"experiment {experiment} cannot be used: {why}: mend or update the package that it is from")
+    return ExtensionError(f"experiment {experiment} cannot be used: {why}: fix or update its package")
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,8 @@ class BuildEnvironment:
                     f"{self._title} cannot be created: {full_disk_message(lock.parent, self.mib * MIB)}"
                 ) from error
             raise MissingDependencyError(
-                f"{self._title} cannot be created in {lock.parent} ({error.strerror or error}): free or permit it, or set "
-                "LLMTRACK_CACHE to another folder"
+                f"{self._title} cannot be created in {lock.parent} ({error.strerror or error}): free some space or make "
+                "it writable, or set LLMTRACK_CACHE to another folder"
             ) from error
         return python
 

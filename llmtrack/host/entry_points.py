@@ -70,7 +70,7 @@ def unusable(point: EntryPoint, why: str) -> ExtensionError:
     dist = getattr(point, "dist", None)
     package = f" of the package {dist.name} {dist.version}" if dist else ""
     return ExtensionError(
-        f"{title_of(point)} ({point.value}{package}) cannot be used: {why.rstrip('.')}. Mend, update or uninstall that "
+        f"{title_of(point)} ({point.value}{package}) cannot be used: {why.rstrip('.')}. Fix, update or uninstall that "
         "package, or use another one: see llmtrack doctor"
     )
 
@@ -119,8 +119,7 @@ def make_checked(
 ) -> T:
     """Make a plug-in's object; name the plug-in in errors, and if a method later returns something else than expected.
 
-    The methods are replaced on the object itself, which thus keeps its type and all else; one that allows no change
-    stays.
+    The methods are replaced on the object, which keeps its type; an immutable object stays unchecked.
 
     Args:
         function: name of the plug-in's function that `make` calls.
@@ -181,7 +180,7 @@ def experiment_of(point: EntryPoint) -> ModuleType:
     module = load_extension(point)
     for needed in ("DECLARED", "main"):
         if not isinstance(module, ModuleType) or not hasattr(module, needed):
-            raise unusable(point, f"it is no module with {needed}")
+            raise unusable(point, f"it is not a module with {needed}")
     for name, method, expected in (
         ("DECLARED", "experiment", "a Declaration"),
         ("main", "__call__", "command(DECLARED)"),

@@ -76,7 +76,7 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int =
             raise ModelLoadError(full_disk_message(models, needed)) from error
         raise ModelLoadError(
             f"the model cache {models} cannot be used ({error.strerror or error}): "
-            "free or permit it, or set LLMTRACK_CACHE to another folder"
+            "free some space or make it writable, or set LLMTRACK_CACHE to another folder"
         ) from error
     return entry
 

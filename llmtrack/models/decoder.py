@@ -65,7 +65,7 @@ def refuse_other_architectures(config: Any) -> None:
         task = _TASK.search(name)
         if task and not task[1].startswith(_NEXT_TOKEN):
             raise ModelLoadError(
-                f"it is a {name}, which was not made to predict the next token: choose a causal language model"
+                f"it is a {name}, which was not trained to predict the next token: choose a causal language model"
             )
 
 
@@ -92,17 +92,16 @@ def refuse_incomplete(model: Any, loading: dict[str, Any], files: Sequence[Path]
     if unused:
         raise ModelLoadError(
             f"the checkpoint holds {len(unused)} weights that {name} does not use ({unused[0]} ...): config.json does not "
-            "describe it (number of layers, biases), or it was made for another task"
+            "describe it (number of layers, biases), or it was trained for another task"
         )
     if other := _other_head(model, files):
         raise ModelLoadError(
-            f"config.json ties the head to the embedding, and the checkpoint holds a head of its own ({other}), which "
-            "would be left out: set tie_word_embeddings to false"
+            f"config.json ties the head to the embedding, and the checkpoint holds another head ({other}), which "
+            "would be ignored: set tie_word_embeddings to false"
         )
     if other := _other_angles(model, files):
         raise ModelLoadError(
-            f"the checkpoint was made with rotary frequencies ({other}) that config.json does not give: its rope_theta "
-            "is another one"
+            f"the checkpoint's rotary frequencies ({other}) differ from those of config.json: correct its rope_theta"
         )
 
 
@@ -110,7 +109,7 @@ def headless_warning(config: Any) -> tuple[str, ...]:
     """Warn if the config says that only a model's body was saved."""
     bodies = [name for name in getattr(config, "architectures", None) or () if _BODY.search(name)]
     return tuple(
-        f"config.json names {name}, a body without a head: its embedding serves as one, as if it had been made to "
+        f"config.json names {name}, a body without a head: its embedding serves as one, as if it had been trained to "
         "predict the next token"
         for name in bodies[:1]
     )

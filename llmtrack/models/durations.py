@@ -29,7 +29,7 @@ def timed_step(step: str, model: str) -> Iterator[None]:
     """Announce a cached build step with its last duration, and record the new one."""
     duration = last_duration_text(step, model)
     # Log it for scripts, too: nothing else is printed until it is done.
-    logger.warning("%s (once, then kept in the cache%s) ...", step, f"; {duration}" if duration else "")
+    logger.warning("%s (once, then cached%s) ...", step, f"; {duration}" if duration else "")
     start = time.perf_counter()
     yield
     seconds = time.perf_counter() - start

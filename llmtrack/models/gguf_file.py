@@ -227,5 +227,5 @@ class _HeaderWalk:
 
     def _skip(self, count: int) -> None:
         if count > self._size - self._offset:
-            raise ValueError(f"{count:,} bytes are stated where {self._size - self._offset:,} are left")
+            raise ValueError(f"{count:,} bytes are declared where only {self._size - self._offset:,} remain")
         self._offset += count

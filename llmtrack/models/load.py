@@ -211,7 +211,7 @@ def load_folder(
     with explaining("its weights cannot be read"):
         refuse_unscaled(files, config)
     with (
-        explaining("no model can be made of config.json and the weights"),
+        explaining("config.json and the weights do not make a model"),
         explaining_quantization(config),
         custom_code_refused(),
     ):

@@ -63,7 +63,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         "ValueError",
         "Unrecognized model in",
-        "its config.json is missing or names no model_type: give a whole model folder",
+        "its config.json is missing or names no model_type: give a complete model folder",
     ),
     (
         "RuntimeError",
@@ -254,7 +254,7 @@ def _flat(text: str) -> str:
 
 
 def _unreadable(path: Path, error: OSError) -> ModelLoadError:
-    return ModelLoadError(f"{path.name} cannot be read ({error.strerror}): permit it, or {_FETCH}")
+    return ModelLoadError(f"{path.name} cannot be read ({error.strerror}): change its permissions, or {_FETCH}")
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -267,7 +267,7 @@ def _files(folder: Path) -> Iterator[Path]:
     next(folder.iterdir(), None)  # `glob` treats an unreadable folder as empty
     for path in sorted(set(chain.from_iterable(map(folder.glob, _READ)))):
         if path.is_symlink() and not path.exists():
-            raise ModelLoadError(f"{path.name} is a link that leads nowhere: {_FETCH}")
+            raise ModelLoadError(f"{path.name} is a dangling link: {_FETCH}")
         if path.is_file():
             yield path
         elif path.name in _SETTINGS or path.suffix == ".safetensors":
@@ -277,14 +277,12 @@ def _files(folder: Path) -> Iterator[Path]:
 def _check_settings(path: Path) -> None:
     content = read_settings(path)
     if not isinstance(content, dict):
-        raise ModelLoadError(f"{path.name} is damaged (it holds no settings by name): fetch it again")
+        raise ModelLoadError(f"{path.name} is damaged (it is not a JSON object): fetch it again")
     if path.name == "config.json":
         _check_layers(content)
     for name in _SPECIAL_IDS if path.name in _SETTINGS[:2] else ():
         if not all(map(_is_id, _as_list(content.get(name)))):
-            raise ModelLoadError(
-                f"{path.name}: {name} is {content[name]!r}, which is no id of a token: write its number"
-            )
+            raise ModelLoadError(f"{path.name}: {name} is {content[name]!r}, which is not a token id: write its number")
 
 
 def _check_layers(config: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ def safe_view(folder: Path) -> Path:
             return _ensure(_process_folder(), stem, targets, written)
     except OSError as error:
         raise ModelLoadError(
-            f"no view of {folder} can be made ({error.strerror or error}): free some space, or set LLMTRACK_CACHE to a folder "
+            f"a view of {folder} cannot be created ({error.strerror or error}): free some space, or set LLMTRACK_CACHE to a folder "
             "that can be written"
         ) from error
 

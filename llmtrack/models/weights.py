@@ -46,11 +46,11 @@ def require_weights(folder: Path) -> tuple[str, list[Path]]:
     kind, files = weight_files(folder)
     if not files:
         raise ModelLoadError(
-            f"{folder} holds no model.safetensors or pytorch_model.bin, nor an index of their parts: give a whole model "
+            f"{folder} holds no model.safetensors or pytorch_model.bin, nor an index of their parts: give a complete model "
             "folder"
         )
     if not (folder / "config.json").is_file():
-        raise ModelLoadError(f"{folder} holds no config.json: give a whole model folder")
+        raise ModelLoadError(f"{folder} holds no config.json: give a complete model folder")
     return kind, files
 
 
@@ -98,10 +98,10 @@ def _indexed(index: Path) -> list[Path]:
     if not all(isinstance(name, str) for name in names):
         raise ModelLoadError(f"{index.name} is damaged: fetch it again")
     if outside := [name for name in names if ".." in Path(name).parts or Path(name).is_absolute()]:
-        raise ModelLoadError(f"{index.name} names {outside[0]}, which is outside of the folder: fetch the model again")
+        raise ModelLoadError(f"{index.name} names {outside[0]} outside of the folder: fetch the model again")
     if missing := [name for name in names if not (index.parent / name).is_file()]:
         raise ModelLoadError(
-            f"{missing[0]} is not there, which {index.name} names: {len(missing)} of {len(names)} files are missing"
+            f"{missing[0]}, named by {index.name}, does not exist: {len(missing)} of {len(names)} files are missing"
         )
     return [index.parent / name for name in names]
 

@@ -48,9 +48,9 @@ write_pointer = write(POINTER + b"v1\noid sha256:0\nsize 538090408\n")
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        (WEIGHTS, link_to("nowhere"), "is a link that leads nowhere: fetch the model again"),
-        (CONFIG, link_to(CONFIG), "is a link that leads nowhere"),
-        (TOKENIZER, link_to("nowhere"), "is a link that leads nowhere"),
+        (WEIGHTS, link_to("nowhere"), "is a dangling link: fetch the model again"),
+        (CONFIG, link_to(CONFIG), "is a dangling link"),
+        (TOKENIZER, link_to("nowhere"), "is a dangling link"),
         (WEIGHTS, replace_by_folder, "is not a file: fetch the model again"),
         (CONFIG, replace_by_pipe, "is not a file"),
         (WEIGHTS, write_pointer, "is a pointer of Git LFS and not the file itself: run `git lfs pull`"),
@@ -59,10 +59,10 @@ write_pointer = write(POINTER + b"v1\noid sha256:0\nsize 538090408\n")
         ("tokenizer.model", write_pointer, "is a pointer of Git LFS"),
         (CONFIG, write(b""), "is damaged"),
         (CONFIG, write(b"\xff\xfe{\0}\0"), "is damaged"),
-        (CONFIG, write(b"[]"), "is damaged (it holds no settings by name): fetch it again"),
+        (CONFIG, write(b"[]"), "is damaged (it is not a JSON object): fetch it again"),
         ("generation_config.json", write(b"{"), "is damaged"),
         ("tokenizer_config.json", write(b"[]"), "is damaged"),
-        (CONFIG, lambda path: edit(path, eos_token_id="</s>"), "eos_token_id is '</s>', which is no id of a token"),
+        (CONFIG, lambda path: edit(path, eos_token_id="</s>"), "eos_token_id is '</s>', which is not a token id"),
         (CONFIG, lambda path: edit(path, bos_token_id=True), "bos_token_id is True"),
         ("generation_config.json", lambda path: edit(path, eos_token_id=[1, "x"]), "eos_token_id is [1, 'x']"),
     ],
@@ -87,7 +87,7 @@ def test_an_unreadable_file_is_not_reported_as_missing(folder, monkeypatch, name
 
     monkeypatch.setattr(Path, "open", lambda path, *args, **kwargs: read(original_open, path, *args, **kwargs))
     monkeypatch.setattr(Path, "iterdir", lambda path: read(original_iterdir, path))
-    assert f"{denied.name} cannot be read (Permission denied): permit it" in refusal(folder)
+    assert f"{denied.name} cannot be read (Permission denied): change its permissions" in refusal(folder)
 
 
 @pytest.mark.parametrize(

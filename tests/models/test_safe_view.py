@@ -63,7 +63,9 @@ def test_temporarily_unreadable_settings_do_not_pass(folder, monkeypatch, name, 
         return original(path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "read_text", read_text)
-    with pytest.raises(ModelLoadError, match=rf"{name} cannot be read .*: permit it, or fetch the model again"):
+    with pytest.raises(
+        ModelLoadError, match=rf"{name} cannot be read .*: change its permissions, or fetch the model again"
+    ):
         safe_view(folder)
     with pytest.raises(ModelLoadError, match=f"{name} cannot be read"):
         refuse_damaged(folder)

@@ -183,8 +183,8 @@ def test_help_shows_the_parameters_of_a_plugin_experiment():
     ("module", "why"),
     [
         ("raise RuntimeError('half installed')", "RuntimeError: half installed"),
-        ("main = 1", "it is no module with DECLARED"),
-        ("DECLARED = 1", "it is no module with main"),
+        ("main = 1", "it is not a module with DECLARED"),
+        ("DECLARED = 1", "it is not a module with main"),
         ("DECLARED = 1; main = print", "its DECLARED is an int, and not a Declaration"),
         ("from plugin_experiment import DECLARED; main = 1", "its main is an int, and not command"),
         (
