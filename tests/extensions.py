@@ -1,4 +1,4 @@
-"""Packages with entry points, made on the spot: a folder to put on the path of imports, with no installer."""
+"""Write packages with entry points into a folder for the import path, without an installer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ PLUGIN = Path(__file__).with_name("plugin_engine.py")
 
 
 def install(site: Path, package: str, module: str, entry_points: str) -> Path:
-    """Lay out a package as an installer would; return the folder for `sys.path`.
+    """Write a package of one module as an installer would; return the folder for `sys.path`.
 
     Args:
-        site: the folder.
-        package: its name; that of its module is the same.
+        package: name of the package and of its module.
         module: the module's text.
         entry_points: content of its `entry_points.txt`.
     """
@@ -26,7 +25,7 @@ def install(site: Path, package: str, module: str, entry_points: str) -> Path:
 
 ENGINE = "[llmtrack.engines]\nplugin = plugin_engine:load\n[llmtrack.recipes]\nplugin = plugin_engine:RECIPES\n"
 
-# Instead of what a worker imports for models, since most have one: seconds for each worker.
+# Replaces the imports of a worker that only models need: they take seconds.
 LIGHT = """
 import sys
 from types import ModuleType
@@ -44,12 +43,7 @@ if "llmtrack.worker.process" in sys.orig_argv:
 
 
 def scripted_backend(site: Path, module: Path) -> Path:
-    """Lay out a backend of scripted engines for worker processes, which then import nothing that only models need.
-
-    Args:
-        site: the folder for `PYTHONPATH`.
-        module: the backend's module, which has its name.
-    """
+    """Write a backend of scripted engines, named as its module, for workers that import nothing that only models need."""
     name = module.stem
     install(site, name, module.read_text(encoding="utf-8"), f"[llmtrack.engines]\n{name} = {name}:load\n")
     (site / "sitecustomize.py").write_text(LIGHT, encoding="utf-8")

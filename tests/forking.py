@@ -1,4 +1,4 @@
-"""Processes of the tests that are forks of one that has imported what they need: each would import it for many seconds."""
+"""Fork the processes of the tests from one that has imported everything: each would import it for many seconds."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ from tests.conftest import HANG_S
 from tests.search_path import with_folders
 
 ROOT = Path(__file__).parents[1]
-# As it is before any test puts a folder of its own there.
+# Before any test adds a folder of its own.
 SEARCH_PATH = with_folders(ROOT)
 
+_EXIT_CODE_LOCK = threading.Lock()
+"""If two threads read a process's exit code at once, or one starts a process meanwhile, it can be 255."""
 
-def fork(work: Callable[[], object], kept: Iterable[int]) -> int:
-    """Do work in a fork of this process, which has these files and the standard ones open; return the fork's id."""
+
+def fork(work: Callable[[], object], files: Iterable[int]) -> int:
+    """Call a function in a fork of this process with only these and the standard files open; return the fork's id."""
     if pid := os.fork():
         return pid
     code = 1
     try:
-        # A process that waits for the end of a pipe would wait for whoever else holds it open.
-        for one, following in itertools.pairwise([*sorted({0, 1, 2, *kept}), os.sysconf("SC_OPEN_MAX")]):
-            os.closerange(one + 1, following)
-        # pytest has put its own there.
+        # A reader of a pipe waits for every process that holds it open.
+        for file, following in itertools.pairwise([*sorted({0, 1, 2, *files}), os.sysconf("SC_OPEN_MAX")]):
+            os.closerange(file + 1, following)
+        # Added by pytest.
         logging.getLogger().handlers.clear()
         work()
         code = 0
@@ -55,7 +58,7 @@ def fork(work: Callable[[], object], kept: Iterable[int]) -> int:
 
 
 def fork_instead(python: str, arguments: Sequence[str], passed: Iterable[int]) -> int:
-    """Run what multiprocessing gives a new Python by `-c` in a fork of this one."""
+    """Run the program that multiprocessing gives a new Python by `-c` in a fork of this one."""
 
     def work() -> None:
         sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
@@ -65,7 +68,7 @@ def fork_instead(python: str, arguments: Sequence[str], passed: Iterable[int]) -
 
 
 def processes() -> ForkServerContext:
-    """Return a context whose processes are forked off one that has imported what measures and tracks."""
+    """Return a context whose processes are forked from one that has imported measuring and tracking."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.preloaded"])
     with pytest.MonkeyPatch.context() as patch:
@@ -75,99 +78,40 @@ def processes() -> ForkServerContext:
 
 
 def at_once(work: Callable[..., object], *arguments: object, number: int = 2) -> None:
-    """Call a function in processes of their own at the same time, and see that all of them end well."""
-    called = [processes().Process(target=work, args=arguments) for _ in range(number)]
-    for each in called:
-        each.start()
-    for each in called:
-        each.join(HANG_S)
-    assert [each.exitcode for each in called] == [0] * number
-
-
-class _Worker:
-    """A fork as execnet wants a `subprocess.Popen`: it does what it reads."""
-
-    def __init__(self) -> None:
-        there_in, here_in = os.pipe()
-        here_out, there_out = os.pipe()
-        self.pid = fork(lambda: _serve(there_in, there_out), (there_in, there_out))
-        os.close(there_in)
-        os.close(there_out)
-        self.stdin, self.stdout = os.fdopen(here_in, "wb"), os.fdopen(here_out, "rb")
-
-    def wait(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
-
-def _serve(there_in: int, there_out: int) -> None:
-    """Do what execnet has a new Python do."""
-    for here, there in enumerate((there_in, there_out)):
-        os.dup2(there, here)
-        os.close(there)
-    sys.stdin, sys.stdout, sys.stderr = (open(*each, closefd=False) for each in enumerate("rww"))  # noqa: SIM115
-    exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
-    util._exit_function()
-
-
-def import_tests(arguments: Sequence[str]) -> None:
-    """Import the tests that pytest is asked for, as it would; what cannot be imported is told by the workers."""
-    with hidden_from_transformers(), gc_paused(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for argument in arguments:
-            place = Path(argument.partition("::")[0]).absolute()
-            for path in sorted(place.rglob("test_*.py")) if place.is_dir() else [place]:
-                with contextlib.suppress(Exception, pytest.skip.Exception):
-                    importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-
-
-def fork_workers(count: int) -> None:
-    """Let the next processes that execnet starts be forks of this one."""
-    gc.freeze()
-    waiting = [_Worker() for _ in range(count)]
-    start = gateway_io.Popen2IOMaster.__init__
-
-    def take(self: Any, arguments: list[str], execmodel: Any) -> None:
-        if not waiting:  # one that crashed is followed by another
-            start(self, arguments, execmodel)
-            return
-        self.popen = waiting.pop(0)
-        gateway_io.Popen2IO.__init__(self, self.popen.stdin, self.popen.stdout, execmodel=execmodel)
-
-    gateway_io.Popen2IOMaster.__init__ = take
-
-
-_ASKING = threading.Lock()
-"""Two threads that ask a process for its exit code at once, or start another one meanwhile, can read it as 255."""
+    """Call a function in several processes at the same time, and check that all succeed."""
+    running = [processes().Process(target=work, args=arguments) for _ in range(number)]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(HANG_S)
+    assert [process.exitcode for process in running] == [0] * number
 
 
 class Forked:
-    """As much of a `subprocess.Popen` as the tests need.
+    """A forked process with the methods of `subprocess.Popen` that tests need.
 
     Args:
-        work: what it does; it may end by `sys.exit`.
+        work: a function, which may call `sys.exit`.
         arguments: of `work`.
-        environment: its variables.
+        environment: the process's environment variables.
     """
 
     def __init__(self, work: Callable[..., object], *arguments: object, environment: Mapping[str, str]) -> None:
         context = processes()
-        there_in, here_in = context.Pipe(duplex=False)
-        here_out, there_out = context.Pipe(duplex=False)
-        # A daemon: what a test that failed leaves behind ends with pytest.
+        child_in, parent_in = context.Pipe(duplex=False)
+        parent_out, child_out = context.Pipe(duplex=False)
+        # A daemon ends with pytest if a failed test leaves it running.
         self._process = context.Process(
             target=_run,
-            args=(there_in, there_out, dict(environment), os.getcwd(), work, arguments),
+            args=(child_in, child_out, dict(environment), os.getcwd(), work, arguments),
             daemon=True,
         )
-        with _ASKING:
+        with _EXIT_CODE_LOCK:
             self._process.start()
-        there_in.close()
-        there_out.close()
-        self.stdin = _opened(here_in, "w")
-        self.stdout = _opened(here_out, "r")
+        child_in.close()
+        child_out.close()
+        self.stdin = _opened(parent_in, "w")
+        self.stdout = _opened(parent_out, "r")
 
     @property
     def pid(self) -> int:
@@ -178,7 +122,7 @@ class Forked:
         return self.poll()
 
     def poll(self) -> int | None:
-        with _ASKING:
+        with _EXIT_CODE_LOCK:
             return self._process.exitcode
 
     def wait(self, seconds: float | None = None) -> int:
@@ -193,10 +137,65 @@ class Forked:
 
 
 class ForkedWorker(WorkerProcess):
-    """A worker as others are, but for its imports."""
+    """A worker that imports nothing anew."""
 
     def _start(self, environment: Mapping[str, str]) -> Any:
         return Forked(_work, environment=environment)
+
+
+def import_tests(arguments: Sequence[str]) -> None:
+    """Import the tests in pytest's arguments; the workers report those that cannot be imported."""
+    with hidden_from_transformers(), gc_paused(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for argument in arguments:
+            target = Path(argument.partition("::")[0]).absolute()
+            for path in sorted(target.rglob("test_*.py")) if target.is_dir() else [target]:
+                with contextlib.suppress(Exception, pytest.skip.Exception):
+                    importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
+def fork_workers(count: int) -> None:
+    """Fork the next processes that execnet starts from this one."""
+    gc.freeze()
+    workers = [_Worker() for _ in range(count)]
+    start = gateway_io.Popen2IOMaster.__init__
+
+    def take(self: Any, arguments: list[str], execmodel: Any) -> None:
+        if not workers:  # a crashed worker is replaced
+            start(self, arguments, execmodel)
+            return
+        self.popen = workers.pop(0)
+        gateway_io.Popen2IO.__init__(self, self.popen.stdin, self.popen.stdout, execmodel=execmodel)
+
+    gateway_io.Popen2IOMaster.__init__ = take
+
+
+class _Worker:
+    """A fork that executes what it reads, with the methods of `subprocess.Popen` that execnet needs."""
+
+    def __init__(self) -> None:
+        child_in, parent_in = os.pipe()
+        parent_out, child_out = os.pipe()
+        self.pid = fork(lambda: _serve(child_in, child_out), (child_in, child_out))
+        os.close(child_in)
+        os.close(child_out)
+        self.stdin, self.stdout = os.fdopen(parent_in, "wb"), os.fdopen(parent_out, "rb")
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def _serve(child_in: int, child_out: int) -> None:
+    """Do what a new Python started by execnet does."""
+    for standard, file in enumerate((child_in, child_out)):
+        os.dup2(file, standard)
+        os.close(file)
+    sys.stdin, sys.stdout, sys.stderr = (open(file, mode, closefd=False) for file, mode in enumerate("rww"))  # noqa: SIM115
+    exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
+    util._exit_function()
 
 
 def _work() -> None:
@@ -207,23 +206,23 @@ def _work() -> None:
 
 
 def _run(
-    there_in: Connection,
-    there_out: Connection,
+    child_in: Connection,
+    child_out: Connection,
     environment: dict[str, str],
     folder: str,
     work: Callable[..., object],
     arguments: tuple[object, ...],
 ) -> None:
-    multiprocessing.current_process()._config["daemon"] = False  # it may start processes of its own
-    os.dup2(there_in.fileno(), 0)
-    os.dup2(there_out.fileno(), 1)
-    there_in.close()
-    there_out.close()
+    multiprocessing.current_process()._config["daemon"] = False  # it may start processes
+    os.dup2(child_in.fileno(), 0)
+    os.dup2(child_out.fileno(), 1)
+    child_in.close()
+    child_out.close()
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)
-    # As a new Python would take it from there.
+    # As a new Python would.
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     os.chdir(folder)
     work(*arguments)

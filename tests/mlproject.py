@@ -20,15 +20,15 @@ ENTRY_POINTS = yaml.safe_load((ROOT / "MLproject").read_text(encoding="utf-8"))[
 
 def declared(name: str) -> dict[str, str]:
     """Return the parameters of an entry point with their defaults."""
-    return {key: each["default"] for key, each in ENTRY_POINTS[name]["parameters"].items()}
+    return {key: parameter["default"] for key, parameter in ENTRY_POINTS[name]["parameters"].items()}
 
 
-def run_here(name: str, given: Mapping[str, object]) -> Result:
-    """Run the command of an entry point with parameters, all of which it must have."""
+def run_here(name: str, parameters: Mapping[str, object]) -> Result:
+    """Run the command of an entry point with some of its parameters."""
     values = declared(name)
-    assert given.keys() <= values.keys(), f"{name} has no parameter {given.keys() - values.keys()}"
-    filled = {key: shlex.quote(str(value)) for key, value in {**values, **given}.items()}
-    python, dash_m, module, *arguments = shlex.split(ENTRY_POINTS[name]["command"].format(**filled))
+    assert parameters.keys() <= values.keys(), f"{name} has no parameter {parameters.keys() - values.keys()}"
+    quoted = {key: shlex.quote(str(value)) for key, value in {**values, **parameters}.items()}
+    python, dash_m, module, *arguments = shlex.split(ENTRY_POINTS[name]["command"].format(**quoted))
     assert (python, dash_m) == ("python", "-m")
     return CliRunner().invoke(command_of(module), arguments)
 

@@ -1,4 +1,4 @@
-"""The engine of another package, as docs/extending.md describes one: it reads folders, and writes its own decoding loop."""
+"""The engine of another package, as described in docs/extending.md: it reads folders and has its own decoding loop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PluginEngine:
 
     @property
     def info(self):
-        size = sum(each.nbytes for each in self.model.parameters())
+        size = sum(weight.nbytes for weight in self.model.parameters())
         config = self.model.config
         return EngineInfo(
             model_id=self.folder.model_id,
@@ -84,7 +84,7 @@ class PluginEngine:
 
     @torch.inference_mode()
     def generate(self, request, on_step):
-        """Decode without a cache, whatever is asked: slow, and the same tokens."""
+        """Decode without a cache, whatever the request: slow, but the same tokens."""
         ends = tokens.eos_ids(self.model.generation_config, self.tokenizer)
         pad = tokens.pad_id(self.tokenizer, self.info.vocab_size)
         ids, mask = pad_rows(request.prompt_ids, pad, request.padding_side, request.padded_length)

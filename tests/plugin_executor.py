@@ -1,4 +1,4 @@
-"""An executor of another package: here one that measures in this process, and says so."""
+"""An executor of another package; this one measures in its own process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmtrack.run.executors import InlineExecutor
 
 
 class Elsewhere(InlineExecutor):
-    """Where another executor would go to a queue, a cluster or a phone."""
+    """A real one would use a queue, a cluster or a phone."""
 
     def machine(self) -> Mapping[str, str]:
         """Return facts about the machine that measures."""

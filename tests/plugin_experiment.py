@@ -1,4 +1,4 @@
-"""An experiment of another package: its parameters, scenarios and reading, all in one file."""
+"""An experiment of another package: parameters, scenarios and reading in one file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llmtrack.task import GenerateTask
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """What the experiment takes."""
+    """Parameters of the experiment."""
 
     words: Annotated[tuple[str, ...], Option("Prompts to compare.")] = ("sea", "harbour")
 
 
 def build(config: Config) -> Experiment:
-    """Return the experiment: a prompt of one word each."""
+    """Build the experiment: a scenario for each word as its prompt."""
     scenarios = [
         Scenario(
             word,
@@ -36,7 +36,7 @@ def build(config: Config) -> Experiment:
 
 
 def reading(runs) -> list[str]:
-    """Say how many there were."""
+    """Count the words."""
     return [f"{len(runs)} words were measured."]
 
 

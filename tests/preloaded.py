@@ -1,4 +1,4 @@
-"""Imported by the fork server of `tests.forking.processes`: what measures, tracks and reports."""
+"""Imports of the fork server of `tests.forking.processes`: measuring, tracking and reporting."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""Put folders before all else that a new Python finds; what PYTHONPATH has already stays, as the installation may be there."""
+"""Put folders first on the import path of a new Python, before those of PYTHONPATH, where the installation may be."""
 
 from __future__ import annotations
 

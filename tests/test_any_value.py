@@ -1,4 +1,4 @@
-"""Whatever an option is given, a command goes on, or refuses in one line without a traceback and without much memory."""
+"""Commands accept or refuse any value of any option: in one line, without a traceback, without much memory."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ NUMBERS = [
 WORDS = ["", " ", "none", "all", "\x00", "\udcff", "[red]", "a" * 5_000, "%", "..", "-", "=", "~no_one/x"]
 VALUES = st.one_of(st.sampled_from(NUMBERS + WORDS), st.text(max_size=8), st.integers().map(str), st.floats().map(str))
 
-EXPERIMENTS = {**{name: entry.command(each) for name, each in declarations().items()}, "suite": suite.main}
-# What these need beside the option that is tried, and what keeps them short.
-NEEDED = {
+EXPERIMENTS = {**{name: entry.command(declared) for name, declared in declarations().items()}, "suite": suite.main}
+# Required beside the tried option, and what keeps a command short.
+REQUIRED = {
     "gate": {"--baseline": "latest", "--candidate": "latest", "--fail-if": "tokens_per_sec < -5%"},
     "alias": {"name": "production", "selector": "0" * 32},
     "report": {"study": "latest"},
@@ -40,28 +40,28 @@ NEEDED = {
     "run": {"experiment": "baseline"},
     "generate": {"prompts": "a", "--model": "synthetic:tiny", "--max-new-tokens": "1"},
 }
-ELSEWHERE = ("--tracking-uri", "--output", "--junit", "--spool")
+UNTRIED = ("--tracking-uri", "--output", "--junit", "--spool")
 
 
-def leaves_of(command: click.Command, *path: str) -> dict[str, click.Command]:
-    """Every command below one, by the words that call it: a new one cannot be forgotten."""
+def subcommands(command: click.Command, *path: str) -> dict[str, click.Command]:
+    """Return every command below one, by the words that call it."""
     if not isinstance(command, click.Group):
         return {" ".join(path): command}
-    found = {}
+    commands = {}
     for name in command.list_commands(click.Context(command)):
-        each = command.get_command(click.Context(command), name)
-        assert each is not None
-        found |= leaves_of(each, *path, name)
-    return found
+        child = command.get_command(click.Context(command), name)
+        assert child is not None
+        commands |= subcommands(child, *path, name)
+    return commands
 
 
-COMMANDS = leaves_of(llmtrack_command)
+COMMANDS = subcommands(llmtrack_command)
 
 
 def options_of(command: click.Command) -> list[str]:
-    """What takes a value: options, and arguments by their name."""
-    takes = [each for each in command.params if not getattr(each, "is_flag", False)]
-    return [each.opts[0] for each in takes if each.opts[0] not in ELSEWHERE]
+    """Return the options that take a value, and arguments by name."""
+    names = [parameter.opts[0] for parameter in command.params if not getattr(parameter, "is_flag", False)]
+    return [name for name in names if name not in UNTRIED]
 
 
 def check(result: Result, line: list[str]) -> None:
@@ -71,19 +71,19 @@ def check(result: Result, line: list[str]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _somewhere_else(monkeypatch, tmp_path):
-    """Where a value is taken for the name of a file, it is not one of the checkout's."""
+def _working_folder(monkeypatch, tmp_path):
+    """A value that is taken for a file name must not name a file of the checkout."""
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
 def _nothing_is_run(monkeypatch):
-    """Experiments are made, and not measured."""
-    done = SimpleNamespace(exit_code=0, study=None)
+    """Build experiments without measuring."""
+    result = SimpleNamespace(exit_code=0, study=None)
     monkeypatch.setattr(entry, "run_experiment", lambda experiment, config: None)
     monkeypatch.setattr(suite, "open_tracker", lambda config: SimpleNamespace(offline=True))
-    monkeypatch.setattr(suite, "run_suite", lambda experiments, **asked: done)
-    monkeypatch.setattr(suite, "print_location", lambda *asked: None)
+    monkeypatch.setattr(suite, "run_suite", lambda experiments, **kwargs: result)
+    monkeypatch.setattr(suite, "print_location", lambda *args: None)
 
 
 @pytest.mark.slow(2)
@@ -91,7 +91,7 @@ def _nothing_is_run(monkeypatch):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_an_experiment_takes_or_refuses_any_value(name, data):
+def test_an_experiment_accepts_or_refuses_any_value(name, data):
     option = data.draw(st.sampled_from(options_of(EXPERIMENTS[name])))
     line = [option, data.draw(VALUES)]
     tracemalloc.start()
@@ -109,7 +109,7 @@ def test_an_experiment_takes_or_refuses_any_value(name, data):
 @pytest.mark.usefixtures("_nothing_is_run")
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e400", "999999999999", "9" * 5_000, "1,30000000000"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_no_number_of_an_experiment_is_without_bounds(name, value):
+def test_every_number_of_an_experiment_is_bounded(name, value):
     for parameter in parameters(EXPERIMENTS[name].config):
         if parameter.kind in (int, float):
             result = CliRunner().invoke(EXPERIMENTS[name], [parameter.flag, value])
@@ -118,7 +118,7 @@ def test_no_number_of_an_experiment_is_without_bounds(name, value):
 
 @pytest.fixture(scope="module")
 def stored(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where a small study is tracked; one store for all values, since none of them may change what the next one meets."""
+    """A store with a small study, shared by all values: none may change it."""
     folder = tmp_path_factory.mktemp("stored")
     shutil.copyfile(template_database, folder / "mlflow.db")
     tracker = Tracker.open(f"sqlite:///{folder / 'mlflow.db'}", spool=folder / "spool", notify=print)
@@ -131,7 +131,7 @@ def stored(template_database: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def _little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large padding or batch is refused, not built: on a large card it would take all of it from the other tests."""
+    """Refuse a large padding or batch instead of building it: it would take the memory of other tests."""
     monkeypatch.setattr("llmtrack.measure.memory.free_memory", lambda device: 2**22)
 
 
@@ -141,10 +141,9 @@ def _store(stored: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def llmtrack(name: str, option: str, value: str) -> Result:
-    given = {**NEEDED.get(name, {}), option: value}
     line = name.split()
-    for key, each in given.items():
-        line += [key, each] if key.startswith("-") else [each]
+    for key, text in {**REQUIRED.get(name, {}), option: value}.items():
+        line += [key, text] if key.startswith("-") else [text]
     result = CliRunner().invoke(llmtrack_command, line)
     check(result, line)
     return result
@@ -154,7 +153,7 @@ def llmtrack(name: str, option: str, value: str) -> Result:
 @pytest.mark.usefixtures("_store", "_little_memory")
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_the_llmtrack_command_takes_or_refuses_any_value(data):
+def test_the_llmtrack_command_accepts_or_refuses_any_value(data):
     name = data.draw(st.sampled_from([name for name in COMMANDS if options_of(COMMANDS[name])]))
     llmtrack(name, data.draw(st.sampled_from(options_of(COMMANDS[name]))), data.draw(VALUES))
 
@@ -162,15 +161,15 @@ def test_the_llmtrack_command_takes_or_refuses_any_value(data):
 def test_every_command_is_tried():
     assert {"alias", "doctor", "gate", "report", "runs"} <= set(COMMANDS)
     for name, command in COMMANDS.items():
-        needed = {each.opts[0] for each in command.params if each.required}
-        assert needed <= set(NEEDED.get(name, {})), "name what it needs, or it is refused before it reads a value"
+        required = {parameter.opts[0] for parameter in command.params if parameter.required}
+        assert required <= set(REQUIRED.get(name, {})), "add it, or the command is refused before it reads a value"
 
 
 @pytest.mark.slow(1)
 @pytest.mark.usefixtures("_store")
 @pytest.mark.parametrize("value", ["\x00", "\udcff", "a" * 5_000, ""])
 @pytest.mark.parametrize(("name", "option"), [("alias", "name"), ("alias", "selector"), ("report", "study")])
-def test_an_argument_is_taken_or_refused_in_a_line(name, option, value):
+def test_an_invalid_argument_is_refused(name, option, value):
     assert llmtrack(name, option, value).exit_code == 2
 
 
@@ -192,12 +191,12 @@ def test_an_argument_is_taken_or_refused_in_a_line(name, option, value):
         ("sync", "--spool", "a" * 5_000, 2),
     ],
 )
-def test_what_once_ended_in_a_traceback_or_passed_is_refused(name, option, value, code):
+def test_values_that_once_failed_or_passed_wrongly_are_refused(name, option, value, code):
     assert llmtrack(name, option, value).exit_code == code
 
 
 @pytest.mark.parametrize("alpha", ["nan", "inf", "0", "1", "-0.05", "x"])
-def test_a_chance_is_between_0_and_1(alpha):
+def test_alpha_is_between_0_and_1(alpha):
     result = llmtrack("gate", "--alpha", alpha)
     assert result.exit_code == 2
     assert "error: alpha" in result.output

@@ -1,4 +1,4 @@
-"""Which dtype and device a request leads to, and the label that says so."""
+"""Resolve requested dtypes and devices, and label what is used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_aliases_in_any_case(name, change):
 
 
 @pytest.mark.parametrize("name", ["int8", "", "float64", "f16", "none"])
-def test_an_unknown_dtype_lists_what_is_accepted(name):
+def test_an_unknown_dtype_lists_the_accepted_ones(name):
     with pytest.raises(UsageError) as caught:
         resolve_dtype(name)
     for alias in devices.DTYPE_ALIASES:
@@ -32,7 +32,7 @@ def test_an_unknown_dtype_lists_what_is_accepted(name):
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "bfloat16", "expected"),
+    ("requested", "device", "bfloat16", "expected"),
     [
         ("float32", "cpu", True, ("float32", "float32")),
         ("fp16", "cpu", True, ("float32", "float32 (forced on CPU)")),
@@ -46,8 +46,8 @@ def test_an_unknown_dtype_lists_what_is_accepted(name):
         ("fp32", "cuda:0", False, ("float32", "float32")),
     ],
 )
-def test_what_a_request_leads_to(asked, device, bfloat16, expected):
-    assert choose_dtype(asked, device, bfloat16) == expected
+def test_the_dtype_and_label_of_a_request(requested, device, bfloat16, expected):
+    assert choose_dtype(requested, device, bfloat16) == expected
 
 
 @pytest.mark.parametrize("alias", ["float16", "FP16", "half", "torch.float16"])
@@ -55,7 +55,7 @@ def test_float16_on_cpu_becomes_float32(alias):
     assert resolve_dtype(alias, "cpu") == (torch.float32, "float32 (forced on CPU)")
 
 
-def test_bfloat16_falls_back_where_it_is_not_supported(monkeypatch):
+def test_unsupported_bfloat16_falls_back(monkeypatch):
     monkeypatch.setattr(devices, "supports_bfloat16", lambda kind: False)
     assert resolve_dtype("bf16", "cpu") == (torch.float32, "float32 (bfloat16 not supported on CPU)")
     assert resolve_dtype("bf16", "cuda:0") == (
@@ -70,7 +70,7 @@ def gpus(monkeypatch, count):
 
 
 @pytest.mark.parametrize(
-    ("asked", "count", "expected"),
+    ("requested", "count", "expected"),
     [
         ("auto", 0, "cpu"),
         ("AUTO", 2, "cuda:0"),
@@ -80,13 +80,13 @@ def gpus(monkeypatch, count):
         ("cuda:1", 2, "cuda:1"),
     ],
 )
-def test_devices(monkeypatch, asked, count, expected):
+def test_the_device_of_a_request(monkeypatch, requested, count, expected):
     gpus(monkeypatch, count)
-    assert resolve_device(asked) == expected
+    assert resolve_device(requested) == expected
 
 
 @pytest.mark.parametrize(
-    ("asked", "count", "message"),
+    ("requested", "count", "message"),
     [
         ("cuda", 0, "sees no GPU; use device=cpu"),
         ("cuda:0", 0, "sees no GPU"),
@@ -100,10 +100,10 @@ def test_devices(monkeypatch, asked, count, expected):
         ("mps", 0, "sees no mps device; use device=cpu"),
     ],
 )
-def test_devices_that_are_not_there(monkeypatch, asked, count, message):
+def test_unavailable_devices_are_refused(monkeypatch, requested, count, message):
     gpus(monkeypatch, count)
     with pytest.raises(UsageError, match=message):
-        resolve_device(asked)
+        resolve_device(requested)
 
 
 @pytest.mark.parametrize(
@@ -128,5 +128,5 @@ def test_devices_that_are_not_there(monkeypatch, asked, count, message):
         ({"float32": 3, "int8": 1}, "int8 weights (float32)", "int8 weights (float32)"),
     ],
 )
-def test_the_label_of_what_is_stored(counts, chosen, label):
+def test_the_label_of_stored_weights(counts, chosen, label):
     assert stored_label(counts, chosen) == label

@@ -1,4 +1,4 @@
-"""An error that ends a scenario says why in its message, and of which kind it is by one of a few words."""
+"""Errors keep their kind between processes, and end in one line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from llmtrack.run.main import exit_codes
 
 
 @pytest.mark.parametrize("kind", get_args(FailureKind))
-def test_an_error_crosses_a_process_border_with_its_kind(kind):
-    found = pickle.loads(pickle.dumps(ScenarioError("it is too long", kind=kind)))
-    assert (str(found), found.kind) == ("it is too long", kind)
+def test_a_pickled_error_keeps_its_kind(kind):
+    error = pickle.loads(pickle.dumps(ScenarioError("it is too long", kind=kind)))
+    assert (str(error), error.kind) == ("it is too long", kind)
 
 
 @pytest.mark.parametrize("kind", ["it is too long", "", "oom", None])
@@ -29,12 +29,12 @@ def test_swapped_arguments_and_unknown_kinds_are_refused(kind):
 
 
 @pytest.mark.parametrize("arguments", [("it is too long", "too_long"), ("too_long", "it is too long")])
-def test_a_kind_is_named_whichever_comes_first(arguments):
+def test_the_kind_is_keyword_only(arguments):
     with pytest.raises(TypeError, match="positional argument"):
         ScenarioError(*arguments)
 
 
-def test_an_error_is_of_no_kind_by_default():
+def test_the_default_kind_is_error():
     assert ScenarioError("it failed").kind == "error"
 
 
@@ -49,10 +49,10 @@ NO_MEMORY = [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), Out
 def test_an_experiment_without_memory_ends_in_one_line(error, capsys):
     with pytest.raises(SystemExit) as ended, exit_codes(Console(file=io.StringIO())):
         raise error
-    said = capsys.readouterr()
-    assert (ended.value.code, said.out) == (2, "")
-    assert said.err.startswith("error: out of memory: free some, raise the limit of the container, job or shell")
-    assert said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert (ended.value.code, output.out) == (2, "")
+    assert output.err.startswith("error: out of memory: free some, raise the limit of the container, job or shell")
+    assert output.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("error", NO_MEMORY)
@@ -71,8 +71,8 @@ def test_a_defect_is_no_user_error():
     assert actionable(ValueError("a bug")) is None
 
 
-def test_a_path_however_long_leaves_room_for_what_is_wrong_with_it():
-    said = refused_by_system(OSError(errno.ENAMETOOLONG, "File name too long", "/deep" * 2000))
-    assert said.startswith("cannot use /deep/deep")
-    assert said.endswith(": File name too long")
-    assert len(said) < 400
+def test_a_long_path_does_not_hide_the_reason():
+    message = refused_by_system(OSError(errno.ENAMETOOLONG, "File name too long", "/deep" * 2000))
+    assert message.startswith("cannot use /deep/deep")
+    assert message.endswith(": File name too long")
+    assert len(message) < 400

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import install
 
-LISTED = """:env:.find-links='/wheels /more'
+PIP_CONFIG = """:env:.find-links='/wheels /more'
 :env:.cert='/etc/ca.crt'
 global.find-links='/old'
 global.extra-index-url='\\nhttps://one/simple\\nhttps://two/simple'
@@ -16,9 +16,9 @@ install.constraint='/etc/constraints.txt'
 """
 
 
-def test_indexes_wheels_and_constraints_of_pip_are_uv_s_too():
-    found = install.settings(LISTED)
-    options = install.told(found)
+def test_pips_indexes_wheels_and_constraints_are_passed_on():
+    settings = install.settings(PIP_CONFIG)
+    options = install.told(settings)
     pairs = list(zip(options[::2], options[1::2], strict=True))
     assert pairs == [
         ("--index-strategy", "unsafe-best-match"),
@@ -29,22 +29,22 @@ def test_indexes_wheels_and_constraints_of_pip_are_uv_s_too():
         ("--find-links", "/more"),
         ("--constraint", "/etc/constraints.txt"),
     ]
-    assert install.variables(found) == {"SSL_CERT_FILE": "/etc/ca.crt"}
+    assert install.variables(settings) == {"SSL_CERT_FILE": "/etc/ca.crt"}
 
 
-def test_without_settings_uv_is_told_nothing_and_no_index_is_none():
+def test_uv_gets_no_index_without_settings_or_with_no_index():
     assert install.told(install.settings("")) == ["--index-strategy", "unsafe-best-match"]
     assert install.told(install.settings("global.no-index='true'"))[-1] == "--no-index"
 
 
-def test_what_uv_cannot_install_pip_is_asked_for(monkeypatch):
-    asked = []
+def test_pip_installs_what_uv_cannot(monkeypatch):
+    commands = []
 
-    def run(command, **how):
-        asked.append(command)
+    def run(command, **options):
+        commands.append(command)
         return SimpleNamespace(stdout="", returncode=1 if "uv" in command else 0)
 
     monkeypatch.setattr(subprocess, "run", run)
     assert install.main(["torch==2.13.0"]) == 0
-    assert [command[2] for command in asked] == ["pip", "uv", "pip"]
-    assert [command[-1] for command in asked[1:]] == ["torch==2.13.0"] * 2
+    assert [command[2] for command in commands] == ["pip", "uv", "pip"]
+    assert [command[-1] for command in commands[1:]] == ["torch==2.13.0"] * 2

@@ -1,4 +1,4 @@
-"""Intel's and Apple's GPUs, and AMD's by ROCm, as PyTorch would show them: stubs stand in for hardware that nobody had."""
+"""Intel, Apple and AMD (ROCm) GPUs as PyTorch would show them: stubs stand in for the hardware."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ OTHERS = ["xpu", "mps"]
 
 @pytest.fixture
 def gpu(monkeypatch, request):
-    """The module of a kind of GPU as PyTorch has it, and the list of the calls that it got."""
+    """A stub of PyTorch's module for a kind of GPU, which lists its calls."""
     kind, calls = request.param, []
 
-    def told(name, answer):
+    def recording(name, answer):
         return lambda *arguments: calls.append((name, *map(str, arguments))) or answer
 
     if kind == "mps":
@@ -58,7 +58,7 @@ def gpu(monkeypatch, request):
             "max_memory_allocated": 77, "reset_peak_memory_stats": None, "get_device_name": "Intel Arc B580",
         }  # fmt: skip
     for name, answer in answers.items():
-        monkeypatch.setattr(getattr(torch, kind), name, told(name, answer), raising=False)
+        monkeypatch.setattr(getattr(torch, kind), name, recording(name, answer), raising=False)
     monkeypatch.setattr(devices, "cpu_model", lambda: "Apple M3")
     monkeypatch.setattr(devices, "_without_pytorch", lambda root: ())
     monkeypatch.setattr(devices, "supports_bfloat16", lambda kind: kind == "cpu")
@@ -70,7 +70,7 @@ each_gpu = pytest.mark.parametrize("gpu", OTHERS, indirect=True)
 
 
 @each_gpu
-def test_it_is_used_by_its_name_and_never_by_auto(gpu):
+def test_it_is_used_by_name_but_never_by_auto(gpu):
     assert devices.resolve_device(gpu.kind.upper()) == gpu.first
     assert devices.resolve_device(gpu.first) == gpu.first
     assert devices.resolve_device("auto") == "cpu" or torch.cuda.is_available()
@@ -81,11 +81,11 @@ def test_it_is_used_by_its_name_and_never_by_auto(gpu):
 
 
 @each_gpu
-def test_a_plan_means_by_a_device_what_the_worker_loads_on(gpu):
+def test_plan_and_worker_resolve_a_device_alike(gpu):
     machine = describe()
     assert gpu.first in machine["devices"].split(",")
-    for asked in ("auto", "cpu", gpu.kind, gpu.first):
-        assert device_of(asked, machine) == devices.resolve_device(asked)
+    for requested in ("auto", "cpu", gpu.kind, gpu.first):
+        assert device_of(requested, machine) == devices.resolve_device(requested)
 
 
 @each_gpu
@@ -95,26 +95,26 @@ def test_precisions_and_labels_are_those_of_a_gpu(gpu):
         torch.float16,
         "float16 (bfloat16 not supported on this GPU)",
     )
-    assert devices.arithmetic_of("float32", gpu.first) == "float32", "TF32 is NVIDIA's"
+    assert devices.arithmetic_of("float32", gpu.first) == "float32", "only NVIDIA has TF32"
 
 
 @pytest.mark.parametrize("gpu", ["mps"], indirect=True)
-def test_bfloat16_is_tried_by_a_product(gpu, monkeypatch):
+def test_bfloat16_support_is_found_by_a_product(gpu, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(devices, "devices", lambda kind: [f"{kind}:0"])
-    asked = []
+    calls = []
 
     def ones(*shape, dtype, device):
-        asked.append((dtype, device))
+        calls.append((dtype, device))
         raise TypeError("BFloat16 is not supported on MPS")
 
     monkeypatch.setattr(torch, "ones", ones)
     assert devices.supports_bfloat16.__wrapped__("mps") is False
-    assert asked == [(torch.bfloat16, "mps")]
+    assert calls == [(torch.bfloat16, "mps")]
 
 
 @each_gpu
-def test_waiting_and_memory_ask_the_module_of_its_kind(gpu):
+def test_synchronization_and_memory_use_its_module(gpu):
     devices.synchronize(torch.device(gpu.first))
     devices.empty_cache(gpu.first)
     devices.reset_peak_memory(gpu.first)
@@ -124,55 +124,55 @@ def test_waiting_and_memory_ask_the_module_of_its_kind(gpu):
     if gpu.kind == "xpu":
         expected += [("reset_peak_memory_stats", gpu.first), ("max_memory_allocated", gpu.first)]
     assert gpu.calls == expected
-    assert peak == (77 if gpu.kind == "xpu" else None), "MPS tells no peak"
-    assert free_memory(gpu.first) == 600, "xpu: 570 free and 30 kept unused; mps: 900 - 300"
+    assert peak == (77 if gpu.kind == "xpu" else None), "MPS reports no peak"
+    assert free_memory(gpu.first) == 600, "xpu: 570 free and 30 cached; mps: 900 - 300"
     name = "Intel Arc B580" if gpu.kind == "xpu" else "Apple M3 GPU"
     assert device_id(gpu.first) == f"{name} {gpu.first}, torch {torch.__version__}"
-    assert gauge_of(gpu.first) is None, "the counters of the CPU are not those of the GPU"
+    assert gauge_of(gpu.first) is None, "the CPU's counters are not the GPU's"
 
 
 @each_gpu
-def test_ceilings_wait_for_it(gpu):
+def test_ceilings_synchronize(gpu):
     best_seconds(gpu.first, lambda: gpu.calls.append("act"), repeats=1)
-    waited = ("synchronize",) if gpu.kind == "mps" else ("synchronize", gpu.first)
-    assert gpu.calls == [waited, *8 * ["act"], waited]
+    synchronize = ("synchronize",) if gpu.kind == "mps" else ("synchronize", gpu.first)
+    assert gpu.calls == [synchronize, *8 * ["act"], synchronize]
 
 
 @each_gpu
-def test_a_step_is_stamped_once_its_tokens_are_there(gpu):
+def test_a_step_is_timed_after_synchronizing(gpu):
     stamps = Stamps(torch.device(gpu.first), lambda: gpu.calls.append("stamped"))
     stamps.step()
     assert [call if call == "stamped" else call[0] for call in gpu.calls] == ["synchronize", "stamped"]
-    assert stamps.seconds is None, "the host told of each"
+    assert stamps.seconds is None, "the host was called for each step"
 
 
 class NoFloat64On(TorchDispatchMode):
-    """Fail where a kernel makes float64 on a kind of device, as MPS and some XPUs do."""
+    """Fail if a kernel returns float64 on a kind of device, as MPS and some XPUs do."""
 
     def __init__(self, kind):
         super().__init__()
         self.kind = kind
 
-    def __torch_dispatch__(self, function, types, arguments=(), named=None):
-        made = function(*arguments, **(named or {}))
-        for each in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(each, torch.Tensor) and each.device.type == self.kind:
-                assert each.dtype != torch.float64, function
-        return made
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for value in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(value, torch.Tensor) and value.device.type == self.kind:
+                assert value.dtype != torch.float64, function
+        return result
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_no_float64_is_made_on_a_gpu_that_may_have_none(monkeypatch, kind):
-    # Where there is a GPU, fake tensors start the one that they are of.
+def test_no_float64_on_a_gpu_that_may_lack_it(monkeypatch, kind):
+    # Fake tensors would initialise a real GPU.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with FakeTensorMode(), NoFloat64On(kind):
         logits, targets = torch.empty(5, 11, device=kind), torch.empty(5, dtype=torch.int64, device=kind)
-        found = _nll_on(kind)(logits, targets)
-    assert (found.dtype, found.device.type, tuple(found.shape)) == (torch.float64, "cpu", (5,))
+        nll = _nll_on(kind)(logits, targets)
+    assert (nll.dtype, nll.device.type, tuple(nll.shape)) == (torch.float64, "cpu", (5,))
     assert chunk_tokens(50_000, torch.device(kind)) == chunk_tokens(50_000, torch.device("cpu"))
 
 
-def test_sums_without_float64_on_the_device_are_those_with_it(monkeypatch):
+def test_sums_are_equal_without_float64_on_the_device(monkeypatch):
     torch.manual_seed(0)
     hidden, targets = torch.randn(3, 7, 13), torch.randint(0, 13, (3, 7))
     valid = torch.rand(3, 7) > 0.3
@@ -187,7 +187,7 @@ def test_sums_without_float64_on_the_device_are_those_with_it(monkeypatch):
 
 @each_gpu
 @pytest.mark.parametrize("option", ["device_map", "tensor_parallel"])
-def test_what_shares_a_model_out_is_refused(gpu, option):
+def test_splitting_a_model_is_refused(gpu, option):
     value = "auto" if option == "device_map" else 2
     with pytest.raises(UsageError, match=f"{option} on {gpu.first} is not supported: use device=cpu or cuda"):
         pytorch.load(Variant("synthetic:tiny", device=gpu.kind, options=((option, value),)))
@@ -202,21 +202,21 @@ def test_training_and_onnx_are_refused(gpu, tmp_path):
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_decoding_is_not_compiled_and_recipes_of_cuda_name_the_device(kind):
+def test_decoding_is_not_compiled_and_cuda_recipes_are_refused(kind):
     model = SimpleNamespace(device=torch.device(kind))
     model.parameters = lambda: iter([SimpleNamespace(device=torch.device(kind))])
     sharing = SimpleNamespace(reason="")
-    found, warnings = choose_decoding(
+    decoding, warnings = choose_decoding(
         model, "default", pad_id=0, eos_ids=frozenset(), first_position=0, forward=None, sharing=sharing, step=None
     )  # fmt: skip
     title = devices.KINDS[kind].title
-    assert (found.name, warnings) == ("eager", (f"decoding is not compiled: it was never tried on {title}",))
+    assert (decoding.name, warnings) == ("eager", (f"decoding is not compiled: it was never tried on {title}",))
     with pytest.raises(ScenarioError, match=r"which an (Intel|Apple) GPU"):
         check_card(model, (9, 0), "8-bit floats")
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_random_weights_are_those_of_the_cpu(kind):
+def test_random_weights_equal_those_of_the_cpu(kind):
     assert synthetic.drawing_device(f"{kind}:0") == "cpu"
     assert synthetic.digests("tiny", 0, f"{kind}:0") == synthetic.digests("tiny", 0, "cpu")
     assert synthetic.digests("tiny", 0, "cuda:0") == synthetic.digests("tiny", 0, "cuda:1")
@@ -224,16 +224,16 @@ def test_random_weights_are_those_of_the_cpu(kind):
 
 
 @each_gpu
-def test_the_machine_is_described_with_it(gpu):
+def test_the_machines_facts_include_it(gpu):
     facts = describe()
     name = "Intel Arc B580" if gpu.kind == "xpu" else "Apple M3 GPU"
     assert facts["gpu"].endswith(name)
     reason = f"{devices.KINDS[gpu.kind].title} is used only by device={gpu.kind} (never tried on hardware)"
     assert facts["unused_devices"] == reason
     assert environment_id(facts) == environment_id({**facts, "unused_devices": ""})
-    found = doctor._gpu()
-    assert (found.state, found.remedy) == ("ok", f"not used: {reason}")
-    assert found.text.endswith(name)
+    finding = doctor._gpu()
+    assert (finding.state, finding.remedy) == ("ok", f"not used: {reason}")
+    assert finding.text.endswith(name)
 
 
 def scenario(device):
@@ -258,27 +258,27 @@ IDLE = {"devices": "cpu", "unused_devices": "NVIDIA GPU: PyTorch cannot use its 
         ({**IDLE, "devices": "cpu,cuda:0"}, "auto", "Linux", []),
     ],
 )
-def test_what_is_not_supported_is_a_line_at_the_start(machine, device, system, expected):
+def test_unsupported_hardware_is_one_line_at_the_start(machine, device, system, expected):
     notes = support_notes(machine, [scenario(device)], system)
     assert len(notes) == len(expected)
     assert all(note.startswith(start) for note, start in zip(notes, expected, strict=True))
 
 
-def test_the_line_is_printed(capsys):
+def test_unsupported_hardware_is_printed(capsys):
     print_support(Console(width=200), IDLE, [scenario("auto")])
     assert capsys.readouterr().out == "  not used: NVIDIA GPU: PyTorch cannot use its driver\n"
 
 
-def bus(root, *cards):
+def write_pci_devices(root, *cards):
     for number, (kind, vendor) in enumerate(cards):
-        place = root / f"sys/bus/pci/devices/{number}"
-        place.mkdir(parents=True)
-        (place / "class").write_text(f"{kind}\n")
-        (place / "vendor").write_text(f"{vendor}\n")
+        folder = root / f"sys/bus/pci/devices/{number}"
+        folder.mkdir(parents=True)
+        (folder / "class").write_text(f"{kind}\n")
+        (folder / "vendor").write_text(f"{vendor}\n")
 
 
-def test_cards_that_pytorch_cannot_use_are_named_with_the_reason(tmp_path, monkeypatch):
-    bus(tmp_path, ("0x030200", "0x10de"), ("0x030200", "0x10de"), ("0x120000", "0x1002"), ("0x030000", "0x8086"),
+def test_gpus_that_pytorch_cannot_use_are_named_with_the_reason(tmp_path, monkeypatch):
+    write_pci_devices(tmp_path, ("0x030200", "0x10de"), ("0x030200", "0x10de"), ("0x120000", "0x1002"), ("0x030000", "0x8086"),
         ("0x030000", "0x1d0f"), ("0x020000", "0x8086"))  # fmt: skip
     monkeypatch.setattr(torch, "__version__", "2.99")
     for name in ("cuda", "hip"):
@@ -296,11 +296,11 @@ def test_cards_that_pytorch_cannot_use_are_named_with_the_reason(tmp_path, monke
     assert next(devices._without_pytorch(tmp_path)) == "NVIDIA GPU: CUDA_VISIBLE_DEVICES hides it"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert not [each for each in devices._without_pytorch(tmp_path) if "NVIDIA" in each]
+    assert not [line for line in devices._without_pytorch(tmp_path) if "NVIDIA" in line]
     assert list(devices._without_pytorch(tmp_path / "empty")) == []
 
 
-def test_rocm_is_told_apart_from_cuda(monkeypatch):
+def test_rocm_is_distinguished_from_cuda(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert devices.platform_facts() == {"cuda": "13.0"}

@@ -1,4 +1,4 @@
-"""What an installation of a checkout lets Python find."""
+"""Python finds an editable install of a checkout, and a wheel works alone."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ IMPORT = "import site, sys; site.addsitedir(sys.argv[1]); import llmtrack; print
 
 
 def test_an_editable_install_is_found_from_the_folder_above_the_checkout(tmp_path):
-    """There `llmtrack` is a folder without `__init__.py`, which Python takes unless the path of imports has a better one."""
-    # Looked for and not imported: it refuses a process that has imported distutils already.
+    """There `llmtrack` is a folder without `__init__.py`, a namespace package unless the path has a better one."""
+    # Not imported: setuptools refuses a process that has already imported distutils.
     if importlib.util.find_spec("setuptools") is None:
         pytest.skip("an editable install is built with setuptools, which is not installed")
     checkout, wheels, site = (tmp_path / name for name in ("llmtrack", "wheels", "site"))
@@ -42,34 +42,34 @@ def test_an_editable_install_is_found_from_the_folder_above_the_checkout(tmp_pat
     (wheel,) = wheels.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    # Without the packages of this environment, in which the real one is.
+    # Without this environment's packages, which include the real one.
     command = [sys.executable, "-S", "-c", IMPORT, str(site)]
-    done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True)
-    assert done.stdout.strip() == str(checkout / "llmtrack" / "__init__.py"), done.stderr
+    result = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True)
+    assert result.stdout.strip() == str(checkout / "llmtrack" / "__init__.py"), result.stderr
 
 
 WHEEL = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-TRIED = """
+PROGRAM = """
 import importlib.util, os, sys
 from click.testing import CliRunner
 from llmtrack.cli import main
 assert importlib.util.find_spec("experiments") is None, "a common name is not taken"
 assert os.path.dirname(importlib.util.find_spec("llmtrack").origin).startswith(sys.prefix)
-def told(*asked):
-    done = CliRunner().invoke(main, asked)
-    return done.exit_code, done.output
-code, output = told("run", "precision", "-P", "nonsense=1")
+def invoke(*arguments):
+    result = CliRunner().invoke(main, arguments)
+    return result.exit_code, result.output
+code, output = invoke("run", "precision", "-P", "nonsense=1")
 assert code == 2 and "precision has no parameter nonsense" in output, output
-code, output = told("run", "precison")
+code, output = invoke("run", "precison")
 assert code == 2 and "did you mean precision" in output, output
-code, output = told("init", "project")
+code, output = invoke("init", "project")
 assert code == 0 and "mlflow run project -e baseline" in output, output
 text = open("project/MLproject").read()
 assert "python -m llmtrack.experiments.baseline" in text and "python -m experiments." not in text
 assert "llmtrack" in open("project/conda.yaml").read().splitlines()[-1]
 from llmtrack.host.entry_points import named_experiment
 assert named_experiment("suite").__name__ == "llmtrack.experiments.suite"
-assert told("init", "project")[0] == 2, "nothing is overwritten"
+assert invoke("init", "project")[0] == 2, "nothing is overwritten"
 print("all there")
 """
 SMALL = {
@@ -83,11 +83,11 @@ SMALL = {
 
 
 class Installed:
-    """An environment with nothing in it but the wheel.
+    """An environment with only the wheel.
 
-    No test may fetch packages, so what llmtrack requires is lent by this environment: its folders come last on the path of
-    imports, without the checkout that a .pth file in them names. That what pyproject.toml requires is enough, they cannot show.
-    Its programs have nothing that their side of the border has no business with.
+    As no test may download packages, requirements come from this environment: its folders are last on the import path,
+    without the checkout that one of their .pth files names. Whether pyproject.toml requires enough is not tested. Its
+    programs can import only libraries of their side of the wall.
     """
 
     def __init__(self, folder: Path, wheel: Path) -> None:
@@ -98,8 +98,8 @@ class Installed:
         install = ["pip", "install", "--quiet", "--offline", "--no-index", "--no-deps", "--no-cache"]
         subprocess.run([*uv, *install, "--python", str(self.python), str(wheel)], check=True)
         (site,) = self.folder.glob("lib/python*/site-packages")
-        lent = [path for path in sys.path if path.endswith("-packages")]
-        (site / "zz_lent.pth").write_text("".join(f"{path}\n" for path in lent), encoding="utf-8")
+        shared = [path for path in sys.path if path.endswith("-packages")]
+        (site / "zz_shared.pth").write_text("".join(f"{path}\n" for path in shared), encoding="utf-8")
         self.wall = folder / "wall"
         self.wall.mkdir()
         wall.forbid_imports(self.wall)
@@ -108,46 +108,44 @@ class Installed:
     def python(self) -> Path:
         return self.folder / "bin" / "python"
 
-    def activated(self, place: Path) -> dict[str, str]:
-        """Return the variables of a user who has activated it and works in a folder."""
+    def activated(self, folder: Path) -> dict[str, str]:
+        """Return the environment variables of a user who has activated it and works in a folder."""
         names = ("HOME", "TMPDIR", "LLMTRACK_CACHE", "OMP_NUM_THREADS")
-        kept = {name: value for name, value in os.environ.items() if name in names}
-        return kept | {
+        return {name: value for name, value in os.environ.items() if name in names} | {
             "PATH": os.pathsep.join([str(self.folder / "bin"), "/usr/bin", "/bin"]),
-            "LLMTRACK_SPOOL": str(place / "spool"),
-            "MLFLOW_TRACKING_URI": f"sqlite:///{place / 'mlflow.db'}",
+            "LLMTRACK_SPOOL": str(folder / "spool"),
+            "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
         }
 
-    def run(self, place: Path, *command: str) -> str:
-        """Run a command of the environment, as if it were activated, and return what it printed."""
-        done = subprocess.run(
+    def run(self, folder: Path, *command: str) -> str:
+        """Run a command of the activated environment; return its output."""
+        result = subprocess.run(
             [self.folder / "bin" / command[0], *command[1:]],
-            cwd=place,
-            env=self.activated(place) | {"PYTHONPATH": str(self.wall)},
+            cwd=folder,
+            env=self.activated(folder) | {"PYTHONPATH": str(self.wall)},
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "Traceback" not in done.stdout + done.stderr
-        return done.stdout
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "Traceback" not in result.stdout + result.stderr
+        return result.stdout
 
-    def mlflow_run(self, place: Path, project: str, entry_point: str, parameters: Mapping[str, str]) -> None:
-        """Run an entry point of a project by the environment's programs, by MLflow's command in this process."""
+    def mlflow_run(self, folder: Path, project: str, entry_point: str, parameters: Mapping[str, str]) -> None:
+        """Run an entry point by MLflow's command in this process, with the environment's programs."""
         from mlflow.cli import cli
 
         with pytest.MonkeyPatch.context() as patch:
-            for name in os.environ.keys() - self.activated(place).keys():
+            for name in os.environ.keys() - self.activated(folder).keys():
                 patch.delenv(name)
-            for name, value in self.activated(place).items():
+            for name, value in self.activated(folder).items():
                 patch.setenv(name, value)
-            patch.chdir(place)
-            line = ["run", project, "-e", entry_point, "--env-manager", "local", *asked(parameters)]
-            done = CliRunner().invoke(cli, line)
-        assert done.exit_code == 0, done.output
+            patch.chdir(folder)
+            line = ["run", project, "-e", entry_point, "--env-manager", "local", *parameter_arguments(parameters)]
+            result = CliRunner().invoke(cli, line)
+        assert result.exit_code == 0, result.output
 
 
-def asked(parameters: Mapping[str, str]) -> list[str]:
-    """Return parameters as a command line has them."""
+def parameter_arguments(parameters: Mapping[str, str]) -> list[str]:
     return [word for name, value in parameters.items() for word in ("-P", f"{name}={value}")]
 
 
@@ -168,22 +166,22 @@ def installed(tmp_path_factory) -> Installed:
 
 
 @pytest.mark.slow(9)
-def test_a_wheel_alone_has_the_experiments_and_writes_a_project(installed, tmp_path):
-    assert installed.run(tmp_path, "python", "-c", TRIED).strip() == "all there"
+def test_a_wheel_alone_contains_the_experiments_and_writes_a_project(installed, tmp_path):
+    assert installed.run(tmp_path, "python", "-c", PROGRAM).strip() == "all there"
 
 
 @pytest.mark.slow(45)
-def test_a_wheel_alone_measures_from_any_folder_and_from_the_project_that_it_writes(
-    installed, tmp_path, template_database
-):
+def test_a_wheel_alone_measures_from_any_folder_and_from_its_project(installed, tmp_path, template_database):
     shutil.copyfile(template_database, tmp_path / "mlflow.db")
-    said = installed.run(tmp_path, "llmtrack", "run", "suite", *asked({"experiments": "baseline", **SMALL}))
-    assert "Loaded: synthetic:tiny | device=cpu | dtype=float32" in said
+    output = installed.run(
+        tmp_path, "llmtrack", "run", "suite", *parameter_arguments({"experiments": "baseline", **SMALL})
+    )
+    assert "Loaded: synthetic:tiny | device=cpu | dtype=float32" in output
     assert "mlflow run project -e baseline" in installed.run(tmp_path, "llmtrack", "init", "project")
-    scored = {"model": "synthetic:tiny", "executor": "inline", "corpus": "texts.jsonl"}
-    installed.mlflow_run(tmp_path, "project", "perplexity", scored)
+    parameters = {"model": "synthetic:tiny", "executor": "inline", "corpus": "texts.jsonl"}
+    installed.mlflow_run(tmp_path, "project", "perplexity", parameters)
     listed = installed.run(tmp_path, "llmtrack", "runs", "--format", "csv", "--columns", "scenario,status,corpus")
-    # A run that something disturbed is measured once more.
+    # A disturbed run is remeasured.
     assert set(listed.splitlines()[1:]) == {"baseline,FINISHED,", "perplexity_float32,FINISHED,texts.jsonl"}
-    found = studies(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
-    assert set(found["experiment"]) == {"suite", "baseline", "perplexity"}
+    tracked = studies(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert set(tracked["experiment"]) == {"suite", "baseline", "perplexity"}

@@ -1,4 +1,4 @@
-"""What the project's own files say twice is said alike: dependencies, and commands that others run."""
+"""The project's own files agree with one another: dependencies, commands, folders."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ PROJECT, TOOLS = PYPROJECT["project"], PYPROJECT["tool"]
 
 
 def names(requirements):
-    return {Requirement(each).name.lower() for each in requirements}
+    return {Requirement(text).name.lower() for text in requirements}
 
 
-def test_the_conda_environment_lists_what_llmtrack_and_its_onnx_extra_need():
+def test_the_conda_environment_lists_the_requirements_of_llmtrack_and_its_onnx_extra():
     conda = yaml.safe_load((ROOT / "conda.yaml").read_text(encoding="utf-8"))
-    (listed,) = (each["pip"] for each in conda["dependencies"] if isinstance(each, dict))
-    needed = names(PROJECT["dependencies"]) | names(PROJECT["optional-dependencies"]["onnx"])
-    assert names(each for each in listed if not each.startswith("-")) == needed
+    (listed,) = (entry["pip"] for entry in conda["dependencies"] if isinstance(entry, dict))
+    required = names(PROJECT["dependencies"]) | names(PROJECT["optional-dependencies"]["onnx"])
+    assert names(line for line in listed if not line.startswith("-")) == required
 
 
 def test_every_dependency_is_imported():
-    # transformers asks for these itself: the one when it reads a GGUF file, the other for every checkpoint.
-    elsewhere = {"accelerate", "safetensors"}
+    # transformers imports these itself: accelerate to read a GGUF file, safetensors for every checkpoint.
+    indirect = {"accelerate", "safetensors"}
     sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "llmtrack").rglob("*.py"))
-    for name in names(PROJECT["dependencies"]) - elsewhere:
+    for name in names(PROJECT["dependencies"]) - indirect:
         assert re.search(rf"(?:import|from) {name}\b", sources), f"{name} is never imported"
 
 
 @pytest.mark.parametrize("workflow", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name)
-def test_a_workflow_runs_what_is_there(workflow):
+def test_a_workflow_runs_existing_targets_and_scripts(workflow):
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]
     commands = [step["run"].split() for job in jobs.values() for step in job["steps"] if "run" in step]
@@ -54,35 +54,35 @@ def test_a_workflow_runs_what_is_there(workflow):
             assert (ROOT / command[1]).is_file()
 
 
-def test_what_runs_before_a_commit_is_of_the_version_that_is_tested():
+def test_the_pre_commit_hook_has_the_pinned_version_of_ruff():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
-    (ruff,) = (each["rev"] for each in hooks if each["repo"].endswith("/ruff-pre-commit"))
-    locked = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    assert f"ruff=={ruff.removeprefix('v')}" in locked
+    (ruff,) = (hook["rev"] for hook in hooks if hook["repo"].endswith("/ruff-pre-commit"))
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert f"ruff=={ruff.removeprefix('v')}" in pinned
 
 
-def test_every_folder_of_modules_is_a_package_that_a_wheel_takes_along():
+def test_every_folder_of_modules_is_a_package_and_thus_in_the_wheel():
     folders = {path.parent for path in (ROOT / "llmtrack").rglob("*.py")}
     assert {folder for folder in folders if not (folder / "__init__.py").is_file()} == set()
 
 
-def test_the_picture_of_the_rooms_has_each_and_tests_are_in_rooms_of_the_same_names():
+def test_every_folder_is_in_the_architecture_and_tests_mirror_folders():
     rooms = {path.parent.name for path in (ROOT / "llmtrack").glob("*/__init__.py")}
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert {room for room in rooms if f"{room}/" not in page} == set()
     tested = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
-    beside = {path.name for path in ROOT.iterdir() if path.is_dir()}  # experiments, docs, benchmarks
-    assert tested - rooms - beside == {"browser", "e2e"}
+    others = {path.name for path in ROOT.iterdir() if path.is_dir()}  # experiments, docs, benchmarks
+    assert tested - rooms - others == {"browser", "e2e"}
 
 
-def test_no_room_reaches_back_to_the_front_of_the_package():
+def test_no_module_imports_the_package_itself():
     rooms = [path for path in (ROOT / "llmtrack").rglob("*.py") if path.parent.name != "llmtrack"]
     assert [path for path in rooms if re.search(r"^import llmtrack$", path.read_text("utf-8"), re.M)] == []
 
 
-def test_no_file_is_named_after_a_value_that_some_test_gave_to_an_option():
-    named = {path.name for path in ROOT.iterdir() if path.is_file()}
-    assert {name for name in named if not re.search("[A-Za-z]{5}", name)} <= {".git"}
+def test_no_test_wrote_a_file_named_by_an_option_into_the_checkout():
+    files = {path.name for path in ROOT.iterdir() if path.is_file()}
+    assert {name for name in files if not re.search("[A-Za-z]{5}", name)} <= {".git"}
 
 
 @pytest.mark.slow(1)
@@ -98,7 +98,7 @@ def test_tests_are_collected_without_optional_packages():
         "ray",
         "torchao",
     }
-    loose = set()
+    unguarded = set()
     helper = ROOT / "tests" / "onnx" / "small.py"  # imported by modules that skip themselves first
     for path in {*(ROOT / "tests").rglob("*.py")} - {helper}:
         text = path.read_text(encoding="utf-8")
@@ -107,5 +107,5 @@ def test_tests_are_collected_without_optional_packages():
                 first = statement.names[0].name if isinstance(statement, ast.Import) else statement.module or ""
                 before = text.splitlines()[: statement.lineno]
                 if first.split(".")[0] in optional and not any("importorskip" in line for line in before):
-                    loose.add(f"{path.relative_to(ROOT)}: {first}")
-    assert loose == set()
+                    unguarded.add(f"{path.relative_to(ROOT)}: {first}")
+    assert unguarded == set()
