@@ -104,11 +104,11 @@ def _parity(
 ) -> Parity:
     """Compare logits of a batch, optionally left-padded, and of a last token decoded from the cache."""
     ids, mask = _batch(config, length, pads, seed)
-    # At the shorter length, before the longer one changes frequencies that depend on it.
+    # Before the longer pass, which changes frequencies that depend on the length.
     with torch.inference_mode():
-        own = decoded(loaded.model, ids, mask) if rope_kind(config) in LENGTH_DEPENDENT_ROPE else None
+        last_decoded = decoded(loaded.model, ids, mask) if rope_kind(config) in LENGTH_DEPENDENT_ROPE else None
     expected = _expected(loaded, ids, mask)
-    expected_last = expected[:, -1] if own is None else own
+    expected_last = expected[:, -1] if last_decoded is None else last_decoded
     real = mask.numpy().astype(bool)[:, -_LAST:]
     logits, _ = decoder.run(ids.numpy(), mask.numpy(), keep=min(_LAST, length))
     _, past = decoder.run(ids[:, :-1].numpy(), mask[:, :-1].numpy(), keep=1)

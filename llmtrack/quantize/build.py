@@ -8,7 +8,7 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from llmtrack.host.isolated import run_isolated
 from llmtrack.host.packages import INSTALL_ONNX, installed_version, missing_modules, not_installed
 from llmtrack.host.transformers_compat import import_transformers
 from llmtrack.models.cache import MANIFEST, build_once, read_manifest, safe_name
-from llmtrack.models.digests import ModelDigests
 from llmtrack.models.disk import caused_by_full_disk, disk_full_error
 from llmtrack.models.durations import timed_step
 from llmtrack.models.load import ModelIdentity
@@ -27,7 +26,7 @@ from llmtrack.models.safe_view import LOCAL
 from llmtrack.onnx.session import MODEL_FILE
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.quantize.options import CalibrationText
-from llmtrack.quantize.recipe import Job, Recipe, find_recipe
+from llmtrack.quantize.recipe import Job, find_recipe
 from llmtrack.spec.parameter import NONE
 from llmtrack.spec.scenario import Scalar, Variant
 from llmtrack.spec.serialization import digest
@@ -64,7 +63,10 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
     """
     require_onnx(variant.quantization)
     name = safe_name(Path(identity.source.location).name)
-    key = export_key(identity.digests)
+    # All that the model's output depends on, and the versions that export it.
+    key = digest(
+        [identity.digests.tags, EXPORT_VERSION, {package: installed_version(package) for package in _PACKAGES}]
+    )
     spec, revision = identity.source.spec, variant.revision if identity.source.kind == "hub" else None
 
     def export(folder: Path) -> dict[str, Any]:
@@ -77,34 +79,13 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
     corpus = str(variant.option("calibration", CALIBRATION)) if recipe.calibrated else NONE
     text = load_corpus(corpus).digest if recipe.calibrated else NONE
     base = build_once(f"{name}-onnx-{key}", export, identity.weights.stored())
-    key = quantized_key(key, recipe, options, text)
+    key = digest([key, recipe.name, recipe.version, options, text])
 
     def quantize(folder: Path) -> dict[str, Any]:
-        return build_isolated(
-            f"quantizing by {recipe.name}",
-            spec,
-            folder,
-            _quantize,
-            recipe.backend,
-            recipe.name,
-            options,
-            corpus,
-            str(base),
-            str(folder),
-        )
+        arguments = recipe.backend, recipe.name, options, corpus, str(base), str(folder)
+        return build_isolated(f"quantizing by {recipe.name}", spec, folder, _quantize, *arguments)
 
     return build_once(f"{name}-onnx-{recipe.name}-{key}", quantize, identity.weights.stored(recipe.bits))
-
-
-def export_key(digests: ModelDigests) -> str:
-    """Return the cache key of an export: everything the model's output depends on, and the exporting versions."""
-    versions = {package: installed_version(package) for package in _PACKAGES}
-    return digest([digests.tags, EXPORT_VERSION, versions])
-
-
-def quantized_key(exported: str, recipe: Recipe, options: Mapping[str, Scalar], text: str) -> str:
-    """Return the cache key of a quantized model, by that of its export and the digest of the calibration text."""
-    return digest([exported, recipe.name, recipe.version, dict(options), text])
 
 
 def require_onnx(quantization: str) -> None:
@@ -132,9 +113,9 @@ def _quantize(
     target = Path(folder)
     facts: dict[str, Scalar] = {}
     rows: tuple[tuple[int, ...], ...] = ()
-    warnings: tuple[str, ...] = ()
+    text_warnings: tuple[str, ...] = ()
     if recipe.calibrated:
-        # Only if calibrated: weight-only recipes need neither it nor PyTorch, which take seconds to import.
+        # Weight-only recipes need neither transformers nor PyTorch, which take seconds to import.
         import_transformers()
         from transformers import AutoTokenizer
 
@@ -142,7 +123,7 @@ def _quantize(
 
         tokenizer = AutoTokenizer.from_pretrained(source, **LOCAL)
         calibration = calibrate(load_corpus(corpus), tokenizer, int(options["calibration_tokens"]))
-        rows, warnings = calibration.rows, calibration.warnings
+        rows, text_warnings = calibration.rows, calibration.warnings
         facts = {"calibration": calibration.corpus, "calibration_digest": calibration.digest}
     built = recipe.run(Job(Path(source), target, options, rows))
     for path in Path(source).iterdir():
@@ -150,7 +131,7 @@ def _quantize(
             shutil.copy2(path, target)
     exported = {key: value for key, value in read_manifest(Path(source)).items() if key in EXPORT_FACTS}
     findings = asdict(built) | {"facts": {**facts, **built.facts}}
-    return {**exported, "recipe": findings, "options": options, "warnings": list(warnings)}
+    return {**exported, "recipe": findings, "options": options, "warnings": list(text_warnings)}
 
 
 def build_isolated(
