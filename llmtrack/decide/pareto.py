@@ -33,19 +33,19 @@ class Standing:
     dominated_by: tuple[str, ...] = ()
 
 
-def pareto_front(runs: Runs, respects: Sequence[str]) -> list[Standing]:
+def pareto_front(runs: Runs, metrics: Sequence[str]) -> list[Standing]:
     """Compare each scenario with all others; return their positions in order of the runs.
 
     Quality metrics are compared as they are: `llmtrack.decide.candidates` leaves out other texts.
 
     Args:
         runs: comparable runs, such as those of `gather_candidates`; raw samples count if `with_samples` has added them.
-        respects: metrics of the front.
+        metrics: metrics of the front.
     """
     runs = with_context(runs)
-    complete = [all(map(run.has, respects)) for run in runs]
+    complete = [all(map(run.has, metrics)) for run in runs]
     return [
-        _standing(run, [rival for j, rival in enumerate(runs) if complete[j] and j != i], respects)
+        _standing(run, [rival for j, rival in enumerate(runs) if complete[j] and j != i], metrics)
         for i, run in enumerate(runs)
     ]
 
@@ -69,27 +69,31 @@ def position_of(verdicts: Mapping[int, Collection[Verdict]]) -> tuple[Position, 
     return ("open", unclear) if unclear else ("on", [])
 
 
-def _standing(run: Run, rivals: Sequence[Run], respects: Sequence[str]) -> Standing:
-    for name in respects:
+def _standing(run: Run, rivals: Sequence[Run], metrics: Sequence[str]) -> Standing:
+    for name in metrics:
         if not run.has(name):
             return Standing("missing", f"no {name}")
     differences: dict[int, list[Difference]] = {index: [] for index in range(len(rivals))}
     # Cheap checks first: a rival that is worse in one metric cannot dominate, whatever the others say.
-    for name in sorted(respects, key=lambda name: schema.metric(name).sureness == "sampled"):
+    for name in sorted(metrics, key=lambda name: schema.metric(name).sureness == "sampled"):
         remaining = list(differences)
         in_metric = _differences_in(name, run, [rivals[index] for index in remaining])
-        for index, found in zip(remaining, in_metric, strict=True):
-            differences[index].append(found)
-            if found.verdict == "worse":
+        for index, difference in zip(remaining, in_metric, strict=True):
+            differences[index].append(difference)
+            if difference.verdict == "worse":
                 del differences[index]
-    position, deciding = position_of({i: [found.verdict for found in of_rival] for i, of_rival in differences.items()})
+    position, deciding = position_of(
+        {i: [difference.verdict for difference in of_rival] for i, of_rival in differences.items()}
+    )
     if position == "on":
         return Standing(position, "on the front")
     names = tuple(rivals[index].name for index in deciding)
     if position == "off":
         return Standing(position, f"beaten by {', '.join(names)}", dominated_by=names)
-    unclear = [found for i in deciding for found in differences[i] if found.verdict not in ("better", "same")]
-    repeats = max(found.repeats_needed for found in unclear)
+    unclear = [
+        difference for i in deciding for difference in differences[i] if difference.verdict not in ("better", "same")
+    ]
+    repeats = max(difference.repeats_needed for difference in unclear)
     why = f"inconclusive against {', '.join(names)} ({unclear[0].metric}: {unclear[0].words})"
     return Standing(position, why, measure_command(run, repeats) if repeats else "")
 

@@ -58,7 +58,7 @@ def show_side_by_side(
     warnings: bool = False,
     output: Path | None = None,
     layout: Layout = AS_TABLE,
-    **more: Any,
+    **filters: Any,
 ) -> None:
     """Print tracked runs as one table; optionally write it to a folder, and log it to the run opened by `mlflow run`.
 
@@ -71,63 +71,63 @@ def show_side_by_side(
         every: every run instead of the newest of each scenario.
         warnings: list the warnings of each run below the table.
         output: folder for table.csv, table.md and table.png.
-        more: further filters of `llmtrack.runs`.
+        filters: further filters of `llmtrack.runs`.
 
     Raises:
         UsageError: no run matches, or a filter or column is invalid.
         TrackingError: the store cannot be used.
     """
     console = make_console()
-    found = tracked_runs(experiment, study, model, "scenario", search, None, tracking_uri, **more)
-    if not found:
+    matching = tracked_runs(experiment, study, model, "scenario", search, None, tracking_uri, **filters)
+    if not matching:
         raise UsageError(
             why_empty(study, tracking_uri)
             or "no tracked run matches: widen the filters, or run an experiment first (mlflow run . -e baseline)"
         )
-    found = with_samples(found, tracking_uri)
-    tracked = _sorted((found if every else found.newest_of_each()).in_order_of_time(), layout.sort)
-    table = _table(tracked, found, layout)
-    title = f"{len(tracked)} of {plural(len(found), 'tracked run')}"
-    parts = split_by_task(tracked)
+    matching = with_samples(matching, tracking_uri)
+    shown = _sorted((matching if every else matching.newest_of_each()).in_order_of_time(), layout.sort)
+    table = _table(shown, matching, layout)
+    title = f"{len(shown)} of {plural(len(matching), 'tracked run')}"
+    parts = split_by_task(shown)
     if console.is_terminal and layout.style == "table" and layout.columns is None and len(parts) > 1:
         # Files get one table for further processing; on a terminal it would mostly consist of dashes.
         for name, part in parts.items():
-            table_of_part = summary_table(part, among=found)
+            table_of_part = summary_table(part, among=matching)
             if name == tuple(parts)[-1]:
-                table_of_part = with_noise_floor(table_of_part, tracked)
+                table_of_part = with_noise_floor(table_of_part, shown)
             show(console, f"{title}: {name}", table_of_part, layout)
     else:
-        show(console, title, table, layout, values_of_runs(tracked))
+        show(console, title, table, layout, values_of_runs(shown))
     if warnings:
         # csv and json are read by programs.
         beside = make_console(stderr=True) if layout.style in ("csv", "json") else console
-        print_lines(beside, [line for run in tracked for line in named_warnings(run)])
+        print_lines(beside, [line for run in shown for line in named_warnings(run)])
     if output is not None:
-        files = write_report(output, "llmtrack compare", table, tracked)
+        files = write_report(output, "llmtrack compare", table, shown)
         if layout.style == "table":
             say(console, f"Written: {', '.join(str(path) for path in files.values())}")
     if "MLFLOW_RUN_ID" in os.environ:
-        filters = {"experiment": experiment, "study": study, "model": model, "search": search}
-        settings = {name: value for name, value in filters.items() if value is not None} | {"every": every}
-        _log(tracking_uri, settings, table, tracked)
+        named = {"experiment": experiment, "study": study, "model": model, "search": search}
+        settings = {name: value for name, value in named.items() if value is not None} | {"every": every}
+        _log(tracking_uri, settings, table, shown)
 
 
-def _table(tracked: Runs, found: Runs, layout: Layout) -> Table:
+def _table(shown: Runs, matching: Runs, layout: Layout) -> Table:
     """Lay out runs in the columns of their study on a page, else of all, with the params in which they differ."""
-    experiments = {run.experiment for run in tracked} - {""}
+    experiments = {run.experiment for run in shown} - {""}
     on_page = layout.style in _PAGES and not layout.wide
     own = None
     if layout.columns is None and len(experiments) == 1:
-        if not on_page or len({run.study_id for run in tracked} - {""}) != 1:
-            table = with_noise_floor(summary_table(tracked, among=found), tracked)
-            return with_differing_params(table, tracked, _DISTINGUISHING if on_page else None)
+        if not on_page or len({run.study_id for run in shown} - {""}) != 1:
+            table = with_noise_floor(summary_table(shown, among=matching), shown)
+            return with_differing_params(table, shown, _DISTINGUISHING if on_page else None)
         with suppress(ExtensionError):  # show the runs even if the plug-in is broken
             declared = getattr(named_experiment(experiments.pop()), "DECLARED", None)
             own = declared.table if declared else None
-    return with_noise_floor(summary_table(tracked, among=found, own=own), tracked)
+    return with_noise_floor(summary_table(shown, among=matching, own=own), shown)
 
 
-def _log(tracking_uri: str | None, settings: Mapping[str, Any], table: Table, tracked: Runs) -> None:
+def _log(tracking_uri: str | None, settings: Mapping[str, Any], table: Table, shown: Runs) -> None:
     """Log a comparison to the run opened by `mlflow run`."""
     from llmtrack.tracking.environment import environment
     from llmtrack.tracking.write.tracker import Tracker
@@ -136,9 +136,9 @@ def _log(tracking_uri: str | None, settings: Mapping[str, Any], table: Table, tr
     question = "How do the tracked runs compare?"
     study = tracker.start_study("compare", question, settings, environment())
     with tempfile.TemporaryDirectory() as folder:
-        files = write_report(Path(folder), "llmtrack compare", table, tracked)
-        note = page_note(question, [f"{plural(len(tracked), 'run')} side by side."], {"": table}, study.experiment_id)
-        tracker.finish_study(study, "finished", note=note, files=files, metrics=headline(tracked))
+        files = write_report(Path(folder), "llmtrack compare", table, shown)
+        note = page_note(question, [f"{plural(len(shown), 'run')} side by side."], {"": table}, study.experiment_id)
+        tracker.finish_study(study, "finished", note=note, files=files, metrics=headline(shown))
 
 
 def show_differences(

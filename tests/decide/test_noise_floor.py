@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 
 import pytest
 
-from llmtrack import metrics as schema
 from llmtrack.decide import noise_floor, verdicts
 from llmtrack.decide.compare import compare_pairs, with_samples_of_pairs
-from llmtrack.decide.differences import ratio_text
 from llmtrack.decide.gate import gate
 from llmtrack.decide.noise_floor import (
     family_size,
@@ -24,11 +21,10 @@ from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.selection import pair_runs
 from llmtrack.decide.verdicts import differences_from
 from llmtrack.report.comparison import differences_table
-from llmtrack.report.sentences.takeaways import CHOICES, headline, takeaways
+from llmtrack.report.sentences.takeaways import takeaways
 from llmtrack.report.show import Layout, show
 from llmtrack.report.tables.summary import summary_table
 from llmtrack.spec.outcome import REPLACED
-from llmtrack.spec.task import TrainTask
 from tests.report.frames import interval, made, run
 
 SUITE = {"suite_id": "suite-1", "workload_id": "w", "environment_id": "e", "output_digest": "d"}
@@ -182,63 +178,6 @@ def test_what_was_replaced_since_it_was_disturbed_is_no_evidence_of_the_floor(st
     """Neither beside its successor nor beside what another study of the suite measured."""
     first = timed("a", 1.3, study, warnings=f"noisy\n{REPLACED}, and the newer run counts")
     assert not any(noise_floors(made(first, timed("a", 23.0) | {"run_id": "again"})).values())
-
-
-@pytest.mark.slow(1)
-@pytest.mark.parametrize(("factor", "start"), [(4.0, "Biggest win"), (0.25, "To avoid")])
-@pytest.mark.parametrize(
-    ("besides", "before", "after"),
-    [
-        ("pad_to_multiple", 1, 64),
-        ("threads", 2, 1),
-        ("compile", "none", "default"),
-        ("graph_optimization", "all", "basic"),
-        ("use_cache", True, False),
-    ],
-)
-def test_takeaways_change_one_thing_at_a_time_where_runs_allow_it(factor, start, besides, before, after):
-    base = timed("one", 10.0, baseline=True, **{besides: before})
-    both = timed("both", 10.0 * factor * (1.002 if factor > 1 else 0.998), batch_size=8, **{besides: after})
-    alone = timed("alone", 10.0 * factor, batch_size=8, **{besides: before})
-    (line,) = [each for each in takeaways(made(base, both, alone)) if each.startswith(start)]
-    assert line.startswith(f"{start}: batch size 8 instead of 1 gives {ratio_text(factor)}")
-
-
-def test_whatever_configures_a_run_is_a_choice_that_takeaways_count_or_is_of_the_model_and_what_was_made_of_it():
-    of_model = {
-        *("model_id", "reference", "reference_tokens", "tokenizer_tokens", "architecture", "parameters"),
-        *("context_length", "vocab_size", "linear_layers", "trust_remote_code", "provider", "arithmetic"),
-        *("weight_bits", "calibration", "calibration_digest", "calibration_tokens", "calibration_method"),
-        # Of the texts of a prompt, and of the only decoding that there is.
-        *("empty_prompt", "overlong_prompt", "decoding"),
-    }
-    trained = {field.name for field in fields(TrainTask)}
-    assert {*schema.params_with("configuration")} - trained == ({*dict(CHOICES)} | of_model) - trained
-
-
-@pytest.mark.slow(1)
-@pytest.mark.parametrize("warning", ["noisy: repeats vary", "drift: the last", "the machine was busy: other programs"])
-def test_takeaways_are_never_from_a_run_that_was_disturbed(warning):
-    base = timed("one", 10.0, baseline=True)
-    wild, calm = timed("wild", 90.0, dtype="float16", warnings=warning), timed("calm", 20.0, dtype="bfloat16")
-    assert takeaways(made(base, wild, calm))[0].startswith("Biggest win: bfloat16")
-    assert takeaways(made(base, wild))[0].startswith(
-        "Whether anything beat its baseline is inconclusive: wild was disturbed;"
-    )
-    assert takeaways(made(base | {"warnings": warning}, calm))[0].startswith(
-        "Whether anything beat its baseline is inconclusive: one was disturbed;"
-    )
-    assert "best_gain" not in headline(made(base, wild))
-    slow = timed("slow", 1.0, dtype="float16", warnings=warning)
-    assert not any("To avoid" in line for line in takeaways(made(base, slow, calm)))
-
-
-def test_where_the_time_goes_is_told_of_no_call_that_was_disturbed():
-    call = {"time_to_first_token_ms": 200.0, "inter_token_latency_ms": 60.0, "total_latency_s": 2.0}
-    plain = timed("one", 10.0, baseline=True, **call)
-    assert any("Where the time goes" in line for line in takeaways(made(plain)))
-    noisy = made(plain | {"warnings": "noisy: repeats vary"})
-    assert not any("Where the time goes: " in line for line in takeaways(noisy))
 
 
 def test_the_table_marks_what_stayed_disturbed():

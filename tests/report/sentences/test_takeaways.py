@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from llmtrack.decide.differences import Ratio
+from dataclasses import fields
+
+import pytest
+
+from llmtrack import metrics as schema
+from llmtrack.decide.differences import Ratio, ratio_text
 from llmtrack.decide.verdicts import measure_command
-from llmtrack.report.sentences.takeaways import gains, headline, plain_call, takeaways
+from llmtrack.report.sentences.takeaways import CHOICES, gains, headline, plain_call, takeaways
+from llmtrack.spec.task import TrainTask
 from tests.report.frames import interval, made, run
 
 
@@ -14,6 +20,8 @@ def timed(scenario, value, low, high, n=5, **values):
 
 
 BASE = timed("float32", 10.0, 9.8, 10.2, baseline=True)
+
+
 FASTER = timed("bfloat16", 20.0, 19.0, 21.0, dtype="bfloat16", output_digest="d1")
 
 
@@ -202,3 +210,65 @@ def test_a_study_has_headline_metrics():
     assert headline(made(failed)) == {"scenarios_measured": 0.0, "scenarios_failed": 1.0}
     noisy = timed("noisy", 10.1, 9.0, 11.0)
     assert "best_gain" not in headline(made(BASE, noisy)), "no gain that noise may explain"
+
+
+def steady(scenario, value, **values):
+    """A timed run whose interval reaches 1 % to both sides."""
+    return timed(scenario, value, 0.99 * value, 1.01 * value, **values)
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize(("factor", "start"), [(4.0, "Biggest win"), (0.25, "To avoid")])
+@pytest.mark.parametrize(
+    ("besides", "before", "after"),
+    [
+        ("pad_to_multiple", 1, 64),
+        ("threads", 2, 1),
+        ("compile", "none", "default"),
+        ("graph_optimization", "all", "basic"),
+        ("use_cache", True, False),
+    ],
+)
+def test_takeaways_prefer_runs_that_differ_in_one_choice(factor, start, besides, before, after):
+    base = steady("one", 10.0, baseline=True, **{besides: before})
+    both = steady("both", 10.0 * factor * (1.002 if factor > 1 else 0.998), batch_size=8, **{besides: after})
+    alone = steady("alone", 10.0 * factor, batch_size=8, **{besides: before})
+    (line,) = [line for line in takeaways(made(base, both, alone)) if line.startswith(start)]
+    assert line.startswith(f"{start}: batch size 8 instead of 1 gives {ratio_text(factor)}")
+
+
+def test_every_param_of_a_configuration_is_a_choice_or_describes_the_model():
+    of_model = {
+        *("model_id", "reference", "reference_tokens", "tokenizer_tokens", "architecture", "parameters"),
+        *("context_length", "vocab_size", "linear_layers", "trust_remote_code", "provider", "arithmetic"),
+        *("weight_bits", "calibration", "calibration_digest", "calibration_tokens", "calibration_method"),
+        # Of the texts of a prompt, and of the only decoding that there is.
+        *("empty_prompt", "overlong_prompt", "decoding"),
+    }
+    trained = {field.name for field in fields(TrainTask)}
+    assert {*schema.params_with("configuration")} - trained == ({*dict(CHOICES)} | of_model) - trained
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize("warning", ["noisy: repeats vary", "drift: the last", "the machine was busy: other programs"])
+def test_disturbed_runs_give_no_takeaways(warning):
+    base = steady("one", 10.0, baseline=True)
+    wild, calm = steady("wild", 90.0, dtype="float16", warnings=warning), steady("calm", 20.0, dtype="bfloat16")
+    assert takeaways(made(base, wild, calm))[0].startswith("Biggest win: bfloat16")
+    assert takeaways(made(base, wild))[0].startswith(
+        "Whether anything beat its baseline is inconclusive: wild was disturbed;"
+    )
+    assert takeaways(made(base | {"warnings": warning}, calm))[0].startswith(
+        "Whether anything beat its baseline is inconclusive: one was disturbed;"
+    )
+    assert "best_gain" not in headline(made(base, wild))
+    slow = steady("slow", 1.0, dtype="float16", warnings=warning)
+    assert not any("To avoid" in line for line in takeaways(made(base, slow, calm)))
+
+
+def test_a_disturbed_call_does_not_show_where_the_time_goes():
+    call = {"time_to_first_token_ms": 200.0, "inter_token_latency_ms": 60.0, "total_latency_s": 2.0}
+    plain = steady("one", 10.0, baseline=True, **call)
+    assert any("Where the time goes" in line for line in takeaways(made(plain)))
+    noisy = made(plain | {"warnings": "noisy: repeats vary"})
+    assert not any("Where the time goes: " in line for line in takeaways(noisy))
