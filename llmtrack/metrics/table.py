@@ -8,84 +8,10 @@ from typing import Any
 from llmtrack.metrics.entry import Better, Metric, Need, Param, Shown, Tag, decimals, percent
 from llmtrack.metrics.names import ASKED_TAG, DETAILS_TAG, ENVIRONMENT_TAG
 
-
-def _of_stage(name: str, what: str, time: str, moved: str, done: str) -> tuple[Metric, ...]:
-    """Return the roofline metrics of a stage (`llmtrack.measure.roofline`)."""
-    return (
-        Metric(f"{name}_mib", "MiB", "lower", f"minimum bytes that {what} must move", f"{moved}; bytes / 2^20"),
-        Metric(
-            f"{name}_gflop",
-            "GFLOP",
-            "lower",
-            f"operations of the matrix products of {what}",
-            f"{done}; two per multiply-add, / 10^9",
-        ),
-        Metric(
-            f"{name}_floor_ms",
-            "ms",
-            "lower",
-            f"minimum time of {what} on this device",
-            "1000 x max(bytes / copy bandwidth, operations / rate of matrix products)",
-            timed=True,
-            shown=Shown("floor ms/token", decimals(2), place=132, quiet=True, keep=28) if name == "decode" else None,
-        ),
-        Metric(
-            f"{name}_floor_share",
-            "-",
-            "higher",
-            f"how close {what} comes to that minimum: 1 is the limit of the device",
-            f"{name}_floor_ms / {time}",
-            timed=True,
-        ),
-        Metric(
-            f"{name}_flops_utilization",
-            "-",
-            "higher",
-            f"share of the device's measured rate of matrix products that {what} reaches (MFU)",
-            f"{name}_gflop / {time} / matrix_tflop_per_s",
-            timed=True,
-        ),
-    )
-
-
-def _count(
-    name: str, unit: str, meaning: str, better: Better = "-", needs: tuple[Need, ...] = ("convention",)
-) -> Metric:
-    return Metric(name, unit, better, meaning, "count", needs=needs)
-
-
-def _of_energy(prefix: str, what: str, tokens: str) -> tuple[Metric, ...]:
-    """Return the energy metrics of timed calls (`llmtrack.measure.gauges`)."""
-    shown = Shown("J/token", decimals(3), place=135, quiet=True, keep=27) if not prefix else None
-    return (
-        Metric(
-            f"{prefix}joules_per_token",
-            "J/token",
-            "lower",
-            f"energy of {what}: of the GPU by its own counter, or of the CPU's packages and memory (RAPL), including other processes; "
-            "absent without a counter, or if the calls are too short for it",
-            f"joules over the timed calls / {tokens}",
-            timed=True,
-            shown=shown,
-        ),
-        Metric(f"{prefix}power_w", "W", "-", "mean power over the same calls", "joules / s", timed=True),
-        Metric(
-            f"{prefix}idle_energy_share",
-            "-",
-            "-",
-            "share of that energy that the device would use idle, with the model loaded",
-            "idle_power_w x s / joules",
-            timed=True,
-        ),
-    )
-
-
-_speed = partial(Shown, quiet=True, spread=True)
-"""Display of the speed of a phase."""
-
 SPIKE = 1.1
 """Perplexity ratio to the reference or baseline from which a warning is given."""
 
+_speed = partial(Shown, quiet=True, spread=True)
 _work = partial(Param, role="work")
 _convention = partial(Param, role="convention")
 _repeats = partial(Param, role="repeats")
@@ -100,6 +26,32 @@ def _multiple(value: Any) -> str:
 
 # One row each, regardless of line length.
 # fmt: off
+def _of_stage(name: str, what: str, time: str, moved: str, done: str) -> tuple[Metric, ...]:
+    """Return the roofline metrics of a stage (`llmtrack.measure.roofline`)."""
+    shown = Shown("floor ms/token", decimals(2), place=132, quiet=True, keep=28) if name == "decode" else None
+    return (
+        Metric(f"{name}_mib", "MiB", "lower", f"minimum bytes that {what} must move", f"{moved}; bytes / 2^20"),
+        Metric(f"{name}_gflop", "GFLOP", "lower", f"operations of the matrix products of {what}", f"{done}; two per multiply-add, / 10^9"),
+        Metric(f"{name}_floor_ms", "ms", "lower", f"minimum time of {what} on this device", "1000 x max(bytes / copy bandwidth, operations / rate of matrix products)", timed=True, shown=shown),
+        Metric(f"{name}_floor_share", "-", "higher", f"how close {what} comes to that minimum: 1 is the limit of the device", f"{name}_floor_ms / {time}", timed=True),
+        Metric(f"{name}_flops_utilization", "-", "higher", f"share of the device's measured rate of matrix products that {what} reaches (MFU)", f"{name}_gflop / {time} / matrix_tflop_per_s", timed=True),
+    )
+
+
+def _count(name: str, unit: str, meaning: str, better: Better = "-", needs: tuple[Need, ...] = ("convention",)) -> Metric:
+    return Metric(name, unit, better, meaning, "count", needs=needs)
+
+
+def _of_energy(prefix: str, what: str, tokens: str) -> tuple[Metric, ...]:
+    """Return the energy metrics of timed calls (`llmtrack.measure.gauges`)."""
+    shown = Shown("J/token", decimals(3), place=135, quiet=True, keep=27) if not prefix else None
+    return (
+        Metric(f"{prefix}joules_per_token", "J/token", "lower", f"energy of {what}: of the GPU by its own counter, or of the CPU's packages and memory (RAPL), including other processes; absent without a counter, or if the calls are too short for it", f"joules over the timed calls / {tokens}", timed=True, shown=shown),
+        Metric(f"{prefix}power_w", "W", "-", "mean power over the same calls", "joules / s", timed=True),
+        Metric(f"{prefix}idle_energy_share", "-", "-", "share of that energy that the device would use idle, with the model loaded", "idle_power_w x s / joules", timed=True),
+    )
+
+
 METRICS: tuple[Metric, ...] = (
     Metric("total_latency_s", "s", "lower", "duration of a whole generate call", "end - start", True, shown=Shown("latency s", decimals(3), place=10, keep=38)),
     Metric("time_to_first_token_ms", "ms", "lower", "time until the first token: prefill and the choice of that token", "1000 x (first stamp - start)", True, headline=True, shown=Shown("TTFT ms", decimals(1), place=40, keep=60)),

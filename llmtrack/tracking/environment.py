@@ -19,26 +19,9 @@ from llmtrack.version import FOLDER, __version__
 
 # Instruction sets that determine the kernels of inference libraries.
 INSTRUCTION_SETS = (
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512bw",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "avx_vnni",
-    "amx_tile",
-    "amx_int8",
-    "amx_bf16",
-    "asimd",
-    "asimdhp",
-    "asimddp",
-    "bf16",
-    "i8mm",
-    "sve",
-    "sve2",
-)
+    "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile",
+    "amx_int8", "amx_bf16", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2",
+)  # fmt: skip
 
 # Facts that identify code and machine but do not affect speed.
 NOT_SPEED = frozenset(

@@ -31,27 +31,12 @@ _PERMANENT_CODES = frozenset(
         "UNAUTHENTICATED",
     }
 )
-_LOCAL_ERRORS = frozenset(
-    getattr(errno, name)
-    for name in (
-        "EACCES",
-        "EDQUOT",
-        "EFBIG",
-        "EIO",
-        "EISDIR",
-        "EMFILE",
-        "ENFILE",
-        "ENAMETOOLONG",
-        "ENOENT",
-        "ENOMEM",
-        "ENOSPC",
-        "ENOTDIR",
-        "EPERM",
-        "EROFS",
-        "ESTALE",
-    )
-    if hasattr(errno, name)
-)
+_LOCAL_ERROR_NAMES = (
+    "EACCES", "EDQUOT", "EFBIG", "EIO", "EISDIR", "EMFILE", "ENFILE", "ENAMETOOLONG", "ENOENT", "ENOMEM", "ENOSPC", "ENOTDIR",
+    "EPERM", "EROFS", "ESTALE",
+)  # fmt: skip
+_LOCAL_ERRORS = frozenset(getattr(errno, name) for name in _LOCAL_ERROR_NAMES if hasattr(errno, name))
+
 # Database messages and their meaning.
 _DATABASE = {
     "database is locked": "another program has locked the database: end it, or wait until it has finished",

@@ -19,7 +19,7 @@ from llmtrack.spec.parameter import LARGEST, format_value
 
 @dataclass(frozen=True)
 class Group(Checked):
-    """Shared by several."""
+    """Options shared by several configs."""
 
     count: Annotated[int, Option("A count.", min=1)] = 3
     share: Annotated[float, Option("A share.", above=0, below=1)] = 0.5
@@ -28,7 +28,7 @@ class Group(Checked):
 
 @dataclass(frozen=True)
 class Example(Group):
-    """One of each kind."""
+    """Options of each kind."""
 
     sizes: Annotated[tuple[int, ...], Option("Sizes.", min=1, max=64)] = (1, 2)
     dtypes: Annotated[tuple[str, ...], Option("Precisions.", read=canonical_dtype)] = ()
@@ -75,7 +75,7 @@ def test_a_text_is_parsed(name, text, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
+    ("name", "text", "message"),
     [
         ("count", "0", "count 0 is not possible: use 1 or more"),
         ("count", "x", "count 'x' is not a whole number"),
@@ -97,10 +97,10 @@ def test_a_text_is_parsed(name, text, value):
         ("fast", "maybe", "fast 'maybe' is not true or false"),
     ],
 )
-def test_an_invalid_text_is_refused_in_one_line(name, text, says):
+def test_an_invalid_text_is_refused_in_one_line(name, text, message):
     with pytest.raises(UsageError) as refused:
         BY_NAME[name].parse(text)
-    assert says in str(refused.value)
+    assert message in str(refused.value)
     assert len(str(refused.value)) < 200
     assert "\n" not in str(refused.value)
 
@@ -132,7 +132,7 @@ def test_a_config_built_in_python_is_validated(changes):
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "value"),
+    ("name", "argument", "value"),
     [
         ("count", "12", 12),
         ("count", np.int64(12), 12),
@@ -149,16 +149,16 @@ def test_a_config_built_in_python_is_validated(changes):
         ("fast", True, True),
     ],
 )
-def test_python_values_are_accepted_as_on_the_command_line(name, given, value):
-    found = BY_NAME[name].accept(given)
-    assert (found, [type(each) for each in found] if isinstance(found, tuple) else type(found)) == (
-        value,
-        [type(each) for each in value] if isinstance(value, tuple) else type(value),
-    )
+def test_python_values_are_accepted_as_on_the_command_line(name, argument, value):
+    accepted = BY_NAME[name].accept(argument)
+    assert accepted == value
+    assert type(accepted) is type(value)
+    if isinstance(value, tuple):
+        assert [type(each) for each in accepted] == [type(each) for each in value]
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "says"),
+    ("name", "argument", "message"),
     [
         ("count", 1.5, "count '1.5' is not a whole number"),
         ("count", True, "count 'True' is not a whole number"),
@@ -174,9 +174,9 @@ def test_python_values_are_accepted_as_on_the_command_line(name, given, value):
         ("side", True, "is not a text"),
     ],
 )
-def test_python_values_of_another_type_are_refused_in_one_line(name, given, says):
-    with pytest.raises(UsageError, match=re.escape(says)):
-        BY_NAME[name].accept(given)
+def test_python_values_of_another_type_are_refused_in_one_line(name, argument, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        BY_NAME[name].accept(argument)
 
 
 @pytest.mark.parametrize("name", BY_NAME)

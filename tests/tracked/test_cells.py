@@ -63,21 +63,21 @@ def test_findings_and_repeats_make_no_other_configuration(name):
     runs = two(name)
     assert kept(runs) == ["a2"]
     assert list(column(gather_candidates(runs).runs, "run_id")) == ["a2"]
-    told = name not in schema.params_with("found")
-    assert (name in runs.params) == told, "a setting is said where runs differ in it, a finding about one run is not"
+    is_setting = name not in schema.params_with("found")
+    assert (name in runs.params) == is_setting, "differing settings are shown, findings are not"
 
 
-# What is pooled is read as JSON.
+# `pooled` must be JSON.
 @pytest.mark.parametrize("name", [each for each in schema.params_with("found") if each != "pooled"])
 def test_findings_of_a_run_are_not_shown_as_differences(name):
     one, other = two(name)
     runs = Runs((one, dataclasses.replace(other, params={**other.params, "scenario": "b"})))
     columns = with_differing_params(summary_table(runs), runs).keys
-    assert (name in columns) == (PARAMS[name].shown is not None), "a table has it where it has its own column"
-    found = compare_pairs([Pair(*runs)], ["tokens_per_sec"])
-    told = differences_table(found, [Pair(*runs)])
-    said = [*told.conditions, *told.notes, *(cell for row in told.rows for cell in row)]
-    assert not [each for each in said if "→" in each]
+    assert (name in columns) == (PARAMS[name].shown is not None), "a table has the columns of shown params only"
+    differences = compare_pairs([Pair(*runs)], ["tokens_per_sec"])
+    table = differences_table(differences, [Pair(*runs)])
+    texts = [*table.conditions, *table.notes, *(cell for row in table.rows for cell in row)]
+    assert not [text for text in texts if "→" in text]
 
 
 @pytest.mark.parametrize("digest", ["weights_digest", "config_digest", "tokenizer_digest"])
@@ -117,12 +117,12 @@ def test_every_setting_of_a_task_is_in_the_table_with_a_role():
 
 def test_a_failure_after_loading_is_replaced_by_a_newer_run_of_the_same_request():
     """It has fewer facts than a measured run, so by these alone it would be another cell."""
-    asked = {"model": "m", "device_requested": "auto", "dtype_requested": "auto", "scenario_id": "q1"}
-    failed = {"status": "FAILED", "workload_id": None, "prompt_tokens": None, **asked}
-    done = at(2, threads=2, **asked)
-    assert kept(made(at(1, **failed), done)) == ["a2"]
-    assert kept(made(done, at(3, **failed))) == ["a2", "a3"]
-    assert kept(made(at(1, **{**failed, "scenario_id": "q2"}), done)) == ["a1", "a2"]
+    request = {"model": "m", "device_requested": "auto", "dtype_requested": "auto", "scenario_id": "q1"}
+    failed = {"status": "FAILED", "workload_id": None, "prompt_tokens": None, **request}
+    finished = at(2, threads=2, **request)
+    assert kept(made(at(1, **failed), finished)) == ["a2"]
+    assert kept(made(finished, at(3, **failed))) == ["a2", "a3"]
+    assert kept(made(at(1, **{**failed, "scenario_id": "q2"}), finished)) == ["a1", "a2"]
 
 
 @pytest.mark.slow(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrack.decide.candidates import gather_candidates
 from llmtrack.decide.selection import pair_runs
 from tests.report.frames import column, made, run
 
@@ -41,40 +40,26 @@ def test_two_failures_without_a_known_model_are_one_cell():
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize(
-    "changed", [{"backend": "onnx"}, {"quantization": "int8"}, {"device": "cuda"}, {"model_id": "other"}]
-)
-def test_another_variant_of_a_scenario_is_another_cell_wherever_cells_are_told(changed):
-    runs = made(at(1, tokens_per_sec=1.0), at(2, tokens_per_sec=2.0, study_id="s2", **changed))
-    assert list(column(runs.newest_of_each(), "run_id")) == ["a1", "a2"]
-    pairs, _ = pair_runs(made(at(0, "base")), runs)
-    assert [pair.candidate.run_id for pair in pairs] == ["a1", "a2"]
-    # A choice is among the runs of one model, here of the newest.
-    chosen = ["a2"] if "model_id" in changed else ["a1", "a2"]
-    assert list(column(gather_candidates(runs).runs, "run_id")) == chosen
-
-
-@pytest.mark.slow(1)
-def test_an_older_failure_is_replaced_by_what_was_asked_alike_and_replaces_nothing_measured():
-    asked = {"model": "m", "device_requested": "auto", "dtype_requested": "auto", "scenario_id": "q1"}
-    unloaded = {"model_id": None, "device": None, "dtype": None, "status": "FAILED", **asked}
+def test_a_failure_is_replaced_by_a_newer_run_of_the_same_request_and_replaces_no_finished_run():
+    request = {"model": "m", "device_requested": "auto", "dtype_requested": "auto", "scenario_id": "q1"}
+    unloaded = {"model_id": None, "device": None, "dtype": None, "status": "FAILED", **request}
     failed = [at(minute, **unloaded) | {"workload_id": None} for minute in (1, 3)]
-    done = at(2, **asked)
-    assert list(column(made(failed[0], done).newest_of_each(), "run_id")) == ["a2"]
-    assert set(column(made(done, failed[1]).newest_of_each(), "run_id")) == {"a2", "a3"}
-    assert len(made(done, failed[0] | {"model": "another"}).newest_of_each()) == 2
-    assert len(made(done, failed[0] | {"scenario_id": "q2"}).newest_of_each()) == 2
-    assert len(made(done, failed[0] | {"scenario_id": "q2"}).newest_of_each(across_work=True)) == 1
+    finished = at(2, **request)
+    assert list(column(made(failed[0], finished).newest_of_each(), "run_id")) == ["a2"]
+    assert set(column(made(finished, failed[1]).newest_of_each(), "run_id")) == {"a2", "a3"}
+    assert len(made(finished, failed[0] | {"model": "another"}).newest_of_each()) == 2
+    assert len(made(finished, failed[0] | {"scenario_id": "q2"}).newest_of_each()) == 2
+    assert len(made(finished, failed[0] | {"scenario_id": "q2"}).newest_of_each(across_work=True)) == 1
 
 
-def test_a_comparison_takes_the_newest_work_of_a_scenario_and_a_table_each():
+def test_a_comparison_takes_the_newest_work_and_a_table_all_work():
     runs = made(at(1), at(2) | {"workload_id": "w2"})
     assert list(column(runs.newest_of_each(), "run_id")) == ["a1", "a2"]
     assert list(column(runs.newest_of_each(across_work=True), "run_id")) == ["a2"]
 
 
 @pytest.mark.slow(1)
-def test_the_counterpart_is_of_the_same_variant_where_there_is_one():
+def test_the_counterpart_has_the_same_variant_if_there_is_one():
     baselines = made(at(3, backend="onnx"), at(2), at(1) | {"workload_id": "w2"})
     for minute, candidate in ((3, at(9, backend="onnx")), (2, at(9)), (3, at(9, dtype="bfloat16"))):
         ((pair,), _) = pair_runs(baselines, made(candidate))
@@ -83,7 +68,7 @@ def test_the_counterpart_is_of_the_same_variant_where_there_is_one():
     assert other_work.baseline.run_id == "a1"
 
 
-def test_studies_by_their_beginning_and_runs_as_they_were_measured():
+def test_runs_are_sorted_by_the_start_of_their_study_and_then_by_their_own():
     rows = [
         at(9, "x", study_id="s2"),
         at(5, "y", study_id="s2"),

@@ -7,6 +7,7 @@ from typing import Any
 from llmtrack.spec.outcome import Failure, Measurement, Summary
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask
+from llmtrack.tracking.write.tracker import Study, Tracker
 
 ENVIRONMENT = {"version.torch": "2.13.0", "threads": "2", "cpu": "A CPU"}
 SUMMARY = Summary(n=12, median=1.5, ci_low=1.4, ci_high=1.6, mean=1.52, sd=0.1, p90=1.7)
@@ -50,3 +51,7 @@ def failure(name: str = "p64", **changes: Any) -> Failure:
         "ended_at": 1_790_000_001.0,
     }
     return Failure(**{**values, **changes})
+
+
+def start_study(tracker: Tracker) -> Study:
+    return tracker.start_study("precision", "q", {}, ENVIRONMENT)

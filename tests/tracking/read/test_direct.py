@@ -69,7 +69,7 @@ METRICS = (
     "dtype",
 )
 NUMBERS = (0.0, -1.5, 1e-300, math.nan, math.inf, -math.inf)
-ASKED = (
+QUERIES = (
     {"kind": None},
     {},
     {"kind": "study", "status": "finished"},
@@ -89,7 +89,7 @@ ASKED = (
 
 
 @pytest.fixture(autouse=True)
-def few_at_once(monkeypatch):
+def _small_chunks(monkeypatch):
     monkeypatch.setattr(direct, "_ROWS_PER_SCAN", 7)
     monkeypatch.setattr(direct, "_RUNS_PER_LOOKUP", 2)
 
@@ -98,11 +98,11 @@ def few_at_once(monkeypatch):
 def by_mlflow(monkeypatch):
     """Read only through MLflow."""
 
-    def read(**asked):
+    def read(**query):
         with monkeypatch.context() as patch:
             for name in ("read", "experiment_names", "newest", "artifact_roots"):
                 patch.setattr(direct, name, lambda *_: None)
-            return runs(**asked)
+            return runs(**query)
 
     return read
 
@@ -112,52 +112,50 @@ def was_direct(monkeypatch):
     """Whether each reading so far was direct."""
     seen, read = [], direct.read
 
-    def noticed(*asked):
-        found = read(*asked)
+    def recorded(*arguments):
+        found = read(*arguments)
         seen.append(found is not None)
         return found
 
-    monkeypatch.setattr(direct, "read", noticed)
+    monkeypatch.setattr(direct, "read", recorded)
     return seen
 
 
-def happen(chance: random.Random, client: MlflowClient, experiments: list[str], made: list[str]) -> None:
+def apply_operation(rng: random.Random, client: MlflowClient, experiments: list[str], run_ids: list[str]) -> None:
     """Apply one of the operations that MLflow allows on a run."""
-    run_id = chance.choice(made)
+    run_id = rng.choice(run_ids)
     deleted = client.get_run(run_id).info.lifecycle_stage == "deleted"
-    what = (
-        "restore"
-        if deleted
-        else chance.choice(["new", "tag", "tag", "untag", "param", "metric", "end", "name", "delete"])
+    operation = (
+        "restore" if deleted else rng.choice(["new", "tag", "tag", "untag", "param", "metric", "end", "name", "delete"])
     )
-    if what == "restore":
+    if operation == "restore":
         client.restore_run(run_id)
-    elif what == "new":
-        name = chance.choice(["", "it's", "Ärger_1", None])
-        started = chance.choice([0, 5, 10, 20, 10])
-        made.append(client.create_run(chance.choice(experiments), started, run_name=name).info.run_id)
-    elif what == "tag":
-        client.set_tag(run_id, chance.choice(KEYS), chance.choice(TEXTS))
-    elif what == "untag":
+    elif operation == "new":
+        name = rng.choice(["", "it's", "Ärger_1", None])
+        start = rng.choice([0, 5, 10, 20, 10])
+        run_ids.append(client.create_run(rng.choice(experiments), start, run_name=name).info.run_id)
+    elif operation == "tag":
+        client.set_tag(run_id, rng.choice(KEYS), rng.choice(TEXTS))
+    elif operation == "untag":
         for tag in list(client.get_run(run_id).data.tags)[:1]:
             client.delete_tag(run_id, tag)
-    elif what == "param":
-        if (key := chance.choice(PARAMS)) not in client.get_run(run_id).data.params:
-            client.log_param(run_id, key, chance.choice(TEXTS))
-    elif what == "metric":
-        metric = Metric(chance.choice(METRICS), chance.choice(NUMBERS), chance.randrange(9), chance.randrange(3))
+    elif operation == "param":
+        if (key := rng.choice(PARAMS)) not in client.get_run(run_id).data.params:
+            client.log_param(run_id, key, rng.choice(TEXTS))
+    elif operation == "metric":
+        metric = Metric(rng.choice(METRICS), rng.choice(NUMBERS), rng.randrange(9), rng.randrange(3))
         client.log_batch(run_id, metrics=[metric])
-    elif what == "end":
-        client.set_terminated(run_id, chance.choice(["FINISHED", "FAILED", "KILLED"]), chance.randrange(30))
-    elif what == "name":
-        client.update_run(run_id, name=chance.choice(["renamed", " x", "a%b_c"]))
+    elif operation == "end":
+        client.set_terminated(run_id, rng.choice(["FINISHED", "FAILED", "KILLED"]), rng.randrange(30))
+    elif operation == "name":
+        client.update_run(run_id, name=rng.choice(["renamed", " x", "a%b_c"]))
     else:
         client.delete_run(run_id)
 
 
-def outcome(read, asked, uri):
+def outcome(read, query, uri):
     try:
-        return read(**asked, tracking_uri=uri)
+        return read(**query, tracking_uri=uri)
     except UsageError as error:
         return str(error)
 
@@ -165,19 +163,19 @@ def outcome(read, asked, uri):
 @pytest.mark.slow(6)
 @pytest.mark.parametrize("seed", range(2))
 def test_it_reads_what_mlflow_reads_after_any_history(uri, by_mlflow, was_direct, seed):
-    client, chance = store.connect(uri), random.Random(seed)
+    client, rng = store.connect(uri), random.Random(seed)
     experiments = [client.create_experiment(name) for name in ("first", "second")]
-    made = [client.create_run(each, 5).info.run_id for each in experiments]
-    for asked in (*ASKED[:1] * 8, *ASKED):
+    run_ids = [client.create_run(each, 5).info.run_id for each in experiments]
+    for query in (*QUERIES[:1] * 8, *QUERIES):
         for _ in range(4):
-            happen(chance, client, experiments, made)
-        read, found = (outcome(each, asked, uri) for each in (by_mlflow, runs))
+            apply_operation(rng, client, experiments, run_ids)
+        read, found = (outcome(each, query, uri) for each in (by_mlflow, runs))
         if isinstance(read, str):
             assert found == read
         else:
             pd.testing.assert_frame_equal(found, read)
             assert found.attrs == read.attrs
-    assert set(was_direct) == {True}, "with the release of MLflow that is tested"
+    assert set(was_direct) == {True}, "the tested release of MLflow is known"
 
 
 @pytest.mark.slow(1)
@@ -218,31 +216,31 @@ def unreadable(monkeypatch, uri):
     monkeypatch.setattr(direct.sqlite3, "connect", refuse)
 
 
-@pytest.mark.parametrize("strange", [newer, another_column, moved_tags, unreadable])
-def test_an_unknown_database_is_read_through_mlflow(uri, monkeypatch, was_direct, strange):
+@pytest.mark.parametrize("make_unknown", [newer, another_column, moved_tags, unreadable])
+def test_an_unknown_database_is_read_through_mlflow(uri, monkeypatch, was_direct, make_unknown):
     client = store.connect(uri)
     client.create_run("0", tags={"llmtrack.env.cpu": "fast"})
-    strange(monkeypatch, uri)
+    make_unknown(monkeypatch, uri)
     assert list(runs(kind=None, tracking_uri=uri)["env.cpu"]) == ["fast"]
     assert was_direct == [False]
 
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize(
-    "strange",
+    "statement",
     [
         "UPDATE alembic_version SET version_num = 'of another release'",
         "UPDATE experiments SET workspace = 'theirs' WHERE name = 'second'",
         "ALTER TABLE experiments ADD COLUMN owner TEXT",
     ],
 )
-def test_experiments_of_an_unknown_database_are_listed_by_mlflow(uri, strange):
+def test_experiments_of_an_unknown_database_are_listed_by_mlflow(uri, statement):
     client = store.connect(uri)
     for name in ("first", "second"):
         client.create_experiment(name)
     client.delete_experiment(client.get_experiment_by_name("first").experiment_id)
     assert direct.experiment_names(uri) == store.experiment_names(client)
-    alter(uri, strange)
+    alter(uri, statement)
     assert direct.experiment_names(uri) is None
 
 
@@ -266,7 +264,7 @@ def test_reading_a_database_imports_neither_mlflow_nor_sqlalchemy(uri):
         client.log_batch(run_id, [Metric("tokens_per_sec", 1, 0, 0), Metric("peak_memory_mib", 1, 0, 0)])
         client.set_terminated(run_id)
     client.create_run("0", tags=tags | {"llmtrack.kind": "study"})
-    asked = (
+    commands = (
         ["compare", "--study", "latest"],
         ["compare"],
         ["compare", "--baseline", ids[0][:8], "--candidate", ids[1], "--metric", "peak_memory_mib"],
@@ -277,7 +275,7 @@ def test_reading_a_database_imports_neither_mlflow_nor_sqlalchemy(uri):
     script = f"""
 import sys
 from llmtrack.cli import main
-for words in {asked!r}:
+for words in {commands!r}:
     try:
         main([*words, "--tracking-uri", {uri!r}], standalone_mode=False)
     except SystemExit as ended:
@@ -285,7 +283,7 @@ for words in {asked!r}:
 print(*{{"mlflow", "sqlalchemy", "torch", "matplotlib", "scipy"}} & set(sys.modules), "were imported", file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    # Of the six, `compare` and `pareto` alone are given no runs, and say which they look at.
+    # Only `compare` and `pareto` are given no runs, so that they print which study they read.
     latest = "latest: suite-1 (--study chooses another)"
     assert done.stderr.splitlines() == [latest, latest, "were imported"], done.stderr
 

@@ -18,7 +18,7 @@ from llmtrack.tracking.write.datasets import corpus_of, data_sets_of, prompt_set
 from llmtrack.tracking.write.push import redacted
 from llmtrack.tracking.write.records import StudyContext, scenario_record
 from llmtrack.tracking.write.tracker import Tracker
-from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity
+from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity, start_study
 
 CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}
 CALIBRATION = {"calibration": "pydoc", "calibration_digest": "c0ffee"}
@@ -79,10 +79,6 @@ def test_credentials_are_redacted_in_inputs():
     assert "s3cr3t" not in str(redacted(record, ("s3cr3t",)).inputs)
 
 
-def start(tracker: Tracker):
-    return tracker.start_study("precision", "q", {}, ENVIRONMENT)
-
-
 def read_by(tracker: Tracker, run_id: str) -> dict[tuple[str, str], str]:
     found = MlflowClient(tracker.tracking_uri).get_run(run_id).inputs.dataset_inputs
     assert len({(each.dataset.name, each.dataset.digest) for each in found}) == len(found)
@@ -113,7 +109,7 @@ def test_runs_have_their_inputs_and_study_and_suite_all_of_them(tracker):
 @pytest.mark.slow(2)
 def test_inputs_reach_a_server_and_survive_the_spool(server, line, tmp_path, said):
     tracker = Tracker.open(line.uri, "inputs", tmp_path / "spool", said.append)
-    study = start(tracker)
+    study = start_study(tracker)
     line.down()
     assert tracker.log(study, measurement(facts=CORPUS)) is None
     line.up()
@@ -126,7 +122,7 @@ def test_inputs_reach_a_server_and_survive_the_spool(server, line, tmp_path, sai
 @pytest.mark.parametrize("refusals", [1, 2, 3])
 def test_a_data_set_created_by_another_writer_meanwhile_rejects_no_record(tracker, monkeypatch, spooled, refusals):
     """Two inputs may be rejected twice; a further rejection has another reason."""
-    study, real, left = start(tracker), MlflowClient.log_inputs, [*range(refusals)]
+    study, real, left = start_study(tracker), MlflowClient.log_inputs, [*range(refusals)]
 
     def refuse(self, *args, **kwargs):
         if left:
@@ -143,7 +139,7 @@ def test_a_data_set_created_by_another_writer_meanwhile_rejects_no_record(tracke
 
 @pytest.mark.slow(1)
 def test_a_record_of_an_older_version_has_its_corpus_as_input(tracker):
-    study = start(tracker)
+    study = start_study(tracker)
     record = scenario_record(measurement(facts=CORPUS), study.context)
     run_id = tracker.delivery.write(dataclasses.replace(record, inputs=()))
     assert read_by(tracker, run_id) == dict([TEXT])

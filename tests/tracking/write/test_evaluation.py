@@ -12,8 +12,7 @@ from llmtrack.spec.outcome import Generation
 from llmtrack.spec.scores import Item
 from llmtrack.tracking.write import sync
 from llmtrack.tracking.write.records import GENERATIONS, TABLE, TABLES_TAG, StudyContext, scenario_record, tables_of
-from llmtrack.tracking.write.tracker import Tracker
-from tests.tracking.samples import ENVIRONMENT, measurement, perplexity
+from tests.tracking.samples import measurement, perplexity, start_study
 
 ITEMS = (
     Item("1: Once upon a time", {"perplexity": 8.5, "loss": 2.14, "tokens_scored": 12}),
@@ -43,12 +42,9 @@ def test_a_run_without_items_has_no_table():
 
 
 @pytest.mark.slow(3)
-@pytest.mark.parametrize("kind", ["uri", "server"])
-def test_mlflow_loads_the_tables_of_two_runs_together(kind, request, tmp_path):
-    there = request.getfixturevalue(kind)
-    uri = there if isinstance(there, str) else there.uri
-    tracker = Tracker.open(uri, "evaluation", tmp_path / "spool")
-    study = tracker.start_study("perplexity", "q", {}, ENVIRONMENT)
+def test_mlflow_loads_the_tables_of_two_runs_together(tracker_and_uri):
+    tracker, uri = tracker_and_uri
+    study = start_study(tracker)
     worse = (Item(ITEMS[0].name, {**ITEMS[0].values, "perplexity": 11.0}),)
     run_ids = [tracker.log(study, scored("fp32")), tracker.log(study, scored("int4", worse))]
     mlflow.set_tracking_uri(uri)
@@ -79,9 +75,8 @@ def test_prompts_and_their_outputs_are_a_table_of_their_own():
 
 
 @pytest.mark.slow(1)
-def test_a_table_survives_the_spool(uri, tmp_path, monkeypatch):
-    tracker = Tracker.open(uri, "evaluation", tmp_path / "spool")
-    study = tracker.start_study("perplexity", "q", {}, ENVIRONMENT)
+def test_a_table_survives_the_spool(tracker, uri, monkeypatch):
+    study = start_study(tracker)
     with monkeypatch.context() as away:
         away.setattr("llmtrack.tracking.write.push._log_artifacts", lambda *_: (_ for _ in ()).throw(OSError("away")))
         run_id = tracker.log(study, scored())

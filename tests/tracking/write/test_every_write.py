@@ -17,7 +17,7 @@ from llmtrack.run.study.journal import Journal
 from llmtrack.tracking.write.spool import Spool
 from tests.tracking.write.test_spool import entry
 
-MOST = 200
+MOST_WRITES = 200
 
 
 class Failing:
@@ -42,15 +42,15 @@ class Failing:
             raise OSError(self.code, os.strerror(self.code))
 
     def _checked(self, real):
-        def call(*given, **named):
+        def call(*arguments, **keywords):
             self.check()
-            return real(*given, **named)
+            return real(*arguments, **keywords)
 
         return call
 
     def _opened(self, real):
-        def call(file, mode="r", *given, **named):
-            found = real(file, mode, *given, **named)
+        def call(file, mode="r", *arguments, **keywords):
+            found = real(file, mode, *arguments, **keywords)
             if not {*mode} & {*"wax+"}:
                 return found
             self.check()
@@ -92,12 +92,12 @@ class Halved:
 
 def each_write(monkeypatch, code, lasting, work) -> None:
     """Repeat some work with its first write failing, then its second, and so on until none fails."""
-    for nth in range(1, MOST):
+    for nth in range(1, MOST_WRITES):
         with monkeypatch.context() as patch:
-            prove = work(nth, lambda patch=patch, nth=nth: Failing(patch, nth, code, lasting))
-        if not prove():
+            check = work(nth, lambda patch=patch, nth=nth: Failing(patch, nth, code, lasting))
+        if not check():
             return
-    raise AssertionError(f"more than {MOST} writes")
+    raise AssertionError(f"more than {MOST_WRITES} writes")
 
 
 FAILURES = pytest.mark.parametrize(
@@ -109,29 +109,29 @@ FAILURES = pytest.mark.parametrize(
 @FAILURES
 def test_the_journal_keeps_what_was_done(tmp_path, monkeypatch, code, lasting):
     def work(nth, failing):
-        path, said = tmp_path / str(nth) / "acts.jsonl", []
+        path, messages = tmp_path / str(nth) / "acts.jsonl", []
 
-        def acted(count):
-            journal = Journal(path, True, said.append)
+        def act(count):
+            journal = Journal(path, True, messages.append)
             done = []
             assert [journal.act([i], lambda i=i: done.append(i) or i * i) for i in range(count)] == [
                 i * i for i in range(count)
             ]
-            journal._lock.release(force=True)  # as the system does where the process ends
+            journal._lock.release(force=True)  # as the system does when the process exits
             return done
 
-        assert acted(3) == [0, 1, 2]
+        assert act(3) == [0, 1, 2]
         failure = failing()
-        acted(5)
+        act(5)
 
-        def prove():
-            done = acted(5)
+        def check():
+            done = act(5)
             assert {*done} <= {3, 4}
-            assert said or not done, "what is lost is said"
+            assert messages or not done, "what is lost is messages"
             assert list(path.parent.iterdir()) == [path]
             return failure.hit
 
-        return prove
+        return check
 
     each_write(monkeypatch, code, lasting, work)
 
@@ -142,11 +142,11 @@ def test_the_spool_keeps_every_record(tmp_path, monkeypatch, code, lasting):
     def work(nth, failing):
         spool = Spool(tmp_path / str(nth), lambda text: None)
         first, second, third = (spool.put(entry(str(i)), {"a.txt": b"a" * 10}) for i in range(3))
-        kept = {first.name, second.name, third.name}
+        stored = {first.name, second.name, third.name}
         failure = failing()
         for each in (entry("3"), entry("4"), dataclasses.replace(third, run_id="r2")):
             with contextlib.suppress(TrackingError):
-                kept.add(spool.put(each, {"b/c.txt": b"b" * 20}).name)
+                stored.add(spool.put(each, {"b/c.txt": b"b" * 20}).name)
         with spool.claim(first.name, 1) as found:
             if found is not None:
                 with contextlib.suppress(OSError):
@@ -155,20 +155,20 @@ def test_the_spool_keeps_every_record(tmp_path, monkeypatch, code, lasting):
             if found is not None:
                 try:
                     spool.remove(found)
-                    kept.remove(second.name)
+                    stored.remove(second.name)
                 except OSError:
                     pass
         spool.sweep()
 
-        def prove():
+        def check():
             again = Spool(spool.folder, pytest.fail)
-            assert kept <= {*again.names()}
-            for name in kept:
+            assert stored <= {*again.names()}
+            for name in stored:
                 assert again.peek(name).has_files
                 assert any(again.files_of(again.peek(name)).rglob("*.txt"))
             assert again.corrupt() == []
             return failure.hit
 
-        return prove
+        return check
 
     each_write(monkeypatch, code, lasting, work)

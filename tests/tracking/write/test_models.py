@@ -27,7 +27,7 @@ from llmtrack.tracking.write.records import StudyContext, scenario_record, study
 from llmtrack.tracking.write.tracker import Tracker
 from tests.forking import at_once
 from tests.tracking import samples
-from tests.tracking.samples import ENVIRONMENT, SUMMARY, failure, perplexity
+from tests.tracking.samples import SUMMARY, failure, perplexity, start_study
 
 STUDY = StudyContext("study-1", "precision")
 LOADED = {
@@ -54,10 +54,6 @@ def measurement(name: str = "p64", **changes):
 def way(name: str = "p64", **changes):
     given = {"facts": LOADED, "tags": {"weights_digest": "w1", "tokenizer_digest": "t1"}, **changes}
     return configuration_of(scenario_record(measurement(name, **given), STUDY))
-
-
-def start(tracker: Tracker):
-    return tracker.start_study("precision", "q", {}, ENVIRONMENT)
 
 
 def logged_models(uri: str, experiment_id: str, text: str | None = None):
@@ -141,17 +137,10 @@ def test_studies_trainings_and_failures_have_no_configuration():
     assert configuration_of(study_record(STUDY, "q", {"model": "m"}, 1)) is None
 
 
-@pytest.fixture(params=["sqlite", "server"])
-def there(request, tmp_path, said) -> tuple[Tracker, str]:
-    """A tracker and the address of its store."""
-    uri = request.getfixturevalue("uri") if request.param == "sqlite" else request.getfixturevalue("server").uri
-    return Tracker.open(uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", said.append), uri
-
-
 @pytest.mark.slow(5)
-def test_metrics_are_linked_to_the_configuration_and_the_scored_text(there, monkeypatch):
-    tracker, uri = there
-    study, batches, log_batch = start(tracker), [], MlflowClient.log_batch
+def test_metrics_are_linked_to_the_configuration_and_the_scored_text(tracker_and_uri, monkeypatch):
+    tracker, uri = tracker_and_uri
+    study, batches, log_batch = start_study(tracker), [], MlflowClient.log_batch
 
     def logged(self, run_id, **kwargs):
         batches.append(kwargs)
@@ -208,9 +197,9 @@ def test_metrics_are_linked_to_the_configuration_and_the_scored_text(there, monk
 
 
 @pytest.mark.slow(3)
-def test_logged_models_are_found_by_mlflows_search(there):
-    tracker, uri = there
-    study = start(tracker)
+def test_logged_models_are_found_by_mlflows_search(tracker_and_uri):
+    tracker, uri = tracker_and_uri
+    study = start_study(tracker)
     repeated = {"decode_tokens_per_sec": replace(SUMMARY, ci_low=59.0, ci_high=61.0)}
     tracker.log(study, measurement("fast", facts={**LOADED, **CORPUS}, metrics=SPEED | QUALITY, summaries=repeated))
     tracker.log(study, measurement("slow", facts={**LOADED, "threads": 1}, metrics={"decode_tokens_per_sec": 49.0}))
@@ -237,7 +226,7 @@ def test_logged_models_are_found_by_mlflows_search(there):
 def test_another_mlflow_experiment_has_logged_models_of_its_own(uri, tmp_path):
     for name in ("a", "b"):
         tracker = Tracker.open(uri, name, tmp_path / "spool")
-        study = start(tracker)
+        study = start_study(tracker)
         tracker.log(study, measurement(facts=LOADED))
         assert len(logged_models(uri, study.experiment_id)) == 1
 
@@ -259,7 +248,7 @@ CALLS = [
 def test_a_crash_at_any_call_leaves_one_logged_model_with_each_metric_once(
     tracker, monkeypatch, call, moment, remembers
 ):
-    study, real = start(tracker), getattr(MlflowClient, call)
+    study, real = start_study(tracker), getattr(MlflowClient, call)
 
     def crash(self, *args, **kwargs):
         if moment == "after":
@@ -288,7 +277,7 @@ def test_a_crash_at_any_call_leaves_one_logged_model_with_each_metric_once(
 def test_records_sent_later_are_linked_to_the_same_logged_model(server, line, tmp_path, said, spooled):
     experiment = f"e-{uuid.uuid4().hex[:8]}"
     tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
-    study = start(tracker)
+    study = start_study(tracker)
     tracker.log(study, measurement("before", facts=LOADED, metrics=SPEED))
     line.down()
     tracker.log(study, measurement("same way", facts=LOADED, metrics=SPEED))
@@ -302,8 +291,8 @@ def test_records_sent_later_are_linked_to_the_same_logged_model(server, line, tm
 
 
 @pytest.mark.slow(10)
-def test_eight_writers_at_once_share_one_logged_model_per_configuration(there, tmp_path):
-    tracker, uri = there
+def test_eight_writers_at_once_share_one_logged_model_per_configuration(tracker_and_uri, tmp_path):
+    tracker, uri = tracker_and_uri
     at_once(_track_two_configurations, uri, tracker.delivery.experiment, tmp_path, number=8)
     found = logged_models(uri, tracker.delivery.experiment_id)
     assert {model.params["threads"]: len(bound(model)) for model in found} == {"1": 8, "2": 8}
@@ -312,7 +301,7 @@ def test_eight_writers_at_once_share_one_logged_model_per_configuration(there, t
 
 def _track_two_configurations(uri: str, experiment: str, folder: Path) -> None:
     tracker = Tracker.open(uri, experiment, folder / f"spool-{uuid.uuid4().hex}")
-    study = start(tracker)
+    study = start_study(tracker)
     for threads in (1, 2):
         outcome = measurement(facts={**LOADED, "threads": threads}, metrics={"decode_tokens_per_sec": time.time()})
         while tracker.log(study, outcome) is None:
@@ -325,7 +314,7 @@ def test_of_two_logged_models_created_at_once_the_older_is_kept(server, tmp_path
     """Machines share no lock: both find none, and both create one."""
     experiment = f"e-{uuid.uuid4().hex[:8]}"
     tracker = Tracker.open(server.uri, experiment, tmp_path / "spool")
-    study, real = start(tracker), MlflowClient.create_logged_model
+    study, real = start_study(tracker), MlflowClient.create_logged_model
     older = []
 
     def another_is_faster(self, *args, **kwargs):
@@ -342,7 +331,7 @@ def test_of_two_logged_models_created_at_once_the_older_is_kept(server, tmp_path
 @pytest.mark.slow(1)
 def test_a_deleted_logged_model_is_replaced_by_a_new_one(tracker):
     client = MlflowClient(tracker.tracking_uri)
-    study = start(tracker)
+    study = start_study(tracker)
     tracker.log(study, measurement("a", facts=LOADED, metrics=SPEED))
     (old,) = logged_models(tracker.tracking_uri, study.experiment_id)
     client.delete_logged_model(old.model_id)
@@ -368,7 +357,7 @@ def _without_logged_models(patch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.slow(1)
 def test_a_store_without_logged_models_gets_everything_else_and_is_asked_once(tracker, uri, monkeypatch, said, spooled):
     asked = _without_logged_models(monkeypatch)
-    study = start(tracker)
+    study = start_study(tracker)
     run_ids = [tracker.log(study, measurement(name, facts=LOADED, metrics=SPEED)) for name in ("a", "b")]
     assert (None in run_ids, said, spooled(), len(asked)) == (False, [], [], 1)
     found = llmtrack.runs(study=study.study_id, tracking_uri=uri)

@@ -36,16 +36,16 @@ def read(spool: Spool, name: str) -> Entry:
 
 
 def test_an_entry_can_be_read_by_another_process(spool):
-    put = spool.put(entry(), {"plots/a.png": b"png"})
+    stored = spool.put(entry(), {"plots/a.png": b"png"})
     again = Spool(spool.folder)
-    assert again.names() == [put.name]
-    assert read(again, put.name) == put
-    assert (again.files_of(put) / "plots/a.png").read_bytes() == b"png"
+    assert again.names() == [stored.name]
+    assert read(again, stored.name) == stored
+    assert (again.files_of(stored) / "plots/a.png").read_bytes() == b"png"
 
 
 def test_removal_leaves_nothing(spool):
-    put = spool.put(entry(), {"a.txt": b"a"})
-    with spool.claim(put.name, 1) as found:
+    stored = spool.put(entry(), {"a.txt": b"a"})
+    with spool.claim(stored.name, 1) as found:
         spool.remove(found)
     assert spool.names() == []
     assert [path.name for path in spool.folder.iterdir() if path.name != "lock"] == []
@@ -83,7 +83,7 @@ def test_a_corrupt_entry_is_moved_aside_and_the_others_stay(spool, said, content
     assert "moved to" in said[0]
 
 
-AS_EVER = {
+STORED = {
     "format": 1,
     "record": {
         "record_id": "r",
@@ -105,44 +105,44 @@ AS_EVER = {
 }
 
 
-@pytest.mark.parametrize("left_out", [(), ("steps",)])
-def test_the_stored_format_is_unchanged(spool, left_out):
-    record = {key: value for key, value in AS_EVER["record"].items() if key not in left_out}
-    text = json.dumps({**AS_EVER, "record": record})
-    place = spool.folder / "0000000000005-r"
-    place.mkdir(parents=True)
-    (place / "entry.json").write_text(text)
-    found = read(spool, place.name)
+@pytest.mark.parametrize("omitted", [(), ("steps",)])
+def test_the_stored_format_is_unchanged(spool, omitted):
+    record = {key: value for key, value in STORED["record"].items() if key not in omitted}
+    text = json.dumps({**STORED, "record": record})
+    folder = spool.folder / "0000000000005-r"
+    folder.mkdir(parents=True)
+    (folder / "entry.json").write_text(text)
+    found = read(spool, folder.name)
     assert [type(value) for value in found.record.params.values()] == [int, float, bool, str]
     spool.update(found)
-    assert (place / "entry.json").read_text() == text
+    assert (folder / "entry.json").read_text() == text
 
 
-def hold(spool: Spool, content: object) -> Path:
-    place = spool.folder / "0000000000005-r"
-    place.mkdir(parents=True)
-    (place / "entry.json").write_text(json.dumps(content))
-    return place
+def store(spool: Spool, content: object) -> Path:
+    folder = spool.folder / "0000000000005-r"
+    folder.mkdir(parents=True)
+    (folder / "entry.json").write_text(json.dumps(content))
+    return folder
 
 
 NEWER = [
-    {**AS_EVER, "record": {**AS_EVER["record"], "colour": "red"}},
-    {**AS_EVER, "target": {**AS_EVER["target"], "colour": "red"}},
-    {**AS_EVER, "colour": "red"},
+    {**STORED, "record": {**STORED["record"], "colour": "red"}},
+    {**STORED, "target": {**STORED["target"], "colour": "red"}},
+    {**STORED, "colour": "red"},
     {"format": 2, "anything": []},
 ]
 
 
 @pytest.mark.parametrize("content", NEWER, ids=["record", "target", "entry", "format"])
 def test_an_entry_of_a_newer_version_is_left_for_it(spool, said, content):
-    place = hold(spool, content)
-    before = (place / "entry.json").read_bytes()
+    folder = store(spool, content)
+    before = (folder / "entry.json").read_bytes()
     with pytest.raises(NewerEntryError, match=r"written by a newer llmtrack \((.*colour.*|format 2)\)") as caught:
-        spool.peek(place.name)
+        spool.peek(folder.name)
     assert "\n" not in str(caught.value)
     result = sync(spool.folder)
     assert (result.sent, result.left, result.corrupt, result.problems) == (0, 1, 0, (str(caught.value),))
-    assert (place / "entry.json").read_bytes() == before
+    assert (folder / "entry.json").read_bytes() == before
     assert said == []
 
 
@@ -210,10 +210,10 @@ def test_a_crash_while_writing_leaves_no_entry(spool):
 
 @pytest.mark.slow(1)
 def test_an_entry_is_held_by_one_process_at_a_time(spool):
-    put = spool.put(entry())
+    stored = spool.put(entry())
     context = multiprocessing.get_context("spawn")
-    with spool.claim(put.name, 1):
-        process = context.Process(target=_exit_by_claim, args=(spool.folder, put.name))
+    with spool.claim(stored.name, 1):
+        process = context.Process(target=_exit_by_claim, args=(spool.folder, stored.name))
         process.start()
         process.join(HANG_S)
     assert process.exitcode == 7
@@ -240,10 +240,10 @@ def test_an_entry_in_transit_does_not_block_others(spool, monkeypatch):
 
 
 def test_the_remains_of_a_removal_block_nothing(spool):
-    put = spool.put(entry(), {"a.txt": b"a"})
-    (spool.folder / put.name / "entry.json").unlink()
+    stored = spool.put(entry(), {"a.txt": b"a"})
+    (spool.folder / stored.name / "entry.json").unlink()
     assert spool.names() == []
-    with spool.claim(put.name, 1) as found:
+    with spool.claim(stored.name, 1) as found:
         assert found is None
     again = spool.put(entry())
     assert read(spool, again.name) == again
@@ -276,8 +276,8 @@ def test_a_record_may_be_sent_while_another_of_its_identity_is_stored(spool, mon
 def _put_often(folder: Path) -> None:
     spool = Spool(folder)
     for _ in range(20):
-        put = spool.put(entry())
-        with spool.claim(put.name, 5) as found:
+        stored = spool.put(entry())
+        with spool.claim(stored.name, 5) as found:
             if found is not None:
                 spool.remove(found)
     spool.put(entry())

@@ -20,7 +20,7 @@ from llmtrack.tracking.write.push import redacted
 from llmtrack.tracking.write.records import DEFAULT_TRACES, StudyContext, scenario_record
 from llmtrack.tracking.write.tracker import Tracker
 from tests.forking import at_once
-from tests.tracking.samples import ENVIRONMENT, measurement
+from tests.tracking.samples import measurement, start_study
 
 pytestmark = pytest.mark.skipif(traces._version_here() < (3, 3), reason="MLflow before 3.3 keeps no such traces")
 
@@ -36,10 +36,6 @@ def generated(name: str = "p64", made=(FIRST,), **changes):
     return measurement(name, generations=tuple(made), **{"facts": FACTS, "summaries": {}, **changes})
 
 
-def start(tracker: Tracker):
-    return tracker.start_study("precision", "q", {}, ENVIRONMENT)
-
-
 def read(uri: str, experiment_id: str, run_id: str | None = None, **more):
     # MLflow downloads spans from the server of the process, not from that of the client.
     mlflow.set_tracking_uri(uri)
@@ -52,17 +48,10 @@ def _own_address() -> Iterator[None]:
     mlflow.set_tracking_uri(None)
 
 
-@pytest.fixture(params=["sqlite", "server"])
-def there(request, tmp_path, said) -> tuple[Tracker, str]:
-    """A tracker and the address of its store."""
-    uri = request.getfixturevalue("uri") if request.param == "sqlite" else request.getfixturevalue("server").uri
-    return Tracker.open(uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", said.append), uri
-
-
 @pytest.mark.slow(5)
-def test_a_generation_is_a_trace_of_its_run_and_logged_model_in_opentelemetrys_names(there):
-    tracker, uri = there
-    study = start(tracker)
+def test_a_generation_is_a_trace_of_its_run_and_logged_model_in_opentelemetrys_names(tracker_and_uri):
+    tracker, uri = tracker_and_uri
+    study = start_study(tracker)
     run_id = tracker.log(study, generated())
     (trace,) = read(uri, study.experiment_id, run_id)
     (model,) = MlflowClient(uri).search_logged_models([study.experiment_id])
@@ -91,9 +80,9 @@ def test_a_generation_is_a_trace_of_its_run_and_logged_model_in_opentelemetrys_n
 
 
 @pytest.mark.slow(5)
-def test_several_generations_are_spans_of_one_trace(there):
-    tracker, uri = there
-    study = start(tracker)
+def test_several_generations_are_spans_of_one_trace(tracker_and_uri):
+    tracker, uri = tracker_and_uri
+    study = start_study(tracker)
     run_id = tracker.log(study, generated(made=(FIRST, SECOND)))
     (trace,) = read(uri, study.experiment_id, run_id)
     assert json.loads(trace.info.request_preview) == [FIRST.prompt, SECOND.prompt]
@@ -113,7 +102,7 @@ def test_several_generations_are_spans_of_one_trace(there):
 @pytest.mark.parametrize(("most", "spans"), [(16, 17), (2, 3), (1, 1), (0, None)])
 def test_the_number_of_generations_is_bounded_and_may_be_zero(uri, tmp_path, most, spans):
     tracker = Tracker.open(uri, spool=tmp_path / "spool", traces=most)
-    study = start(tracker)
+    study = start_study(tracker)
     made = [replace(FIRST, prompt=f"prompt {number}") for number in range(20)]
     run_id = tracker.log(study, generated(made=made))
     found = read(uri, study.experiment_id, run_id)
@@ -122,8 +111,8 @@ def test_the_number_of_generations_is_bounded_and_may_be_zero(uri, tmp_path, mos
 
 
 @pytest.mark.slow(10)
-def test_eight_writers_at_once_write_one_trace_per_run(there, tmp_path):
-    tracker, uri = there
+def test_eight_writers_at_once_write_one_trace_per_run(tracker_and_uri, tmp_path):
+    tracker, uri = tracker_and_uri
     at_once(_track_two_runs, uri, tracker.delivery.experiment, tmp_path, number=8)
     experiment_id = tracker.delivery.experiment_id
     runs = MlflowClient(uri).search_runs([experiment_id], "tags.`llmtrack.kind` = 'scenario'")
@@ -135,7 +124,7 @@ def test_eight_writers_at_once_write_one_trace_per_run(there, tmp_path):
 
 def _track_two_runs(uri: str, experiment: str, folder: Path) -> None:
     tracker = Tracker.open(uri, experiment, folder / f"spool-{uuid.uuid4().hex}")
-    study = start(tracker)
+    study = start_study(tracker)
     for name in ("a", "b"):
         while tracker.log(study, generated(name, made=(FIRST, SECOND))) is None:
             tracker.sync()
@@ -147,7 +136,7 @@ def test_no_other_host_is_contacted(tracker, monkeypatch):
     def refuse(self, address):
         raise AssertionError(f"asks {address}")
 
-    study = start(tracker)
+    study = start_study(tracker)
     monkeypatch.setattr(socket.socket, "connect", refuse)
     run_id = tracker.log(study, generated(facts={**FACTS, "model_id": "gpt-4o"}))
     assert len(read(tracker.tracking_uri, study.experiment_id, run_id)) == 1
@@ -183,9 +172,9 @@ CALLS = [
 @pytest.mark.slow(4)
 @pytest.mark.parametrize("call", CALLS, ids=[name for _, name in CALLS])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_kill_at_any_request_leaves_one_complete_trace(there, monkeypatch, call, moment):
-    tracker, uri = there
-    study, real = start(tracker), getattr(*call)
+def test_a_kill_at_any_request_leaves_one_complete_trace(tracker_and_uri, monkeypatch, call, moment):
+    tracker, uri = tracker_and_uri
+    study, real = start_study(tracker), getattr(*call)
 
     def crash(*args, **kwargs):
         if moment == "after":
@@ -206,7 +195,7 @@ def test_a_kill_at_any_request_leaves_one_complete_trace(there, monkeypatch, cal
 @pytest.mark.slow(3)
 def test_generations_spooled_without_a_store_are_sent_by_sync(server, line, tmp_path, said):
     tracker = Tracker.open(line.uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", said.append)
-    study = start(tracker)
+    study = start_study(tracker)
     line.down()
     assert tracker.log(study, generated()) is None
     line.up()
@@ -223,7 +212,7 @@ def test_an_older_server_gets_everything_else_and_the_doctor_reports_it(server, 
     assert _tracking().remedy == ""
     monkeypatch.setattr(traces, "_version_of", lambda client: (3, 1))
     tracker = Tracker.open(server.uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool")
-    study = start(tracker)
+    study = start_study(tracker)
     run_id = tracker.log(study, generated())
     assert MlflowClient(server.uri).get_run(run_id).info.status == "FINISHED"
     assert read(server.uri, study.experiment_id) == []
