@@ -22,8 +22,6 @@ class Shown:
     """Display of a metric or condition in tables.
 
     Attributes:
-        title: column heading.
-        render: format a value.
         place: column order; entries without one come last, in order of declaration.
         quiet: show a metric only on request, a condition only if runs differ in it.
         spread: show half of the 95 % interval beside the value, as a share of it.
@@ -48,7 +46,6 @@ class Metric:
 
     Attributes:
         unit: `-` for a ratio.
-        better: which direction is better, or `-` for neither.
         sampled: whether it is measured once per repeat, so that it has a spread.
         needs: what must agree to compare two values: the `work`, the `machine`; for metrics of a text, the `convention`
             of scoring, also the scored `text`, or also its `tokens`; for a comparison with another model, the

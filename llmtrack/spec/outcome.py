@@ -39,7 +39,6 @@ class StepValues:
 
     Attributes:
         at: seconds since the epoch.
-        values: by series name.
     """
 
     step: int
@@ -60,7 +59,6 @@ class Generation:
         prompt: as the model read it.
         prompt_tokens: without pads.
         started_at: of its call, in seconds since the epoch.
-        seconds: duration of the call.
         first_token_s: seconds from the start to the first token; None if the engine does not report its steps.
         rows: prompts that shared the call.
         repeat: number of the timed repeat, from 1.
@@ -91,9 +89,7 @@ class Measurement:
         workload_id: digest of the prompts and lengths, or of the corpus and convention.
         facts: what was actually used, tracked as params: model id, device, dtype label, token counts ...
         metrics: headline values by the names in `metrics/`.
-        summaries: of the metrics with several samples.
         samples: raw, in measurement order.
-        warnings: about the quality of the measurement.
         disturbed: whether the machine was busy, or the repeats vary or drift, so that other runs should not be compared
             with it.
         tags: provenance: weights digest, revision, versions, hardware.

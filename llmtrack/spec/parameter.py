@@ -26,10 +26,7 @@ class Option:
     """Help and constraints of a parameter, beside its type and default.
 
     Attributes:
-        help: one sentence.
         min: minimum value, or minimum length of a text.
-        above: exclusive lower bound.
-        below: exclusive upper bound.
         choices: accepted values; empty for any.
         read: parses a text into the value, or raises a `UsageError`.
         tracked: False for what only affects printing or may hold credentials.

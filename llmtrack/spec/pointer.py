@@ -20,7 +20,6 @@ class Pointer:
     """Content of a registered model in place of weights.
 
     Attributes:
-        variant: what to load, resolved.
         digests: of the measured files, by the names under which engines report them.
     """
 

@@ -25,7 +25,6 @@ class Variant:
         backend: engine name, an entry point of the group `llmtrack.engines`.
         device: `auto`, or a name of `llmtrack.devices.KINDS`, optionally with a number.
         dtype: requested dtype: `float32`, `float16` or `bfloat16`; the label of the dtype used is tracked.
-        quantization: name of the quantization recipe, or `none`.
         options: further options of the backend or recipe as sorted (name, value) pairs, such as `(("block_size", 32),
             ("threads", 2))`; the values that the engine reports are tracked, not these.
     """
@@ -65,7 +64,6 @@ class Scenario:
         name: short and unique within its study; also the run name.
         baseline: whether the other scenarios of the study are compared with this one.
         quality: what to score beside a timed task, or None; the scores belong to the same measurement.
-        keep_model: whether to log the loaded model to MLflow as a loadable model.
     """
 
     name: str

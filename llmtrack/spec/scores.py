@@ -12,7 +12,6 @@ class Item:
 
     Attributes:
         name: its number in the corpus, and its beginning.
-        values: metrics by name.
     """
 
     name: str
@@ -60,8 +59,6 @@ class Scored:
     Attributes:
         rows: index of each row in its text.
         nats: summed negative log-likelihood of each row.
-        tokens: predicted tokens of each row.
-        losses: mean loss of each batch.
         read: tokens read of each row, per batch; the last token of a row is only predicted.
     """
 

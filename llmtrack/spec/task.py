@@ -55,7 +55,6 @@ class GenerateTask:
     """Generate greedily from one or more prompts, and time it.
 
     Attributes:
-        prompts: one text per row.
         prompt_tokens: repeat and cut each prompt to exactly this many tokens.
         padding_side: side of the pads in a batch of unequal lengths: `left` or `right`.
         ignore_eos: suppress the end-of-sequence token, so that every row gets `max_new_tokens` tokens.

@@ -92,9 +92,7 @@ class Run:
     Attributes:
         status: one of `STATUSES`.
         kind: `scenario` or `study`; empty if not from llmtrack.
-        experiment: llmtrack experiment.
         outcome: `finished`, `failed`, `killed` or `same_as`.
-        failure: kind of failure.
         reason: why it failed, was killed or was not measured.
         same_as: the scenario that it is equal to.
         baseline: whether it is the baseline of its study; None if not tracked.

@@ -140,7 +140,6 @@ def _user_folders(model_folders: Sequence[Path]) -> tuple[Path, ...]:
 
 @cache
 def _repository(folder: Path) -> str:
-    """Return the root of a folder's repository; empty if it is in none."""
     return _run_git(folder, "rev-parse", "--show-toplevel") or ""
 
 

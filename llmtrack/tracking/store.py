@@ -154,9 +154,6 @@ def open_store(uri: str) -> MlflowClient:
 def open_existing(tracking_uri: str | None = None) -> MlflowClient:
     """Connect to a store for reading, which creates no database; fail within seconds if it does not answer.
 
-    Args:
-        tracking_uri: see `resolve_tracking_uri`.
-
     Raises:
         UnreachableError: nothing answers.
         TrackingError: there is no such database, or the store refuses.
@@ -288,7 +285,6 @@ def check_reachable(uri: str) -> None:
 
 
 def _server(uri: str) -> tuple[str, str | None, int | None]:
-    """Return the kind, host and port of a store."""
     if _is_database(uri):
         from sqlalchemy.engine import make_url
 

@@ -139,7 +139,6 @@ def one_line(error: BaseException) -> str:
 
 
 def _meaning(text: str) -> str:
-    """Explain a database message with the remedy, if known."""
     for message, meaning in _DATABASE.items():
         if message in text:
             return meaning

@@ -146,7 +146,6 @@ def local_artifact(run_id: str, path: str, tracking_uri: str | None = None) -> P
 
 
 def _download_text(client: MlflowClient, run_id: str, path: str) -> str:
-    """Download a text artifact through MLflow; empty if missing."""
     from mlflow.exceptions import MlflowException
 
     with tempfile.TemporaryDirectory() as folder:
@@ -168,7 +167,6 @@ def _text_in(folder: Path, path: str) -> str:
 
 
 def _folder(artifact_uri: str) -> Path | None:
-    """Return the local folder of an artifact URI, or None."""
     root = urlsplit(artifact_uri)
     if root.scheme not in ("", "file"):
         return None

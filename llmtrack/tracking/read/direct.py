@@ -147,7 +147,6 @@ def _query(uri: str, ask: Callable[[sqlite3.Connection], Answer], tables: Mappin
 
 
 def _is_known(database: sqlite3.Connection, table: str, known: str) -> bool:
-    """Return whether a table has exactly the known columns."""
     kind = database.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchone()
     columns = {str(column[1]) for column in database.execute(f"PRAGMA table_info({table})")}
     return kind == ("table",) and columns == set(known.split())
@@ -230,7 +229,6 @@ def _all(database: sqlite3.Connection, table: str, value: str, condition: str = 
 def _of_runs(
     run_ids: Sequence[str], database: sqlite3.Connection, table: str, value: str, condition: str = "1"
 ) -> Iterator[Any]:
-    """Yield run, key and value of some runs."""
     text = (
         f"SELECT run_uuid, key, {value} FROM {table} WHERE run_uuid IN (SELECT value FROM json_each(?)) AND {condition}"
     )

@@ -28,9 +28,7 @@ class RunFilter:
     """Filter of runs; what is None or empty does not restrict.
 
     Attributes:
-        experiment: llmtrack experiment.
         model: part of the model's name.
-        kind: `scenario` or `study`.
         search: an MLflow filter, or a word.
         since: inclusive lower bound of the start time.
         until: exclusive upper bound of the start time.

@@ -278,7 +278,6 @@ def _progress(shown: bool) -> Iterator[Callable[[int], None]]:
 
 
 def _study_id(source: Source, study: str, experiment: str | None) -> str:
-    """Return the id of the selected study; see `runs`."""
     kind, colon, value = study.removeprefix("study:").partition(":")
     if kind == "alias" and value:
         study = run_of_alias(source, value, experiment)

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """A store to read from; MLflow, which takes seconds to import, is only loaded if needed.
-
-    Args:
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
-    """
+    """A store to read from; MLflow, which takes seconds to import, is only loaded if needed."""
 
     def __init__(self, tracking_uri: str | None = None) -> None:
         self.uri = store.resolve_tracking_uri(tracking_uri)
@@ -172,7 +168,6 @@ def _read_interval(
 
 
 def _split(interval: _Interval, parts: int) -> list[_Interval]:
-    """Split an interval into at most `parts`."""
     length = interval.high - interval.low + 1
     edges = [interval.low + length * part // parts for part in range(parts + 1)]
     return [_Interval(low, high - 1) for low, high in itertools.pairwise(edges) if low < high]

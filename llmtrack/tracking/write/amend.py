@@ -32,7 +32,6 @@ def add_report(
         note: Markdown for its page; empty to keep the current one.
         files: artifact path to file.
         warnings: failed parts of the report, replacing earlier ones.
-        metrics: headline metrics of the study.
 
     Raises:
         TrackingError: the store cannot be written.

@@ -34,7 +34,6 @@ class DataSet:
         context: `evaluation`, `training` or `calibration`.
         source_type: `local` (a file) or `code` (generated).
         source: JSON of MLflow's `DatasetSource`; folders are not tracked.
-        schema: JSON of its columns.
         profile: JSON of its size; empty: unknown.
     """
 

@@ -30,9 +30,7 @@ class Delivery:
     """Delivery to one MLflow experiment of a store that may be temporarily unreachable.
 
     Args:
-        tracking_uri: the resolved store.
         experiment: MLflow experiment; empty for the store's default.
-        spool: where records are kept.
         notify: receives one-line messages for the user.
         joins: run of `mlflow run` that the first study joins, which also determines the experiment, or None.
 

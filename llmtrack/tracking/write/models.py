@@ -208,9 +208,6 @@ def mlflow_model(folder: Path) -> Iterator[Mapping[str, Path]]:
 
     Its `predict` takes prompts (a list, or a table of one column) and returns the continuations; `max_new_tokens` is a
     parameter.
-
-    Args:
-        folder: model and tokenizer; weights as ONNX or safetensors.
     """
     import mlflow.pyfunc
 

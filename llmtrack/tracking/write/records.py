@@ -44,7 +44,6 @@ class StudyContext:
 
     Attributes:
         study_id: such as `prompt_length-20261128-014301-3f2a`.
-        tags: versions, environment, git commit.
         scenarios: names of its scenarios, in order.
     """
 
@@ -64,8 +63,6 @@ class RunRecord:
         record_id: identity; pushing it twice creates one run.
         status: `FINISHED`, `FAILED`, `KILLED`, or `RUNNING` for a study in progress.
         start_ms: since the epoch, as `end_ms`.
-        params: conditions.
-        metrics: one value each.
         series: one value per step each.
         steps: values by step with times, for series with different steps.
         tags: identity and provenance.
@@ -159,8 +156,6 @@ def same_as_record(
 
     Args:
         facts: what would have been used, such as the dtype label.
-        same_as: name of the measured scenario.
-        note: why they are equal, in one line.
     """
     tags = {"llmtrack.outcome": "same_as", "llmtrack.same_as": same_as, "llmtrack.reason": note}
     record = _identified(_record(scenario, facts, study, FINISHED, (now_s, now_s), tags))
@@ -364,7 +359,6 @@ def _samples_json(measurement: Measurement) -> str:
 
 
 def _table_json(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Serialize a table as MLflow stores it; empty without rows."""
     data = list(rows)
     return json.dumps({"columns": columns, "data": data}, ensure_ascii=False) if data else ""
 

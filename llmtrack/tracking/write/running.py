@@ -37,7 +37,6 @@ def open_claimed(
     Args:
         work: identifies what is measured; the study's run has it in the tag `WORK_TAG`.
         resume: measure only the rest; otherwise everything is measured, whoever else does so.
-        start: opens the study.
 
     Raises:
         UsageError: a process of this machine is measuring it.

@@ -37,9 +37,7 @@ def sync(spool: Path | None = None, tracking_uri: str | None = None, notify: Not
     """Send every record in the spool to its store, exactly once.
 
     Args:
-        spool: folder of the spool; see `llmtrack.tracking.write.spool.Spool`.
         tracking_uri: send all records to this store instead.
-        notify: receives messages for the user.
 
     Raises:
         UsageError: the tracking URI is invalid.

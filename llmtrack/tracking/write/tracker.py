@@ -58,8 +58,6 @@ class Study:
 
     Attributes:
         study_id: such as `prompt_length-20261128-014301-3f2a`.
-        name: its run name.
-        experiment: llmtrack experiment.
         run_id: its MLflow run, or None while the store is unreachable.
         experiment_id: likewise its MLflow experiment.
         record: its own run so far.
@@ -105,9 +103,6 @@ class Tracker:
         does not answer, the tracker is offline: records stay in the spool.
 
         Args:
-            tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
-            experiment: MLflow experiment.
-            spool: folder; see `llmtrack.tracking.write.spool.Spool`.
             notify: receives one-line messages for the user.
             traces: maximum generations of a run in its trace.
 
@@ -150,9 +145,7 @@ class Tracker:
         """Open the run of a study, in state RUNNING.
 
         Args:
-            experiment: llmtrack experiment.
             settings: resolved settings, tracked as params `cfg.NAME`.
-            environment: facts from `llmtrack.tracking.environment.environment`.
             tags: further tags of the study's own run.
             asked: non-default parameters, recorded in every run of the study.
             scenarios: names of its scenarios, in the order of its tables.
@@ -190,7 +183,6 @@ class Tracker:
 
         Args:
             remark: suffix of its listed name, if a scenario has several runs.
-            note: Markdown for the run's page.
 
         Raises:
             TrackingError: the spool cannot be written.
@@ -232,9 +224,7 @@ class Tracker:
         now; then everything is written with the outcome.
 
         Args:
-            run_key: identity of the run.
             facts: what is actually used.
-            tags: provenance.
             started_at: of the first start, in seconds since the epoch.
             resumed: whether it had ended before.
 
@@ -261,8 +251,6 @@ class Tracker:
 
         Args:
             facts: what would have been used, such as the dtype label.
-            same_as: name of the measured scenario.
-            note: why they are equal, in one line.
 
         Raises:
             TrackingError: the spool cannot be written.
@@ -283,11 +271,8 @@ class Tracker:
 
         Args:
             outcome: `finished`, `failed` or `killed`.
-            note: Markdown for the run's page.
             files: artifact path to file.
-            metrics: headline metrics of the study.
             reason: why it failed or was killed, in one line.
-            warnings: such as failed parts of its report.
 
         Raises:
             KeyError: the outcome is invalid.
@@ -346,7 +331,6 @@ class Tracker:
 
 
 def _named(record: RunRecord, name: str) -> RunRecord:
-    """Set a record's run name, also in the tag that MLflow reads."""
     return dataclasses.replace(record, run_name=name, tags={**record.tags, _RUN_NAME: name})
 
 
