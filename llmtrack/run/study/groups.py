@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from llmtrack.run.executors.executor import Executor, ManyAtOnce
@@ -12,6 +10,7 @@ from llmtrack.run.executors.pool import Pool
 from llmtrack.run.study.journal import Journal
 from llmtrack.run.study.remeasure import run_undisturbed
 from llmtrack.run.study.rounds import is_in_turn, run_in_turn
+from llmtrack.run.study.threads import Calls, run_in_threads
 from llmtrack.spec.events import Event
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario
@@ -46,13 +45,7 @@ def run_groups(
         for group in groups:
             run_undisturbed(executor, group, on_event, on_disturbed)
         return
-    calls: queue.SimpleQueue[partial[None]] = queue.SimpleQueue()
-    running = len(groups)
-
-    def ended(future: Future[None]) -> None:
-        nonlocal running
-        running -= 1
-        future.result()
+    calls = Calls()
 
     def measure(group: Sequence[Scenario]) -> None:
         run_undisturbed(
@@ -62,17 +55,5 @@ def run_groups(
             lambda first: calls.put(partial(on_disturbed, first)),
         )
 
-    with ThreadPoolExecutor(executor.at_once, "llmtrack-group") as pool:
-        try:
-            for group in groups:
-                pool.submit(measure, group).add_done_callback(lambda done: calls.put(partial(ended, done)))
-            while running:
-                calls.get()()
-        except BaseException:
-            executor.stop()
-            pool.shutdown(cancel_futures=True)
-            while not calls.empty():
-                call = calls.get()
-                if call.func is not ended:
-                    call()
-            raise
+    jobs = [partial(measure, group) for group in groups]
+    run_in_threads(jobs, executor.at_once, calls, executor.stop, flush=True)

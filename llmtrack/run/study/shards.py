@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import secrets
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +15,7 @@ from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.quality.metrics import Drift, cut_warnings, quality_warnings
 from llmtrack.quality.shards import merge, merge_drift
 from llmtrack.run.executors.executor import ParallelWorkers
+from llmtrack.run.study.threads import Calls, run_in_threads
 from llmtrack.spec.events import Emit, Event, Log, Progress, Warn
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import Scalar, Scenario
@@ -149,46 +148,21 @@ def score_shards(
         parallel: the workers; a shard lost with a worker is retried.
         emit: receives events, in this thread only.
     """
-    work = _Work(scenario, shards, parallel)
-    running = len(parallel.runs)
-
-    def ended(future: Future[None]) -> None:
-        nonlocal running
-        running -= 1
-        future.result()
-
-    with ThreadPoolExecutor(running, "llmtrack-shards") as pool:
-        try:
-            for number in range(running):
-                future = pool.submit(work.run, number)
-                future.add_done_callback(lambda done: work.events.put(partial(ended, done)))
-            emitted: set[str] = set()
-            while running:
-                event = work.events.get()
-                if callable(event):
-                    event()
-                    continue
-                # Messages common to all workers, such as the loaded model, are emitted once.
-                if isinstance(event, (Log, Warn)):
-                    if event.text in emitted:
-                        continue
-                    emitted.add(event.text)
-                emit(event)
-        except BaseException:
-            work.stop()
-            parallel.stop()
-            raise
+    work = _Work(scenario, shards, parallel, emit)
+    jobs = [partial(work.run, number) for number in range(len(parallel.runs))]
+    run_in_threads(jobs, len(jobs), work.calls, work.stop)
     return work.failure or list(work.done.values())
 
 
 class _Work:
     """Shards to score and their results; thread-safe."""
 
-    def __init__(self, scenario: Scenario, shards: Sequence[Scenario], parallel: ParallelWorkers) -> None:
+    def __init__(self, scenario: Scenario, shards: Sequence[Scenario], parallel: ParallelWorkers, emit: Emit) -> None:
         self.done: dict[str, ShardResult] = {}
         self.failure: Failure | None = None
-        self.events: queue.SimpleQueue[Event | partial[None]] = queue.SimpleQueue()
-        self._scenario, self._parallel = scenario, parallel
+        self.calls = Calls()
+        self._scenario, self._parallel, self._emit = scenario, parallel, emit
+        self._texts: set[str] = set()
         self._shards = {each.name: each for each in shards}
         self._queue = deque(self._shards.values())
         self._tries = dict.fromkeys(self._shards, 0)
@@ -202,10 +176,11 @@ class _Work:
             self._parallel.runs[worker](shards, partial(self._on_event, worker))
 
     def stop(self) -> None:
-        """Hand out no more shards."""
+        """Hand out no more shards, and end the workers."""
         with self._lock:
             self._stopped = True
             self._queue.clear()
+        self._parallel.stop()
 
     def _next(self) -> tuple[Scenario, ...]:
         with self._lock:
@@ -224,7 +199,15 @@ class _Work:
             if isinstance(event, (Measurement, Failure, Progress)):
                 step = f"{len(self.done)}/{len(self._shards)} shards, {len(self._parallel.runs)} workers"
                 event = Progress(self._scenario.name, step, sum(self._shares.values()) / len(self._shards))
-        self.events.put(event)
+        self.calls.put(partial(self._emit_once, event))
+
+    def _emit_once(self, event: Event) -> None:
+        """Emit an event, but messages of all workers, such as the loaded model, only once."""
+        if isinstance(event, (Log, Warn)):
+            if event.text in self._texts:
+                return
+            self._texts.add(event.text)
+        self._emit(event)
 
     @property
     def _ending(self) -> bool:
