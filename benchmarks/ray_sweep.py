@@ -49,7 +49,7 @@ def timed(experiment: Experiment, start: Callable[[], Executor], folder: Path) -
 
 def on_nodes(experiment: Experiment, nodes: int, folder: Path) -> tuple[float, float]:
     """Run `timed` on so many nodes."""
-    from llmtrack.run.executors.ray.opening import open_cluster
+    from llmtrack.run.executors.ray.executor import open_cluster
 
     with cluster(nodes) as address:
 

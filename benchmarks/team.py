@@ -109,7 +109,7 @@ def missing(writers: int, scenarios: int, experiment: str) -> list[str]:
 
 def sweep_on(nodes: int, scenarios: int, experiment: str) -> list[str]:
     """Track a sweep on so many Ray nodes; return the errors."""
-    from llmtrack.run.executors.ray.opening import open_cluster
+    from llmtrack.run.executors.ray.executor import open_cluster
 
     with tempfile.TemporaryDirectory() as name:
         install(Path(name))

@@ -196,7 +196,7 @@ def _inline(settings: HereOptions, patience: Patience) -> Sequence[Executor]:
 
 
 def _ray(settings: Any, patience: Patience) -> Sequence[Executor]:
-    from llmtrack.run.executors.ray.opening import open_cluster
+    from llmtrack.run.executors.ray.executor import open_cluster
 
     return open_cluster(settings.address, settings.nodes, settings.resources, patience)
 

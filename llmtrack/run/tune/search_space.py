@@ -143,24 +143,43 @@ def make_space(
                 name = "-".join([backend, label, *option_labels, *call_labels])
                 changes = exact + len(option_labels) + len(call_labels)
                 candidates.append(Candidate(name, replace(loaded, options=options), call, changes))
+    _check_restriction(narrowed, known, used, offered, left_out)
+    if len(candidates) == 1:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out)
+        raise UsageError(f"nothing but the baseline is left of the space: widen it{f' ({reasons})' if reasons else ''}")
+    candidates.sort(key=lambda candidate: candidate.changes)
+    return Space(tuple(candidates), tuple(left_out))
+
+
+def _check_restriction(
+    narrowed: Mapping[str, Sequence[str]],
+    known: set[str],
+    used: set[str],
+    offered: Mapping[str, set[str]],
+    left_out: Sequence[tuple[str, str]],
+) -> None:
+    """Reject a restriction of the space with unknown or unused names, or patterns that match nothing.
+
+    Args:
+        known: names of all settings.
+        used: names of the settings of the remaining backends and recipes.
+        offered: available backends, precisions and recipes.
+        left_out: what cannot run here, and why.
+    """
     if unknown := sorted(set(narrowed) - known):
         raise UsageError(f"space has no {', '.join(unknown)}: use {', '.join((*KNOWN, *sorted(known - {*KNOWN})))}")
     for name, values in offered.items():
         for pattern in narrowed.get(name, ()):
-            if not any(_fits(value, (pattern,)) for value in values):
-                others = [other for other in offered if any(_fits(each, (pattern,)) for each in offered[other])]
-                instead = f"{others[0]}={pattern}" if others else ", ".join(sorted(values)) or "another backend"
-                lacking = "; ".join(f"{name}: {reason}" for name, reason in left_out if pattern in name)
-                raise UsageError(
-                    f"space {name}={pattern} is nothing that can run here{f' ({lacking})' if lacking else ''}: use {instead}"
-                )
+            if any(_fits(value, (pattern,)) for value in values):
+                continue
+            others = [other for other in offered if any(_fits(value, (pattern,)) for value in offered[other])]
+            instead = f"{others[0]}={pattern}" if others else ", ".join(sorted(values)) or "another backend"
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out if pattern in name)
+            raise UsageError(
+                f"space {name}={pattern} is nothing that can run here{f' ({reasons})' if reasons else ''}: use {instead}"
+            )
     if idle := sorted(set(narrowed) - used):
         raise UsageError(f"space {', '.join(idle)} would change nothing: no way that is left takes it")
-    if len(candidates) == 1:
-        why = "; ".join(f"{name}: {reason}" for name, reason in left_out)
-        raise UsageError(f"nothing but the baseline is left of the space: widen it{f' ({why})' if why else ''}")
-    candidates.sort(key=lambda each: each.changes)
-    return Space(tuple(candidates), tuple(left_out))
 
 
 def _is_requested(label: str, is_precision: bool, narrowed: Mapping[str, Sequence[str]]) -> bool:

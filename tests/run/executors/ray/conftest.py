@@ -105,7 +105,7 @@ def two_kinds(two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def executor(cluster: TwoNodes) -> Iterator[RayExecutor]:
-    from llmtrack.run.executors.ray.opening import open_cluster
+    from llmtrack.run.executors.ray.executor import open_cluster
 
     said: list[str] = []
     patience = Patience(starting=HANG_S, step=HANG_S)

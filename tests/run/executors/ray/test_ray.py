@@ -89,7 +89,7 @@ class Noticing(Patience):
 
 @pytest.mark.slow(25)
 def test_a_hanging_worker_is_ended_by_the_time_limit(cluster):
-    from llmtrack.run.executors.ray.opening import open_cluster
+    from llmtrack.run.executors.ray.executor import open_cluster
 
     patience = Noticing(starting=HANG_S, loading=HANG_S, step=HANG_S)
     (executor,) = open_cluster(cluster.address, "same", "CPU=1", patience, lambda line: None)
@@ -302,7 +302,7 @@ def test_a_text_is_scored_on_both_nodes_and_lost_shards_on_the_other(cluster, ex
 @pytest.mark.usefixtures("_unreported")
 def test_each_kind_of_hardware_is_measured(two_kinds, uri, tracker, console):
     from llmtrack.decide.compare import compare
-    from llmtrack.run.executors.ray.opening import open_cluster
+    from llmtrack.run.executors.ray.executor import open_cluster
 
     executors = open_cluster(
         two_kinds.address, "each", "node", Patience(starting=HANG_S, step=HANG_S), lambda line: None
