@@ -1,4 +1,4 @@
-"""Run the benchmarks that this machine can, one after the other, and make docs/benchmarks.md: python -m benchmarks [NAME ...]."""
+"""Run the benchmarks one after the other, and update docs/benchmarks.md: python -m benchmarks [NAME ...]."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ NAMES = (*_SIDE_BY_SIDE, "cost", "query", "startup", "ray_sweep", "four_bits")
 
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1, type=click.Choice(NAMES))
-@click.option("--small", is_flag=True, help="Of seconds each, and nothing is kept.")
+@click.option("--small", is_flag=True, help="A trial of seconds each; nothing is stored.")
 def main(names: tuple[str, ...], small: bool) -> None:
-    """Run them."""
+    """Run the benchmarks."""
     failed = []
     for name in names or NAMES:
         click.secho(f"\n{name}", bold=True)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         command = [sys.executable, "-m", f"benchmarks.{name}"]
         command += ["--small"] if small else ["--keep", str(RESULTS)]
         if subprocess.run(command, check=False).returncode:
             failed.append(name)
-        click.echo(f"{name} took {time.perf_counter() - begun:.0f} s")
+        click.echo(f"{name} took {time.perf_counter() - start:.0f} s")
     if not small:
         page.main()
     if failed:

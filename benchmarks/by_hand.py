@@ -1,4 +1,4 @@
-"""What one writes who has no benchmark: a model, a prompt, a clock. It knows nothing of llmtrack.
+"""Time `generate` as one would without a benchmark tool: a model, a prompt, a clock. Independent of llmtrack.
 
 python benchmarks/by_hand.py MODEL_FOLDER "text of a prompt" 32
 """
@@ -56,9 +56,11 @@ def main(folder: str, text: str, new_tokens: int, repeats: int = 5) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = [measure(model, tokenizer(text).input_ids, new_tokens, tokenizer.eos_token_id) for _ in range(repeats + 1)]
-    for name in found[0]:
-        print(name, median(each[name] for each in found[1:]))
+    figures = [
+        measure(model, tokenizer(text).input_ids, new_tokens, tokenizer.eos_token_id) for _ in range(repeats + 1)
+    ]
+    for name in figures[0]:
+        print(name, median(each[name] for each in figures[1:]))
 
 
 if __name__ == "__main__":

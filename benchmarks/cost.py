@@ -1,7 +1,7 @@
-"""What does llmtrack itself cost? The wall time of a baseline run besides loading and generating, and the time to track a run.
+"""What does llmtrack itself cost? The wall time of a baseline run without loading and generating, and the time to track a run.
 
-A tiny model is measured by `python -m experiments.baseline`, as `mlflow run` would start it (which takes as long as
-`mlflow --help` besides). The time of the worker's imports alone is subtracted: no measurement can do without.
+`python -m experiments.baseline` measures a tiny model, as `mlflow run` would start it (whose own start takes as long as
+`mlflow --help`). The time of the worker's imports alone is subtracted, since every measurement needs them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from benchmarks.results import Found, Goal, benchmark, rounds, row
+from benchmarks.results import Findings, Goal, benchmark, rounds, row
 from llmtrack.tracking import store
 from llmtrack.tracking.write.records import DEFAULT_TRACES
 from llmtrack.tracking.write.tracker import Tracker
@@ -104,7 +104,7 @@ def by_value(uri: str) -> dict[str, float]:
     return {"s": time.perf_counter() - start}
 
 
-def by_tracker(tracker: Tracker, way: str = "synthetic:tiny") -> dict[str, float]:
+def by_tracker(tracker: Tracker, model_id: str = "synthetic:tiny") -> dict[str, float]:
     """Track a run with llmtrack: through the spool, and directly."""
     from llmtrack.spec.outcome import Generation, Measurement
     from llmtrack.spec.scenario import Scalar, Scenario, Variant
@@ -112,12 +112,12 @@ def by_tracker(tracker: Tracker, way: str = "synthetic:tiny") -> dict[str, float
 
     study = tracker.start_study("cost", "?", {}, {f"tag_{number}": f"text {number}" for number in range(TAGS)})
     scenario = Scenario(f"s{time.time_ns()}", Variant("synthetic:tiny"), GenerateTask(("hello",)), RepeatPolicy())
-    # By it the run has a logged model, too.
-    facts: dict[str, Scalar] = {**{f"param_{number}": number for number in range(PARAMS)}, "model_id": way}
+    # With a `model_id` the run also gets a logged model.
+    facts: dict[str, Scalar] = {**{f"param_{number}": number for number in range(PARAMS)}, "model_id": model_id}
     texts = ((f"prompt {number}", f"the answer to prompt {number} " * 4) for number in range(DEFAULT_TRACES))
-    made = tuple(Generation(prompt, text, 8, 32, time.time(), 1.5, 0.1, 1, 1) for prompt, text in texts)
+    generations = tuple(Generation(prompt, text, 8, 32, time.time(), 1.5, 0.1, 1, 1) for prompt, text in texts)
     metrics = {f"metric_{number}": float(number) for number in range(METRICS)}
-    outcome = Measurement(scenario, "w", facts, metrics, generations=made)
+    outcome = Measurement(scenario, "w", facts, metrics, generations=generations)
     start = time.perf_counter()
     tracker.log(study, outcome)
     seconds = time.perf_counter() - start
@@ -125,15 +125,15 @@ def by_tracker(tracker: Tracker, way: str = "synthetic:tiny") -> dict[str, float
     return {"s": seconds}
 
 
-def measure(small: bool) -> Found:
-    """Measure all of it, in turn."""
+def measure(small: bool) -> Findings:
+    """Track runs in both ways, and measure whole baselines."""
     with tempfile.TemporaryDirectory() as folder:
         uri = f"sqlite:///{Path(folder, 'mlflow.db')}"
         store.initialise(uri)
         tracker = Tracker.open(uri, "cost", Path(folder, "spool"))
         tracked = rounds({"ours": partial(by_tracker, tracker), "by value": partial(by_value, uri)}, 1 if small else 7)
         # A trial skips the baseline, which takes most of a minute on a busy machine.
-        whole = {} if small else rounds({"run": partial(run, uri), "imports": imports}, 4)
+        runs = {} if small else rounds({"run": partial(run, uri), "imports": imports}, 4)
     rows = [
         row(
             "tracking a run",
@@ -146,13 +146,13 @@ def measure(small: bool) -> Found:
         ),
         row("tracking a run", "s", tracked["ours"]["s"], where="the same", goal=Goal(most=0.3)),
     ]
-    if whole:
-        taken, alone = whole["run"], whole["imports"]["s"]
-        beyond = [every - own for every, own in zip(taken["all"], alone, strict=True)]
+    if runs:
+        parts, imports_s = runs["run"], runs["imports"]["s"]
+        beyond = [total - own for total, own in zip(parts["all"], imports_s, strict=True)]
         rows.append(row("beyond the worker's imports, loading and generating", "s", beyond, goal=Goal(most=3)))
-        rows.append(row("the worker's imports alone", "s", alone))
-        rows += [row(f"of it: {name}", "s", taken[name]) for name in taken if name not in ("all", *NOT_OURS)]
-    return Found(tuple(rows))
+        rows.append(row("the worker's imports alone", "s", imports_s))
+        rows += [row(f"of it: {name}", "s", parts[name]) for name in parts if name not in ("all", *NOT_OURS)]
+    return Findings(tuple(rows))
 
 
 main = benchmark("What llmtrack costs")(measure)

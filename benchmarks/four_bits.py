@@ -1,11 +1,11 @@
 """What do 4 bits cost a model that had full precision? Each recipe and block size against float32, with a goal of 2 %.
 
-    python -m benchmarks.four_bits                            # trains a small model first, by our own experiment
+    python -m benchmarks.four_bits                            # trains a small model first, by the training experiment
     python -m benchmarks.four_bits --model FOLDER --text held-out.jsonl
 
-Without a model, one is trained from scratch on the source code of Python's own modules (on a GPU where there is one). A tenth of the
-modules is held out: one half is the calibration text, the other the evaluation text. With a model,
-`--text` names text that it was not trained on, which is split in the same way.
+Without a model, one is trained from scratch on the source code of Python's own modules (on a GPU if available). A tenth
+of the modules is held out: one half is the calibration text, the other the evaluation text. With a model, `--text` names
+text that it was not trained on, which is split in the same way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.results import Found, Goal, Row, benchmark, estimate
+from benchmarks.results import Findings, Goal, Row, benchmark, estimate
 from llmtrack.engine import Engine
 from llmtrack.engines.registry import load_variant
 from llmtrack.errors import ScenarioError
@@ -56,9 +56,9 @@ class Subject:
     calibration: Path
 
 
-def written(path: Path, texts: Sequence[str]) -> Path:
+def write_corpus(path: Path, texts: Sequence[str]) -> Path:
     """Write a corpus."""
-    path.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts), encoding="utf-8")
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
 
 
@@ -70,7 +70,7 @@ def sources() -> Iterator[str]:
             yield text
 
 
-def trained(folder: Path, corpus: Path, steps: int) -> str:
+def train(folder: Path, corpus: Path, steps: int) -> str:
     """Train a small model by the training experiment; return the folder of its newest checkpoint."""
     subprocess.run(
         [
@@ -85,17 +85,17 @@ def trained(folder: Path, corpus: Path, steps: int) -> str:
     return str(max(folder.glob("checkpoint-*")))
 
 
-def stretches(texts: Sequence[str], characters: int = CHARACTERS) -> tuple[str, ...]:
+def chunks(texts: Sequence[str], characters: int = CHARACTERS) -> tuple[str, ...]:
     """Cut texts at line ends into chunks of about so many characters, which are scored separately."""
-    found: list[str] = []
+    complete: list[str] = []
     for text in texts:
-        begun = ""
+        chunk = ""
         for line in text.splitlines(keepends=True):
-            begun += line
-            if len(begun) >= characters:
-                found.append(begun)
-                begun = ""
-    return tuple(found)
+            chunk += line
+            if len(chunk) >= characters:
+                complete.append(chunk)
+                chunk = ""
+    return tuple(complete)
 
 
 def rows_of(where: str, drift: Drift, engine: Engine) -> tuple[Row, ...]:
@@ -111,29 +111,29 @@ def rows_of(where: str, drift: Drift, engine: Engine) -> tuple[Row, ...]:
     )
 
 
-def compared(subject: Subject, tokens: int, block_sizes: Sequence[int], arms: Sequence[str]) -> Found:
+def compare(subject: Subject, tokens: int, block_sizes: Sequence[int], arms: Sequence[str]) -> Findings:
     """Measure each recipe and block size."""
     reference = load_variant(Variant(subject.model))
-    judged_by = stretches(subject.texts)
-    found: list[Row] = []
+    texts = chunks(subject.texts)
+    rows: list[Row] = []
     refused: list[str] = []
     notes: list[str] = []
     for arm, block_size in product(arms, block_sizes):
         name, options = ARMS[arm]
         where = f"{arm}, blocks of {block_size}"
-        told: dict[str, Scalar] = {**options, "block_size": block_size}
+        all_options: dict[str, Scalar] = {**options, "block_size": block_size}
         if find_recipe("onnx", name).calibrated:
-            told["calibration"] = str(subject.calibration)
-        variant = Variant(subject.model, backend="onnx", quantization=name, options=tuple(sorted(told.items())))
+            all_options["calibration"] = str(subject.calibration)
+        variant = Variant(subject.model, backend="onnx", quantization=name, options=tuple(sorted(all_options.items())))
         try:
             engine = load_variant(variant)
             drift = compare_distributions(
-                engine, reference, judged_by, max_length=WINDOW, bos_rule="model", max_tokens=tokens
+                engine, reference, texts, max_length=WINDOW, bos_rule="model", max_tokens=tokens
             )
         except ScenarioError as error:
             refused.append(f"{where}: {error}")
             continue
-        found += rows_of(where, drift, engine)
+        rows += rows_of(where, drift, engine)
         if left_out := engine.info.facts.get("left_out_layers"):
             notes.append(f"{where}: {left_out} of {engine.info.facts['linear_layers']} layers got 8 bits.")
         low, high = drift.ratio_interval
@@ -142,30 +142,30 @@ def compared(subject: Subject, tokens: int, block_sizes: Sequence[int], arms: Se
             f"KL {drift.kl_divergence:.4f}, top-1 {drift.top1_agreement:.1%}",
             err=True,
         )
-    if found:
+    if rows:
         notes.insert(0, f"Judged on {drift.tokens} tokens of text that the model was not trained on.")
-    return Found(tuple(found), tuple(refused), tuple(notes))
+    return Findings(tuple(rows), tuple(refused), tuple(notes))
 
 
 @benchmark(
     "What 4 bits cost a model that had full precision",
     click.option("--model", help="Folder or name of a model; without one, it is trained."),
-    click.option("--text", default="builtin", show_default=True, help="With --model: what it did not see."),
+    click.option("--text", default="builtin", show_default=True, help="With --model: text that it was not trained on."),
 )
-def main(small: bool, model: str | None, text: str) -> Found:
+def main(small: bool, model: str | None, text: str) -> Findings:
     """Compare the recipes."""
-    how = (512, (32,), ("int4-weight-only", "int4-gptq")) if small else (16_384, BLOCK_SIZES, tuple(ARMS))
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    settings = (512, (32,), ("int4-weight-only", "int4-gptq")) if small else (16_384, BLOCK_SIZES, tuple(ARMS))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         if model is None:
             texts = list(sources())
-            model = trained(folder / "model", written(folder / "sources.jsonl", texts), 4 if small else 400)
+            model = train(folder / "model", write_corpus(folder / "sources.jsonl", texts), 4 if small else 400)
             held_out = split_texts(texts, 0.1).validation
         else:
             held_out = load_corpus(text).texts
         half = len(held_out) // 2
-        calibration = written(folder / "calibration.jsonl", held_out[half:])
-        return compared(Subject(model, tuple(held_out[:half]), calibration), *how)
+        calibration = write_corpus(folder / "calibration.jsonl", held_out[half:])
+        return compare(Subject(model, tuple(held_out[:half]), calibration), *settings)
 
 
 if __name__ == "__main__":

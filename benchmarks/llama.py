@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from benchmarks.llama_bench import PHASES, compare
-from benchmarks.results import Found, Goal, benchmark, row
+from benchmarks.results import Findings, Goal, benchmark, row
 from llmtrack.host.packages import missing_modules
 from llmtrack.models import packaged
 
@@ -18,38 +18,38 @@ AGREES = Goal(0.98, 1.02)
 PROMPT, NEW, ROUNDS, WIDTH = 256, 32, 6, 0.04
 
 
-def measure(small: bool) -> Found:
+def measure(small: bool) -> Findings:
     """Measure the same file with both, in turn, until the intervals are narrow."""
-    named = os.environ.get(BINARY) or shutil.which("llama-bench")
-    if not named:
-        return Found(
+    binary = os.environ.get(BINARY) or shutil.which("llama-bench")
+    if not binary:
+        return Findings(
             left_out=(
                 f"llama-bench: it is not there; build it from the source of llama-cpp-python (benchmarks/llama_bench.py) "
                 f"and name it in {BINARY}",
             )
         )
-    if absent := missing_modules("llamacpp"):
-        return Found(left_out=(f"llama-bench: {', '.join(absent)} is not installed",))
+    if lacking := missing_modules("llamacpp"):
+        return Findings(left_out=(f"llama-bench: {', '.join(lacking)} is not installed",))
     file, prompt, new, rounds = packaged.gguf_file("smollm2"), PROMPT, NEW, ROUNDS
     if small:
         prompt, new, rounds = 16, 4, 1
     rows = []
     for threads in (1,) if small else (1, 2):
-        found = compare(Path(named), file, threads, prompt, new, rounds, WIDTH)
+        pairs = compare(Path(binary), file, threads, prompt, new, rounds, WIDTH)
         where = f"{file.name}, {prompt} + {new} tokens, threads: {threads}"
         rows += [
             row(
                 f"{phase} tokens/s",
                 "",
-                found[phase].ours,
-                found[phase].theirs,
+                pairs[phase].ours,
+                pairs[phase].theirs,
                 where=where,
                 peer="llama-bench",
                 goal=AGREES,
             )
             for phase in PHASES
         ]
-    return Found(tuple(rows))
+    return Findings(tuple(rows))
 
 
 main = benchmark("A GGUF file")(measure)

@@ -1,4 +1,4 @@
-"""Scoring a text, against lm-evaluation-harness and a loop written by hand: loss, tokens/s, memory."""
+"""Scoring a text, against lm-evaluation-harness and a hand-written loop: loss, tokens/s, memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.models import large_vocabulary, smollm2, tiny
 from benchmarks.peers import SCRIPTS, Worker, environment, program, version
-from benchmarks.results import Found, Goal, Row, Samples, benchmark, rounds, row
+from benchmarks.results import Findings, Goal, Row, Samples, benchmark, rounds, row
 from llmtrack.errors import LlmtrackError
 from llmtrack.quality.corpora import load_corpus
 
@@ -60,8 +60,8 @@ def small_cases() -> list[Case]:
     return [Case("vocabulary of 2,000", large_vocabulary(tiny(), 2000, 64, 1), 96, 32, (1,), MEMORY)]
 
 
-def measure(small: bool) -> Found:
-    """Score one text with all, in turn."""
+def measure(small: bool) -> Findings:
+    """Score one text with every program, in turn."""
     left_out: list[str] = []
     try:
         environment(PEER).python()
@@ -82,14 +82,14 @@ def measure(small: bool) -> Found:
                     )
                     (exact,) = {figures["tokens"][0] for figures in samples.values()}
                     where = f"{case.name}, {exact:,.0f} tokens, context {case.context:,}, threads: {count}"
-                    rows += compared(samples, where, peers, case.memory)
-    return Found(tuple(rows), tuple(left_out))
+                    rows += comparison_rows(samples, where, peers, case.memory)
+    return Findings(tuple(rows), tuple(left_out))
 
 
-def compared(samples: Samples, where: str, peers: Sequence[str], memory: Goal | None) -> Iterator[Row]:
+def comparison_rows(samples: Samples, where: str, peers: Sequence[str], memory: Goal | None) -> Iterator[Row]:
     """Yield the rows of one model and number of threads: each of our precisions against each peer in float32."""
     for precision in PRECISIONS:
-        own = samples[precision]
+        ours = samples[precision]
         for peer in peers:
             for figure, unit in UNITS.items():
                 goal = GOALS.get((precision, figure))
@@ -100,7 +100,7 @@ def compared(samples: Samples, where: str, peers: Sequence[str], memory: Goal | 
                 yield row(
                     figure,
                     unit,
-                    own[figure],
+                    ours[figure],
                     samples[peer][figure],
                     where=f"{precision}, {where}",
                     peer="by hand, float32" if peer == "plain" else f"{version(peer)}, float32",
@@ -114,9 +114,9 @@ def arms(case: Case, file: Path, peers: Sequence[str]) -> Iterator[dict[str, Wor
     script, workers = SCRIPTS / "score.py", dict[str, Worker]()
     try:
         for name in (*peers, *PRECISIONS):
-            who, dtype = ("llmtrack", name) if name in PRECISIONS else (name, "float32")
-            arguments = [who, str(case.folder), dtype, str(case.context), str(file)]
-            workers[name] = Worker(program(who), script, arguments)
+            scorer, dtype = ("llmtrack", name) if name in PRECISIONS else (name, "float32")
+            arguments = [scorer, str(case.folder), dtype, str(case.context), str(file)]
+            workers[name] = Worker(program(scorer), script, arguments)
         yield workers
     finally:
         for worker in workers.values():

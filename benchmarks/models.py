@@ -1,4 +1,4 @@
-"""Models of the benchmarks, as local folders that every program reads; created once, in the cache."""
+"""Models of the benchmarks, as local folders that every program can read; created once, in the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def smollm2() -> Path:
 
 
 def tiny() -> Path:
-    """Return the folder of a model for trials, which needs no network."""
+    """Return the folder of a tiny model for trials, created without a network."""
 
     def build(folder: Path) -> dict[str, str]:
         import torch

@@ -31,13 +31,13 @@ def load(variant: Variant) -> ScriptedEngine:
 
 def sweep(scenarios: int, variants: int, seconds: float) -> Experiment:
     """Return an experiment of scenarios with a known duration, divided among variants."""
-    made = []
+    planned = []
     for number in range(scenarios):
-        # A millisecond makes another model of it.
+        # A different duration makes it another variant.
         model = f"ms-{round(1000 * seconds) + number % variants}"
         task = GenerateTask((f"prompt {number}",), max_new_tokens=2)
-        made.append(Scenario(f"s{number}", Variant(model, backend="known", device="cpu"), task, ONCE))
-    return Experiment("sweep", "How long does it take?", tuple(made))
+        planned.append(Scenario(f"s{number}", Variant(model, backend="known", device="cpu"), task, ONCE))
+    return Experiment("sweep", "How long does it take?", tuple(planned))
 
 
 def install(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Generating, against optimum-benchmark: the same latencies at the same shapes, and what the whole tool costs."""
+"""Generating, against optimum-benchmark: latencies at equal shapes, and the wall time of the whole tool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.models import smollm2, tiny
 from benchmarks.peers import PeerError, environment, version
-from benchmarks.results import Found, Row, Samples, benchmark, rounds, row
+from benchmarks.results import Findings, Row, Samples, benchmark, rounds, row
 from llmtrack import runs
 from llmtrack.convert.environment import isolated_variables
 from llmtrack.errors import LlmtrackError
@@ -80,12 +80,12 @@ class Shape:
     repeats: int
 
 
-def measure(small: bool) -> Found:
-    """Run both tools completely, as their users do, in turn."""
+def measure(small: bool) -> Findings:
+    """Run both tools as their users do, in turn."""
     try:
         environment(PEER).python()
     except LlmtrackError as error:
-        return Found(left_out=(f"{version(PEER)}: {error}",))
+        return Findings(left_out=(f"{version(PEER)}: {error}",))
     # Its launcher occupies a core.
     shape, threads = Shape(16, 4, 2) if small else Shape(128, 16, 3), 1
     folder = tiny() if small else smollm2()
@@ -114,7 +114,7 @@ def measure(small: bool) -> Found:
             where="a command; a file and a command",
         )
     ]
-    return Found((*_compared(samples, shape, threads), *rows), tuple(left_out))
+    return Findings((*_compared(samples, shape, threads), *rows), tuple(left_out))
 
 
 def _compared(samples: Samples, shape: Shape, threads: int) -> Iterator[Row]:
@@ -122,10 +122,10 @@ def _compared(samples: Samples, shape: Shape, threads: int) -> Iterator[Row]:
         backend, _, launcher = name.partition(", ")
         if not launcher:
             continue
-        for what, unit in UNITS.items():
+        for figure, unit in UNITS.items():
             where = f"{backend}, threads: {threads}, {shape.prompt} + {shape.new} tokens"
             peer = f"{version(PEER)}, launcher {launcher}"
-            yield row(what, unit, samples[backend][what], figures[what], where=where, peer=peer)
+            yield row(figure, unit, samples[backend][figure], figures[figure], where=where, peer=peer)
 
 
 def ours(folder: Path, scratch: Path, shape: Shape, threads: int, backend: str) -> dict[str, float]:
@@ -135,7 +135,7 @@ def ours(folder: Path, scratch: Path, shape: Shape, threads: int, backend: str) 
         PeerError: it failed.
     """
     uri = f"sqlite:///{scratch / 'mlflow.db'}"
-    asked: Mapping[str, object] = {
+    settings: Mapping[str, object] = {
         "model": MODEL if backend == "onnx" else folder,
         "backend": backend,
         "device": "cpu",
@@ -147,14 +147,14 @@ def ours(folder: Path, scratch: Path, shape: Shape, threads: int, backend: str) 
         "tracking-uri": uri,
         "experiment-name": "side-by-side",
     }
-    options = [part for key, value in asked.items() for part in (f"--{key}", str(value))]
+    options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     start = time.perf_counter()
     _run([sys.executable, "-m", "experiments.baseline", *options], ROOT, dict(os.environ))
     wall = time.perf_counter() - start
     run_id = runs("side-by-side", tracking_uri=uri).iloc[0]["run_id"]
-    found = raw_samples(run_id, uri)
+    samples = raw_samples(run_id, uri)
     total, first, gap = (
-        found[name] for name in ("total_latency_s", "time_to_first_token_ms", "inter_token_latency_ms")
+        samples[name] for name in ("total_latency_s", "time_to_first_token_ms", "inter_token_latency_ms")
     )
     return figures_of(total, first, gap, wall)
 
@@ -206,13 +206,13 @@ def figures_of(total: Sequence[float], first: Sequence[float], gap: Sequence[flo
 def _run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace")
     if done.returncode:
-        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         # Drop local paths.
-        raise PeerError(re.sub(r" \(/[^)]*\)", "", error_line(said[-1] if said else "")))
+        raise PeerError(re.sub(r" \(/[^)]*\)", "", error_line(lines[-1] if lines else "")))
 
 
 def _prompt(folder: Path, tokens: int) -> str:
-    """Return a text of so many tokens."""
+    """Return a text of about so many tokens."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -1,4 +1,4 @@
-"""Make the tables of docs/benchmarks.md from the JSON files in benchmarks/results: python -m benchmarks.page."""
+"""Update the tables of docs/benchmarks.md from the JSON files in benchmarks/results: python -m benchmarks.page."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _PART = re.compile(
 MACHINE = "machine"
 
 
-def results(folder: Path = RESULTS) -> dict[str, list[Result]]:
+def stored_results(folder: Path = RESULTS) -> dict[str, list[Result]]:
     """Return the saved results, one of each machine, by name."""
-    found: dict[str, list[Result]] = {}
+    by_name: dict[str, list[Result]] = {}
     for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.stem, path.parent.name)):
-        found.setdefault(path.stem, []).append(load(path))
-    return found
+        by_name.setdefault(path.stem, []).append(load(path))
+    return by_name
 
 
-def filled(page: str, found: Mapping[str, Sequence[Result]]) -> str:
+def with_results(page: str, results: Mapping[str, Sequence[Result]]) -> str:
     """Fill the marked parts of a page: `machine`, or the name of a result.
 
     Parts without a result stay as they are; an empty part says so.
@@ -31,10 +31,10 @@ def filled(page: str, found: Mapping[str, Sequence[Result]]) -> str:
 
     def part(match: re.Match[str]) -> str:
         name = match["name"]
-        if name == MACHINE and found:
-            text = machines(found)
-        elif name in found:
-            text = sections(found[name])
+        if name == MACHINE and results:
+            text = machines(results)
+        elif name in results:
+            text = sections(results[name])
         else:
             text = match["body"].rstrip("\n") or f"Not measured yet: `python -m benchmarks {name}`."
         return f"{match[1]}{text}\n{match['end']}"
@@ -42,14 +42,14 @@ def filled(page: str, found: Mapping[str, Sequence[Result]]) -> str:
     return _PART.sub(part, page)
 
 
-def machines(found: Mapping[str, Sequence[Result]]) -> str:
+def machines(results: Mapping[str, Sequence[Result]]) -> str:
     """Describe the machines and versions of the results in one table."""
-    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for name, results in found.items():
-        for result in results:
-            alike.setdefault(tuple(sorted(result.machine.items())), []).append(name)
-    columns = [dict(facts) for facts in alike]
-    lines = [f"| | {' | '.join(', '.join(names) for names in alike.values())} |"]
+    names_by_machine: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, of_name in results.items():
+        for result in of_name:
+            names_by_machine.setdefault(tuple(sorted(result.machine.items())), []).append(name)
+    columns = [dict(facts) for facts in names_by_machine]
+    lines = [f"| | {' | '.join(', '.join(names) for names in names_by_machine.values())} |"]
     lines.append(f"| --- |{' --- |' * len(columns)}")
     lines.append(f"| machine | {' | '.join(map(machine_id, columns))} |")
     for key in sorted({key for column in columns for key in column}):
@@ -59,7 +59,7 @@ def machines(found: Mapping[str, Sequence[Result]]) -> str:
 
 def main() -> None:
     """Update the page."""
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), results()), encoding="utf-8")
+    PAGE.write_text(with_results(PAGE.read_text(encoding="utf-8"), stored_results()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def program(name: str) -> Path:
 
 def version(name: str) -> str:
     """Format a peer and its pinned version."""
-    (line,) = (each for each in environment(name).requirements if each.startswith(f"{name}=="))
+    (line,) = (text for text in environment(name).requirements if text.startswith(f"{name}=="))
     return line.partition(" ")[0].replace("==", " ")
 
 
@@ -78,11 +78,11 @@ class Worker:
         if not answer:
             self._log.seek(0)
             raise PeerError(error_line(self._log.read().decode(errors="replace")))
-        found: dict[str, float] = json.loads(answer)
-        return found
+        figures: dict[str, float] = json.loads(answer)
+        return figures
 
     def close(self) -> None:
-        """End it."""
+        """Kill the script."""
         self._process.kill()
         self._process.communicate()
         self._log.close()

@@ -1,11 +1,11 @@
-"""Is what llmtrack says the time that passed? Against a loop written by hand, which stamps the same `generate` itself."""
+"""Does llmtrack report the time that passed? Against a hand-written loop that times the same `generate` itself."""
 
 from __future__ import annotations
 
 from itertools import cycle, islice
 
 from benchmarks import by_hand
-from benchmarks.results import Found, Goal, Samples, benchmark, rounds, row
+from benchmarks.results import Findings, Goal, Samples, benchmark, rounds, row
 from llmtrack import load_engine
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.torch.pytorch import TorchEngine, threads_set
@@ -23,7 +23,7 @@ PROMPT, NEW, THREADS = 16, 4, 1
 """Shape of a call. One thread is disturbed least: with two, both wait if another program occupies a core."""
 
 
-def measure(small: bool) -> Found:
+def measure(small: bool) -> Findings:
     """Time both on one loaded model, in turn, until the intervals are narrow."""
     engine = load_engine("synthetic:tiny" if small else "packaged:smollm2", device="cpu")
     assert isinstance(engine, TorchEngine)
@@ -34,8 +34,8 @@ def measure(small: bool) -> Found:
         return by_hand.measure(engine.model, list(ids), NEW, engine.tokenizer.eos_token_id)
 
     def ours() -> dict[str, float]:
-        found = derive(trace_generate(engine, request)[0])
-        values = (found["total_latency_s"], found["time_to_first_token_ms"], found["inter_token_latency_ms"])
+        derived = derive(trace_generate(engine, request)[0])
+        values = (derived["total_latency_s"], derived["time_to_first_token_ms"], derived["inter_token_latency_ms"])
         return dict(zip(UNITS, values, strict=True))
 
     with threads_set(THREADS):
@@ -44,7 +44,7 @@ def measure(small: bool) -> Found:
         samples = rounds({"ours": ours, "plain": plain}, 2 if small else MOST_ROUNDS, narrow, SECONDS)
     pairs = len(samples["ours"]["total"])
     where = f"{engine.info.model_id}, float32, {PROMPT} + {NEW} tokens, threads: {THREADS}, {pairs} pairs"
-    return Found(
+    return Findings(
         tuple(
             row(
                 what,

@@ -1,4 +1,4 @@
-"""How long does it take to read 10,000 runs into a DataFrame, first and once more when 10 are new? Against `mlflow.search_runs`.
+"""How long does it take to read 10,000 runs into a DataFrame, first and again with 10 new ones? Against `mlflow.search_runs`.
 
 Both read the same SQLite database, each in a separate process, which isolates the peak memory; imports are not timed.
 """
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.read_runs import fill
-from benchmarks.results import Found, Goal, benchmark, rounds, row
+from benchmarks.results import Findings, Goal, benchmark, rounds, row
 
 EXPERIMENT = "llmtrack"
 NEW, MADE = 10, 20
@@ -45,17 +45,17 @@ print(json.dumps({"first": first, "again": repeated, "memory": grown / 1024, "to
 """
 
 
-def copies(path: Path, count: int) -> None:
-    """Fill a database up to so many runs by copying existing ones row by row: seconds instead of minutes."""
+def copy_runs(path: Path, count: int) -> None:
+    """Fill a database up to so many runs by copying existing ones, which takes seconds instead of minutes."""
     with closing(sqlite3.connect(path)) as database:
-        made = [run_id for (run_id,) in database.execute("SELECT run_uuid FROM runs ORDER BY start_time")]
-        for number in range(len(made), count):
-            source, new = made[number % len(made)], uuid.uuid4().hex
+        existing = [run_id for (run_id,) in database.execute("SELECT run_uuid FROM runs ORDER BY start_time")]
+        for number in range(len(existing), count):
+            source, new = existing[number % len(existing)], uuid.uuid4().hex
             for table in ("runs", "params", "tags", "latest_metrics", "metrics"):
                 columns = [column for _, column, *_ in database.execute(f"PRAGMA table_info({table})")]
                 values = ["?" if column == "run_uuid" else f'"{column}"' for column in columns]
                 if table == "runs":
-                    values[columns.index("start_time")] = f"start_time + {60_000 * (number - number % len(made))}"
+                    values[columns.index("start_time")] = f"start_time + {60_000 * (number - number % len(existing))}"
                 database.execute(
                     f"INSERT INTO {table} SELECT {', '.join(values)} FROM {table} WHERE run_uuid = ?",
                     (new, source),
@@ -71,27 +71,27 @@ def read(reader: str, uri: str) -> dict[str, float]:
     return figures
 
 
-def measure(small: bool) -> Found:
+def measure(small: bool) -> Findings:
     """Fill a database and read it with both, in turn."""
     count = 60 if small else 10_000
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "mlflow.db")
         uri = f"sqlite:///{path}"
         fill(uri, EXPERIMENT, MADE)
-        copies(path, count)
+        copy_runs(path, count)
         samples = rounds({each: partial(read, each, uri) for each in ("llmtrack", "mlflow")}, 1 if small else 3)
     ours, theirs = samples["llmtrack"], samples["mlflow"]
     where = f"{count:,} runs of 20 metrics, 15 params, 12 tags; SQLite"
-    shown = (
+    figures = (
         ("reading all", "s", "first", Goal(most=0.35)),
         (f"reading all again, {NEW} of them new", "s", "again", Goal(most=0.05)),
         ("memory for it", "MiB", "memory", Goal(most=1 / 3)),
     )
     rows = (
-        row(what, unit, ours[key], theirs[key], where=where, peer="mlflow.search_runs", goal=goal)
-        for what, unit, key, goal in shown
+        row(name, unit, ours[key], theirs[key], where=where, peer="mlflow.search_runs", goal=goal)
+        for name, unit, key, goal in figures
     )
-    return Found(
+    return Findings(
         tuple(rows),
         notes=("Nothing is kept between two readings, so a run that was edited or deleted is seen as it is.",),
     )

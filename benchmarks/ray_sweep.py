@@ -1,4 +1,4 @@
-"""How long a sweep takes on one and on two nodes of a Ray cluster, and how much more than in worker processes.
+"""How long does a sweep take on one and on two nodes of a Ray cluster, compared with worker processes?
 
 Both nodes run on this machine, with one CPU each. Every call sleeps for a known time; the rest is the overhead of llmtrack, Ray
 and the start of a worker for each variant. Connecting and starting the first workers is reported separately.
@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 
 from benchmarks.nodes import cluster, install, sweep
-from benchmarks.results import Found, Goal, benchmark, row
+from benchmarks.results import Findings, Goal, benchmark, row
 from llmtrack.experiment import Experiment
 from llmtrack.host.packages import install_command, installed_version
 from llmtrack.run.executors.executor import Executor
@@ -33,7 +33,7 @@ def timed(experiment: Experiment, start: Callable[[], Executor], folder: Path) -
     """Return the seconds until an executor is ready, and those of a tracked study on it, including its report."""
     tracker = Tracker.open(f"sqlite:///{folder / 'mlflow.db'}", "ray", folder / "spool")
     console = Console(file=io.StringIO())
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     executor = start()
     try:
         executor.machine()
@@ -44,7 +44,7 @@ def timed(experiment: Experiment, start: Callable[[], Executor], folder: Path) -
         executor.close()
     if result.measured != len(experiment.scenarios):
         raise click.ClickException(f"only {result.measured} scenarios were measured")
-    return ready - begun, ended - ready
+    return ready - start_time, ended - ready
 
 
 def on_nodes(experiment: Experiment, nodes: int, folder: Path) -> tuple[float, float]:
@@ -59,10 +59,10 @@ def on_nodes(experiment: Experiment, nodes: int, folder: Path) -> tuple[float, f
         return timed(experiment, start, folder)
 
 
-def measure(small: bool) -> Found:
+def measure(small: bool) -> Findings:
     """Measure the sweep in worker processes, on one node and on two."""
     if not installed_version("ray"):
-        return Found(left_out=(f"Ray is not installed: {install_command('ray')}",))
+        return Findings(left_out=(f"Ray is not installed: {install_command('ray')}",))
     count, seconds = (8, 0.5) if small else (40, 3.0)
     experiment = sweep(count, VARIANTS, seconds)
     with tempfile.TemporaryDirectory() as name:
@@ -73,21 +73,21 @@ def measure(small: bool) -> Found:
         connect_two, two = on_nodes(experiment, 2, folder)
     where = f"{count} scenarios of {seconds:g} s, {VARIANTS} variants"
     speed_up = row("speed-up of a second node", "", [one / two], where=where, goal=Goal(least=1.9))
-    beyond = 1000 * (one - process) / count
-    overhead = row("a scenario beyond worker processes", "ms", [beyond], where=where, goal=Goal(most=50))
+    extra_ms = 1000 * (one - process) / count
+    overhead = row("a scenario beyond worker processes", "ms", [extra_ms], where=where, goal=Goal(most=50))
     times = [
-        row("the sweep", "s", [took], where=f"{where}: {on}")
-        for on, took in (("worker processes", process), ("Ray, 1 node", one), ("Ray, 2 nodes", two))
+        row("the sweep", "s", [seconds], where=f"{where}: {place}")
+        for place, seconds in (("worker processes", process), ("Ray, 1 node", one), ("Ray, 2 nodes", two))
     ]
     ready = [
-        row("until the first can be measured", "s", [took], where=on)
-        for on, took in (
+        row("until the first can be measured", "s", [seconds], where=place)
+        for place, seconds in (
             ("worker processes", start),
             ("Ray, 1 node", connect_one),
             ("Ray, 2 nodes", connect_two),
         )
     ]
-    return Found((speed_up, overhead, *times, *ready))
+    return Findings((speed_up, overhead, *times, *ready))
 
 
 main = benchmark("How long does a sweep take on one and on two nodes of a Ray cluster?")(measure)

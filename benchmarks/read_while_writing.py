@@ -1,9 +1,9 @@
-"""Are many runs read whole while others write into the same store, and how long does it take?
+"""Are many runs read completely while others write into the same store, and how long does it take?
 
     python -m benchmarks.read_while_writing --runs 10000 --writers 2 --readings 5
 
-Fills a database of its own (minutes), then reads all of it again and again while other processes go on writing. Each
-reading must hold every run that was there before it began, each once; a row is printed for each.
+Fills a temporary database (minutes), then reads all of it repeatedly while other processes keep writing. Each reading
+must contain every run that existed before it began, exactly once; a row is printed for each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.read_runs import fill
 from llmtrack.tracking.read.query import runs
 
 EXPERIMENT = "busy"
-BUNCH = 10
+BATCH = 10
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Reading:
 
 def read(uri: str, before: set[str]) -> tuple[Reading, set[str]]:
     """Read all runs; compare them with those known before, and return the runs known now."""
-    began = time.monotonic()
-    found = list(runs(EXPERIMENT, kind=None, tracking_uri=uri)["run_id"])
-    known = set(found)
-    reading = Reading(len(found), time.monotonic() - began, len(before - known), len(found) - len(known))
+    start = time.monotonic()
+    ids = list(runs(EXPERIMENT, kind=None, tracking_uri=uri)["run_id"])
+    known = set(ids)
+    reading = Reading(len(ids), time.monotonic() - start, len(before - known), len(ids) - len(known))
     return reading, known
 
 
 def write_until(uri: str, stop: Event) -> None:
     """Write runs, a few at a time, until told to stop."""
     while not stop.is_set():
-        fill(uri, EXPERIMENT, BUNCH)
+        fill(uri, EXPERIMENT, BATCH)
 
 
 def read_while_writing(
@@ -63,7 +63,7 @@ def read_while_writing(
     try:
         first, known = read(uri, set())
         found.append(first)
-        # Begun only when there is something to be disturbed by.
+        # Wait until the writers have begun.
         while len(known) == first.rows and any(process.is_alive() for process in processes):
             _, known = read(uri, known)
         for _ in range(readings):

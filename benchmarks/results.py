@@ -1,11 +1,11 @@
 """Results of a benchmark, as JSON and as a table: rounds in turn, medians, intervals, ratios, and goals met or missed.
 
-A benchmark is a module with `main = benchmark(title)(measure)`, where `measure(small)` returns what it `Found`:
+A benchmark is a module with `main = benchmark(title)(measure)`, where `measure(small)` returns its `Findings`:
 
     python -m benchmarks.plain_loop                   # prints the table
-    python -m benchmarks.plain_loop --small           # of seconds: whether it works, not what is true
-    python -m benchmarks.plain_loop --json FILE       # and writes it there
-    python -m benchmarks.plain_loop --keep FOLDER     # and keeps it as this machine's, for `python -m benchmarks.page`
+    python -m benchmarks.plain_loop --small           # a trial of seconds, whose figures mean nothing
+    python -m benchmarks.plain_loop --json FILE       # also writes the results there
+    python -m benchmarks.plain_loop --keep FOLDER     # stores them for this machine, for `benchmarks.page`
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ HARDWARE = ("cpu", "cpu_cores", "cpu_threads", "cpu_instruction_sets", "gpu")
 """Facts that identify a machine; versions and memory do not."""
 
 SETTLE_S = 0.3
-"""Seconds between two multi-threaded arms in this process: threads of a runtime and of PyTorch keep spinning after a call and
-take a core from the next arm: ONNX Runtime's some 60 ms of CPU time."""
+"""Seconds between two multi-threaded arms in this process: threads of a runtime keep spinning after a call, and take a core
+from the next arm (ONNX Runtime's for some 60 ms of CPU time)."""
 
 Samples = dict[str, dict[str, list[float]]]
 """Samples by arm and figure, one per round."""
@@ -57,15 +57,15 @@ class Goal:
     most: float = math.inf
     width: float = math.inf
 
-    def verdict(self, found: Summary) -> str:
+    def verdict(self, figure: Summary) -> str:
         """Return `met` or `missed`; `within doubt` if a part of the interval contradicts it."""
-        met = self.least <= found.median <= self.most
-        if met and found.ci_high - found.ci_low > self.width * abs(found.median):
+        met = self.least <= figure.median <= self.most
+        if met and figure.ci_high - figure.ci_low > self.width * abs(figure.median):
             return "missed: the interval is too wide"
         if met:
-            doubt = found.ci_low < self.least or found.ci_high > self.most
+            doubt = figure.ci_low < self.least or figure.ci_high > self.most
         else:
-            doubt = found.ci_high >= self.least and found.ci_low <= self.most
+            doubt = figure.ci_high >= self.least and figure.ci_low <= self.most
         return ("met" if met else "missed") + (" within doubt" if doubt else "")
 
     def __str__(self) -> str:
@@ -79,12 +79,10 @@ class Row:
     """One figure, side by side.
 
     Attributes:
-        what: the figure.
-        unit: its unit; empty for a plain number.
+        what: name of the figure.
+        unit: empty for a plain number.
         where: the conditions: tokens, threads, precision.
         peer: the program compared with; empty if none.
-        ours: of llmtrack.
-        theirs: of the peer.
         ratio: ours over theirs, of each round.
         goal: bounds of the ratio, or else of our own figure, in words.
         verdict: whether they hold.
@@ -156,11 +154,11 @@ def estimate(
 
 
 @dataclass(frozen=True)
-class Found:
-    """The results of a benchmark.
+class Findings:
+    """The findings of a benchmark.
 
     Attributes:
-        rows: its table.
+        rows: of its table.
         left_out: what could not be measured, and why.
         notes: further remarks, a sentence each.
     """
@@ -176,14 +174,11 @@ class Result:
     """The results, and everything needed to reproduce them.
 
     Attributes:
-        title: what is compared, in words.
-        command: the command that made it.
+        title: what is compared.
         small: whether it is a trial of seconds without significance.
         begun: start time, in UTC.
-        wall_s: duration in seconds.
         load: the system's load at the start: processes that wanted a CPU.
         machine: processor, memory, versions.
-        found: the results.
     """
 
     title: str
@@ -193,7 +188,7 @@ class Result:
     wall_s: float
     load: float
     machine: Mapping[str, str] = field(default_factory=dict)
-    found: Found = field(default_factory=Found)
+    found: Findings = field(default_factory=Findings)
 
 
 def rounds(
@@ -213,10 +208,10 @@ def rounds(
         settle: seconds to wait before each arm, until the threads of the previous one are idle.
     """
     names, samples = list(arms), {name: dict[str, list[float]]() for name in arms}
-    begun, longest = time.monotonic(), 0.0
+    begin, longest = time.monotonic(), 0.0
     for number in range(count):
         start = time.monotonic()
-        if start - begun + longest > seconds:
+        if start - begin + longest > seconds:
             break
         turn = number % len(names)
         for name in (*names[turn:], *names[:turn]):
@@ -241,7 +236,7 @@ def machine_id(facts: Mapping[str, str]) -> str:
     return "-".join([*words, digest([facts.get(key, "") for key in HARDWARE])[:4]])
 
 
-def kept_path(folder: Path, name: str, facts: Mapping[str, str]) -> Path:
+def result_path(folder: Path, name: str, facts: Mapping[str, str]) -> Path:
     """Return the path of a machine's result, which replaces only the previous one of the same machine."""
     return folder / machine_id(facts) / f"{name}.json"
 
@@ -280,7 +275,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def benchmark(
     title: str, *options: Callable[[click.Command], click.Command]
-) -> Callable[[Callable[..., Found]], click.Command]:
+) -> Callable[[Callable[..., Findings]], click.Command]:
     """Turn a measuring function, which receives `small`, into a command that prints its table.
 
     Args:
@@ -288,13 +283,15 @@ def benchmark(
         options: further click options, passed to the function by name; a file is saved under its name only.
     """
 
-    def wrap(measure: Callable[..., Found]) -> click.Command:
+    def wrap(measure: Callable[..., Findings]) -> click.Command:
         module = getattr(measure, "__module__", "")
         name = Path(str(measure.__code__.co_filename)).stem if module == "__main__" else module.rpartition(".")[2]
 
         @click.command(help=title)
-        @click.option("--small", is_flag=True, help="Of seconds: whether it works, not what is true.")
-        @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="File to write it to.")
+        @click.option("--small", is_flag=True, help="A trial of seconds, whose figures mean nothing.")
+        @click.option(
+            "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="File to write the results to."
+        )
         @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Folder of results by machine.")
         def main(small: bool, file: Path | None, keep: Path | None, **more: str | None) -> None:
             logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -302,7 +299,7 @@ def benchmark(
             command += "".join(f" --{name} {Path(value).name}" for name, value in more.items() if value)
             begun, load_1 = datetime.now(timezone.utc), os.getloadavg()[0]
             start = time.perf_counter()
-            found = measure(small, **more)
+            findings = measure(small, **more)
             wall_s = time.perf_counter() - start
             result = Result(
                 title,
@@ -312,10 +309,10 @@ def benchmark(
                 round(wall_s, 1),
                 round(load_1, 2),
                 machine(),
-                found,
+                findings,
             )
-            own = kept_path(keep, name, result.machine) if keep else None
-            for path in filter(None, (file, own)):
+            stored = result_path(keep, name, result.machine) if keep else None
+            for path in filter(None, (file, stored)):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(to_json(result), indent=1) + "\n", encoding="utf-8")
             click.echo(section(result))
@@ -340,56 +337,63 @@ def sections(results: Sequence[Result]) -> str:
         title if titles.count(title) == 1 else f"{title} ({machine_id(result.machine)[-4:]})"
         for title, result in zip(titles, results, strict=True)
     ]
-    parts = ["\n".join(f"{'- ' * (len(results) > 1)}{_taken(*pair)}" for pair in zip(titles, results, strict=True))]
+    parts = ["\n".join(f"{'- ' * (len(results) > 1)}{_origin(*pair)}" for pair in zip(titles, results, strict=True))]
     if any(result.small for result in results):
         parts.append("A trial: these figures say nothing.")
     if len(results) == 1 and results[0].found.rows:
         parts.append(table(results[0].found.rows))
     elif len(results) > 1:
         parts.append(columns({title: each.found.rows for title, each in zip(titles, results, strict=True)}))
-    said: dict[str, list[str]] = {}
-    for title, found in zip(titles, (result.found for result in results), strict=True):
-        for each in (*found.notes, *(f"Left out: {reason}" for reason in found.left_out)):
-            said.setdefault(each, []).append(title)
-    lines = [f"- {each}" + (f" ({'; '.join(of)})" if len(of) < len(results) else "") for each, of in said.items()]
+    remarks: dict[str, list[str]] = {}
+    for title, result in zip(titles, results, strict=True):
+        for remark in (*result.found.notes, *(f"Left out: {reason}" for reason in result.found.left_out)):
+            remarks.setdefault(remark, []).append(title)
+    lines = [
+        f"- {remark}" + (f" ({'; '.join(machines)})" if len(machines) < len(results) else "")
+        for remark, machines in remarks.items()
+    ]
     if lines:
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
-def _taken(title: str, result: Result) -> str:
+def _origin(title: str, result: Result) -> str:
     return (
         f"`{result.command}` on {title}, {result.begun} UTC, {result.wall_s:.0f} s, load {result.load:g} when it began."
     )
 
 
-def columns(of: Mapping[str, Sequence[Row]]) -> str:
+def columns(rows_by_title: Mapping[str, Sequence[Row]]) -> str:
     """Format the rows of several machines as a Markdown table with a column for each machine.
 
     Args:
-        of: each machine's rows, by its title.
+        rows_by_title: of each machine.
     """
     merged: dict[tuple[str, str, str, str], dict[str, str]] = {}
-    for title, rows in of.items():
+    for title, rows in rows_by_title.items():
         for each in rows:
             key = (each.what, each.where, each.peer, each.goal)
-            merged.setdefault(key, {})[title] = _in_short(each)
-    lines = [f"| figure | under | peer | goal | {' | '.join(of)} |", f"| --- |{' --- |' * (3 + len(of))}"]
+            merged.setdefault(key, {})[title] = _summary_cell(each)
+    lines = [
+        f"| figure | under | peer | goal | {' | '.join(rows_by_title)} |",
+        f"| --- |{' --- |' * (3 + len(rows_by_title))}",
+    ]
     lines += [
-        f"| {' | '.join(key)} | {' | '.join(cells.get(title, '') for title in of)} |" for key, cells in merged.items()
+        f"| {' | '.join(key)} | {' | '.join(cells.get(title, '') for title in rows_by_title)} |"
+        for key, cells in merged.items()
     ]
     return "\n".join(lines)
 
 
-def _in_short(found: Row) -> str:
+def _summary_cell(row: Row) -> str:
     """Format a row in one cell: our figure, the peer's, the ratio, and whether the goal is met."""
-    theirs = f" against {_text(found.theirs, found.unit)}, ratio {_text(found.ratio)}" if found.theirs else ""
-    return _text(found.ours, found.unit) + theirs + (f": {found.verdict}" if found.verdict else "")
+    theirs = f" against {_text(row.theirs, row.unit)}, ratio {_text(row.ratio)}" if row.theirs else ""
+    return _text(row.ours, row.unit) + theirs + (f": {row.verdict}" if row.verdict else "")
 
 
 def machine() -> dict[str, str]:
     """Return the facts that affect speed: processor, memory, versions, commit."""
-    wanted = (
+    names = (
         "cpu",
         "cpu_cores",
         "cpu_threads",
@@ -404,13 +408,13 @@ def machine() -> dict[str, str]:
         "threads",
     )
     facts = environment(describe())
-    return {key: value for key, value in facts.items() if key in wanted or key.startswith("version.")}
+    return {key: value for key, value in facts.items() if key in names or key.startswith("version.")}
 
 
-def _text(found: Summary | None, unit: str = "") -> str:
+def _text(figure: Summary | None, unit: str = "") -> str:
     """Format a median and its interval."""
-    if found is None:
+    if figure is None:
         return ""
-    digits = max(0, 3 - math.floor(math.log10(abs(found.median)))) if found.median else 0
-    ends = f" [{found.ci_low:,.{digits}f}, {found.ci_high:,.{digits}f}]" if found.n > 1 else ""
-    return f"{found.median:,.{digits}f}{ends}{f' {unit}' if unit else ''}"
+    digits = max(0, 3 - math.floor(math.log10(abs(figure.median)))) if figure.median else 0
+    ends = f" [{figure.ci_low:,.{digits}f}, {figure.ci_high:,.{digits}f}]" if figure.n > 1 else ""
+    return f"{figure.median:,.{digits}f}{ends}{f' {unit}' if unit else ''}"

@@ -1,7 +1,7 @@
 """Are our ONNX graphs as fast as ONNX Runtime GenAI's, and faster than PyTorch by the goals? And is GenAI timed correctly?
 
-Every engine is loaded anew in each round: one load of a graph decodes faster than another load of the same by a tenth (docs/backends.md).
-Rounds on one load would repeat that bias, and the interval would hide it.
+Every engine is loaded again in each round: one load of a graph decodes up to a tenth faster than another load of the same
+(docs/backends.md). Rounds on one load would repeat that bias, and the interval would hide it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib import import_module
 from itertools import cycle, islice
 from typing import Any
 
-from benchmarks.results import SETTLE_S, Found, Goal, Row, benchmark, rounds, row
+from benchmarks.results import SETTLE_S, Findings, Goal, Row, benchmark, rounds, row
 from llmtrack import load_engine
 from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.host.packages import available
@@ -39,14 +39,14 @@ PREFILL = {
 SPEEDS = ("prefill", "decode")
 
 
-def measure(small: bool) -> Found:
-    """Time all of them in turn, at one thread and at two."""
+def measure(small: bool) -> Findings:
+    """Time every engine in turn, at one thread and at two."""
     rows: list[Row] = []
     peers = available("genai") and not small
     for threads in THREADS:
         rows += _rows(threads, small, peers)
     reason = "a trial does not convert a model" if small else "it is not installed"
-    return Found(tuple(rows), left_out=() if peers else (f"ONNX Runtime GenAI: {reason}",))
+    return Findings(tuple(rows), left_out=() if peers else (f"ONNX Runtime GenAI: {reason}",))
 
 
 def _rows(threads: int, small: bool, peers: bool) -> list[Row]:
@@ -60,12 +60,12 @@ def _rows(threads: int, small: bool, peers: bool) -> list[Row]:
         ids = tuple(islice(cycle(engine.encode(TEXT)), prompt))
         _ours(engine, ids, 2)
         time.sleep(settle)
-        found = _ours(engine, ids, new)
+        figures = _ours(engine, ids, new)
         if label in theirs:
             time.sleep(settle)
-            found |= {f"{speed}, {OWN}": value for speed, value in _theirs(engine, ids, new).items()}
+            figures |= {f"{speed}, {OWN}": value for speed, value in _theirs(engine, ids, new).items()}
         engine.close()
-        return found
+        return figures
 
     samples = rounds({label: partial(arm, label) for label in labels}, count, settle=settle)
     where = f"{model}, {prompt} + {new} tokens, {threads} threads"
@@ -74,23 +74,23 @@ def _rows(threads: int, small: bool, peers: bool) -> list[Row]:
         ours, theirs = samples[label][speed], samples[peer][speed + defined]
         return row(f"{label}: {speed}", "tok/s", ours, theirs, where=where, peer=peer + defined, goal=goal)
 
-    found = [
+    rows = [
         against(label, speed, FLOAT, goals.get(label) if threads == max(THREADS) else None)
         for label in labels
         for speed, goals in zip(SPEEDS, (PREFILL, DECODE), strict=True)
         if label.startswith("onnx/")
     ]
     for own, peer in PEERS.items() if peers else ():
-        found += [against(own, speed, peer, LEVEL) for speed in SPEEDS]
+        rows += [against(own, speed, peer, LEVEL) for speed in SPEEDS]
     for peer in theirs:
-        found += [against(peer, speed, peer, FIDELITY, f", {OWN}") for speed in SPEEDS]
-    return found
+        rows += [against(peer, speed, peer, FIDELITY, f", {OWN}") for speed in SPEEDS]
+    return rows
 
 
 def _engine(model: str, label: str, threads: int) -> Engine:
-    name, *told = label.split()
+    name, *pairs = label.split()
     backend, _, recipe = name.partition("/")
-    options: dict[str, Any] = {key: int(value) for key, _, value in (each.partition("=") for each in told)}
+    options: dict[str, Any] = {key: int(value) for key, _, value in (pair.partition("=") for pair in pairs)}
     return load_engine(model, backend=backend, device="cpu", quantization=recipe or "none", threads=threads, **options)
 
 
@@ -98,13 +98,8 @@ def _ours(engine: Engine, ids: tuple[int, ...], new: int) -> dict[str, float]:
     """Return tokens per second: the first new token ends the prefill."""
     trace, _ = trace_generate(engine, GenerateRequest((ids,), new))
     stamps = trace.stamps
-    return dict(
-        zip(
-            SPEEDS,
-            (len(ids) / (stamps[0] - trace.start), (new - 1) / (stamps[-1] - stamps[0])),
-            strict=True,
-        )
-    )
+    prefill, decode = len(ids) / (stamps[0] - trace.start), (new - 1) / (stamps[-1] - stamps[0])
+    return dict(zip(SPEEDS, (prefill, decode), strict=True))
 
 
 def _theirs(engine: Any, ids: tuple[int, ...], new: int) -> dict[str, float]:
@@ -117,15 +112,15 @@ def _theirs(engine: Any, ids: tuple[int, ...], new: int) -> dict[str, float]:
     params.set_search_options(do_sample=False, max_length=length, min_length=length, batch_size=1)
     generator = genai.Generator(engine._model, params)
     prompt = np.array([ids], dtype=np.int32)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     generator.append_tokens(prompt)
     generator.generate_next_token()
-    prefill = time.perf_counter() - begun
+    prefill = time.perf_counter() - start
     decode = 0.0
     for _ in range(new - 1):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         generator.generate_next_token()
-        decode += time.perf_counter() - begun
+        decode += time.perf_counter() - start
     return dict(zip(SPEEDS, (len(ids) / prefill, (new - 1) / decode), strict=True))
 
 

@@ -35,8 +35,8 @@ class World:
         drift: amplitude of clock speed changes within minutes.
         heat: slowdown of the machine in the first ten minutes.
         load: factor on all times, as by other programs.
-        bursts: factor on the times of a way that uses all cores while another program runs, which comes and goes; of one
-            that uses half of them, its cube root.
+        bursts: factor on the times of a candidate on all cores while another program runs, which comes and goes; its cube
+            root for a candidate on half of them.
         fixed: minimum and maximum seconds of a candidate's first start beyond the worker's.
         failing: share of the candidates that fail to start.
         stalling: share that hang.
@@ -53,7 +53,7 @@ class World:
     failing: float = 0.05
     stalling: float = 0.03
     now: float = 0.0
-    asked: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = draw = np.random.default_rng(self.seed)
@@ -81,7 +81,7 @@ class World:
             elif chance < self.failing + self.stalling:
                 self.stalls.add(name)
 
-        # Of their own draws, so that a world without bursts is the same.
+        # From a separate generator, so that a world without bursts stays the same.
         draw = np.random.default_rng([self.seed, 1])
         self.narrow = {name for name in self.speeds if name != "base" and draw.random() < 0.5}
         self._bursts = np.cumsum([draw.uniform(20, 90 if number % 2 else 150) for number in range(60)])
@@ -105,7 +105,7 @@ class World:
 
     def measure(self, name: str, seconds: float) -> Trial:
         """Measure a candidate once."""
-        self.asked.append(name)
+        self.calls.append(name)
         if name in self._loaded:
             return self._call(name, seconds, 0.0)
         if name in self.stalls:
@@ -114,10 +114,10 @@ class World:
         if name in self.failures and begins <= seconds:
             self.now += begins
             return Trial({}, begins, f"{name} cannot run here")
-        seen = self._call(name, seconds, begins)
-        if not seen.failure:
+        trial = self._call(name, seconds, begins)
+        if not trial.failure:
             self._loaded.add(name)
-        return seen
+        return trial
 
     def measure_afresh(self, name: str, proven: str, seconds: float) -> Trial:
         """Measure a candidate once, freshly loaded for a proof."""
@@ -132,13 +132,13 @@ class World:
         burst = self.bursts if disturbed else 1.0
         value = self.speeds[name] / self.load / (burst ** (1 / 3) if name in self.narrow else burst)
         value *= math.exp(self.noise * self.random.standard_normal() - slower)
-        again = max(NEW_TOKENS / value, 0.5)
-        took = begins + again * (2 if begins else 1)
+        call_s = max(NEW_TOKENS / value, 0.5)
+        took = begins + call_s * (2 if begins else 1)
         if took > seconds:
             return self._late(seconds)
         self.now += took
         values = {"decode_tokens_per_sec": value, "inter_token_latency_ms": 1000 / value}
-        return Trial(values, took, repeat_s=again, disturbed=bool(disturbed))
+        return Trial(values, took, repeat_s=call_s, disturbed=bool(disturbed))
 
     def _late(self, seconds: float) -> Trial:
         self.now += seconds
@@ -161,7 +161,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The end of a search, compared with the truth.
 
     Attributes:
@@ -179,7 +179,7 @@ class Found:
     seconds: float
 
 
-def search(world: World, seconds: float) -> Found:
+def search(world: World, seconds: float) -> SearchResult:
     """Search in a world, and compare the end with the truth."""
     tuning = Tuning(world.goal(seconds), world)
     tuning.run()
@@ -189,4 +189,4 @@ def search(world: World, seconds: float) -> Found:
     right = won in able and able[won] >= able[best] / 1.05
     claims = tuning.ending == "proven" and won != "base"
     false = claims and (won not in able or able[won] <= BASE_SPEED)
-    return Found(tuning.ending, best == "base" or bool(tuning.race.samples[best]), right, false, world.now)
+    return SearchResult(tuning.ending, best == "base" or bool(tuning.race.samples[best]), right, false, world.now)

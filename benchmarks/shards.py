@@ -1,10 +1,10 @@
 """How much faster do two workers score a text than one, with one thread each?
 
     python -m benchmarks.shards                                     # two to three minutes, on a machine with two idle cores
-    python -m benchmarks.shards --rounds 1 --tokens 512             # whether it works
+    python -m benchmarks.shards --rounds 1 --tokens 512             # a trial
 
-One worker and two take turns, and keep their models from round to round: the time to score excludes loading, which shows in
-the first round's seconds. The result must be the same to 1e-9.
+One worker and two take turns, and keep their models between rounds: scoring time excludes loading, which shows in the
+first round's seconds. The results must agree to 1e-9.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ ALIKE = 1e-9
 
 def scored(executor: ProcessExecutor, scenario: Scenario) -> tuple[Measurement, float]:
     """Score a text; return the measurement and the total seconds."""
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
 
     def take(event: Event) -> None:
         if isinstance(event, Failure):
             raise click.ClickException(event.reason)
         if isinstance(event, Measurement):
-            found.append(event)
+            measurements.append(event)
 
     start = time.perf_counter()
     run_scenarios(executor, (scenario,), take)
-    return found[0], time.perf_counter() - start
+    return measurements[0], time.perf_counter() - start
 
 
 @click.command(help=__doc__)
@@ -68,10 +68,10 @@ def main(model: str, tokens: int, length: int, rounds: int, workers: int) -> Non
     finally:
         single.close()
         several.close()
-    of_linear = [many / (workers * one) for one, many in zip(speeds[1], speeds[workers], strict=True)]
-    whole = median(speeds[workers]) / (workers * median(speeds[1]))
+    shares = [many / (workers * one) for one, many in zip(speeds[1], speeds[workers], strict=True)]
+    overall = median(speeds[workers]) / (workers * median(speeds[1]))
     print(
-        f"of linear: {whole:.3f} by the medians (goal: {GOAL}); by rounds {', '.join(f'{share:.3f}' for share in of_linear)}"
+        f"of linear: {overall:.3f} by the medians (goal: {GOAL}); by rounds {', '.join(f'{share:.3f}' for share in shares)}"
     )
     print(f"largest difference of the loss: {max(losses) - min(losses):.1e} (goal: {ALIKE:g})")
     if max(losses) - min(losses) > ALIKE:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.query import EXPERIMENT, copies
+from benchmarks.query import EXPERIMENT, copy_runs
 from benchmarks.read_runs import fill
-from benchmarks.results import Found, Goal, benchmark, rounds, row
+from benchmarks.results import Findings, Goal, benchmark, rounds, row
 
 ARMS = {
     "help": ["-m", "llmtrack", "--help"],
@@ -36,39 +36,38 @@ def timed(arguments: Sequence[str], uri: str) -> Callable[[], dict[str, float]]:
     return run
 
 
-def measure(small: bool) -> Found:
+def measure(small: bool) -> Findings:
     """Start each, in turn."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "mlflow.db")
         uri = f"sqlite:///{path}"
         fill(uri, EXPERIMENT, 10)
-        copies(path, 100)
-        samples = rounds({name: timed(each, uri) for name, each in ARMS.items()}, 1 if small else 4)
-    taken = {name: samples[name]["s"] for name in ARMS}
-
-    return Found(
+        copy_runs(path, 100)
+        samples = rounds({name: timed(arguments, uri) for name, arguments in ARMS.items()}, 1 if small else 4)
+    seconds = {name: samples[name]["s"] for name in ARMS}
+    return Findings(
         (
             row(
                 "llmtrack --help",
                 "s",
-                taken["help"],
-                taken["mlflow help"],
+                seconds["help"],
+                seconds["mlflow help"],
                 peer="mlflow --help",
                 goal=Goal(most=0.25),
             ),
             row(
                 "llmtrack compare, 100 runs",
                 "s",
-                taken["compare"],
-                taken["import mlflow"],
+                seconds["compare"],
+                seconds["import mlflow"],
                 peer="import mlflow",
                 goal=Goal(most=2),
             ),
             row(
                 "import llmtrack",
                 "s",
-                taken["import llmtrack"],
-                taken["import nothing"],
+                seconds["import llmtrack"],
+                seconds["import nothing"],
                 peer="python -c pass",
             ),
         )

@@ -1,11 +1,12 @@
-"""Is what a search answers within its time right? In scripted worlds, or for real beside a full grid.
+"""Is the answer of a time-limited search right? In simulated worlds, or on this machine against a full grid.
 
     python -m benchmarks.tune --seeds 10
     python -m benchmarks.tune --real --model packaged:smollm2 --budget 5m --space threads=0
 
-Prints for each level of load, over 3 to 60 candidates and budgets of 60 to 900 s, how the searches ended: how often the best
-candidate, or one within 5 %, was named where the budget allowed a sample of it, and how many proven claims were false.
-With `--real` a model is tuned on this machine, and each of the same ways is then measured and scored in full; nothing is tracked.
+For each level of load, over 3 to 60 candidates and budgets of 60 to 900 s, prints how the searches ended: how often the
+best candidate, or one within 5 %, was named if the budget allowed a sample of it, and how many proven claims were false.
+With `--real`, tunes a model on this machine, and then measures and scores each of the same candidates in full; nothing is
+tracked.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ def full_grid(trials: Trials) -> tuple[dict[str, float], dict[str, float]]:
     speeds: dict[str, float] = {}
     scores: dict[str, list[PartScore]] = {}
     for name in task.names:
-        seen = [trials.measure(name, math.inf).values.get(task.objective) for _ in range(REPEATS)]
-        found = [value for value in seen if value is not None]
-        if len(found) == REPEATS:
-            speeds[name] = median(found)
+        samples = [trials.measure(name, math.inf).values.get(task.objective) for _ in range(REPEATS)]
+        values = [value for value in samples if value is not None]
+        if len(values) == REPEATS:
+            speeds[name] = median(values)
             model = models[name].model
             if model not in scores:
                 scores[model] = [trials.score(name, part, math.inf) for part in range(task.parts)]
@@ -104,16 +105,16 @@ def on_this_machine(config: Config) -> None:
     better = max if tuning.goal.better == "higher" else min
     most = config.most_perplexity or math.inf
     best = better((name for name in speeds if losses.get(name, math.inf) <= most), key=speeds.__getitem__)
-    click.echo(f"| | answer | {config.objective} in the grid | perplexity | ways measured | samples | seconds |")
+    click.echo(f"| | answer | {config.objective} in the grid | perplexity | candidates measured | samples | seconds |")
     click.echo("| --- | --- | --- | --- | --- | --- | --- |")
     rows = (
         (f"search ({tuning.ending})", tuning.winner, measured, calls, race_s),
         ("grid", best, len(speeds), len(speeds) * REPEATS, grid_s),
     )
-    for title, name, priors, samples, seconds in rows:
+    for title, name, count, samples, seconds in rows:
         speed = f"{speeds[name]:,.4g}" if name in speeds else "-"
         loss = f"{losses[name] - 1:+.2%}" if name in losses else "-"
-        click.echo(f"| {title} | {name} | {speed} | {loss} | {priors} | {samples} | {seconds:.0f} |")
+        click.echo(f"| {title} | {name} | {speed} | {loss} | {count} | {samples} | {seconds:.0f} |")
     claim = f"; claimed: {tuning.claim.words}" if tuning.claim else ""
     claim += f"; missing: {tuning.missing}" if tuning.missing else ""
     click.echo(f"\nThe search took {race_s / grid_s:.0%} of the grid's time{claim}.")
@@ -131,7 +132,7 @@ def on_this_machine(config: Config) -> None:
 @click.option("--real", is_flag=True, help="Tune a model on this machine, and measure the full grid, too.")
 @click.option("--model", default=Config.model, show_default=True)
 @click.option("--budget", default="5m", show_default=True)
-@click.option("--space", default="threads=0", show_default=True, help="As tune takes it.")
+@click.option("--space", default="threads=0", show_default=True, help="See the parameter of tune.")
 def main(seeds: int, real: bool, model: str, budget: str, space: str) -> None:
     """Print the table."""
     if real:
@@ -142,19 +143,19 @@ def main(seeds: int, real: bool, model: str, budget: str, space: str) -> None:
     )
     click.echo("| --- | --- | --- | --- | --- |")
     for title, load in LOADS.items():
-        found = [
+        results = [
             search(World(seed, candidates, **load), seconds)
             for candidates in CANDIDATES
             for seconds in BUDGETS
             for seed in range(seeds)
         ]
-        reached = [each for each in found if each.reached]
-        proven = sum(each.ending == "proven" for each in found)
-        unproven = sum(each.ending == "unproven" for each in found)
-        false = sum(each.false for each in found)
+        reached = [each for each in results if each.reached]
+        proven = sum(each.ending == "proven" for each in results)
+        unproven = sum(each.ending == "unproven" for each in results)
+        false = sum(each.false for each in results)
         right = sum(each.right for each in reached)
         click.echo(
-            f"| {title} | {right} of {len(reached)} | {proven} of {len(found)} | {unproven} | {false} of {proven} |"
+            f"| {title} | {right} of {len(reached)} | {proven} of {len(results)} | {unproven} | {false} of {proven} |"
         )
 
 

@@ -21,7 +21,7 @@ def database(template_database, tmp_path):
 def test_copied_runs_are_separate_runs_with_equal_values(database):
     uri = f"sqlite:///{database}"
     fill(uri, query.EXPERIMENT, 2)
-    query.copies(database, 5)
+    query.copy_runs(database, 5)
     found = runs(kind=None, tracking_uri=uri)
     assert (len(found), found["run_id"].nunique(), found["start_time"].nunique()) == (5, 5, 5)
     assert sorted(found["tokens_per_sec"].value_counts()) == [2, 3]

@@ -17,7 +17,7 @@ def test_each_arm_is_a_recipe_with_valid_options():
 
 
 def test_texts_are_cut_at_line_ends_and_short_ones_left_out():
-    found = four_bits.stretches(["ab\ncd\nef\ng", "hijklm\n"], 5)
+    found = four_bits.chunks(["ab\ncd\nef\ng", "hijklm\n"], 5)
     assert found == ("ab\ncd\n", "hijklm\n")
 
 

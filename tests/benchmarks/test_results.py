@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import page, results
-from benchmarks.results import Found, Goal, Result, benchmark, estimate, load, rounds, row, section, table
+from benchmarks.results import Findings, Goal, Result, benchmark, estimate, load, rounds, row, section, table
 from llmtrack.spec.outcome import Summary
 
 
@@ -89,8 +89,8 @@ def test_an_estimate_with_an_interval_is_compared_with_its_goal():
 def kept(tmp_path):
     """Return the result of a benchmark command."""
 
-    def measure(small: bool) -> Found:
-        return Found(
+    def measure(small: bool) -> Findings:
+        return Findings(
             (row("time", "s", [1.0, 1.25], [2.0, 2.5], peer="theirs"),),
             ("another: not installed",),
             ("A note.",),
@@ -129,11 +129,11 @@ def test_a_page_changes_between_its_markers_only(kept):
         f"{word}\n<!-- made by `make bench`: {name} -->\nold\n<!-- end -->"
         for word, name in [("before", "made"), ("between", "absent"), ("after", "machine")]
     )
-    text = page.filled(given + "\n", found)
+    text = page.with_results(given + "\n", found)
     assert text.count("old") == 1  # of the result that is not there
     assert "0.5000 [0.5000, 0.5000]" in text
     assert "| version.torch |" in text
-    assert page.filled(text, found) == text
+    assert page.with_results(text, found) == text
 
 
 INTEL = {"cpu": "Intel(R) Xeon(R) Processor", "cpu_cores": "2", "cpu_instruction_sets": "avx2 amx_int8"}
@@ -145,8 +145,8 @@ def keep(folder, monkeypatch, facts, ours, where="2 threads", note="A note."):
     """Run a benchmark as `make bench` does, on a machine with these facts."""
     monkeypatch.setattr(results, "machine", lambda: facts)
 
-    def measure(small: bool) -> Found:
-        return Found(
+    def measure(small: bool) -> Findings:
+        return Findings(
             (row("decode", "tok/s", ours, [50.0, 50.0], where=where, peer="theirs", goal=Goal(least=1)),),
             notes=(note,),
         )
@@ -178,7 +178,7 @@ def test_a_result_replaces_that_of_its_own_machine_only(tmp_path, monkeypatch):
     ):
         keep(tmp_path, monkeypatch, facts, ours)
     assert len(kept_files(tmp_path)) == 2
-    (amd, intel) = page.results(tmp_path)["test_results"]
+    (amd, intel) = page.stored_results(tmp_path)["test_results"]
     assert (amd.machine["cpu"], amd.found.rows[0].ours.median) == ("AMD EPYC", 60.0)
     assert (intel.machine["version.torch"], intel.found.rows[0].ours.median) == ("9", 45.0)
 
@@ -187,7 +187,7 @@ def test_two_machines_get_a_column_each(tmp_path, monkeypatch):
     keep(tmp_path, monkeypatch, INTEL, [40.0, 40.0])
     keep(tmp_path, monkeypatch, AMD, [60.0, 60.0], note="Another note.")
     place = "<!-- made by `make bench`: test_results -->\n<!-- end -->\n"
-    text = page.filled(place, page.results(tmp_path))
+    text = page.with_results(place, page.stored_results(tmp_path))
     assert "- `python -m benchmarks.test_results` on AMD EPYC, 2 cores, " in text
     assert "- `python -m benchmarks.test_results` on Intel(R) Xeon(R) Processor, 2 cores, " in text
     assert (
@@ -198,13 +198,13 @@ def test_two_machines_get_a_column_each(tmp_path, monkeypatch):
         "| 40.00 [40.00, 40.00] tok/s against 50.00 [50.00, 50.00] tok/s, ratio 0.8000 [0.8000, 0.8000]: missed |\n"
     ) in text
     assert "- Another note. (AMD EPYC, 2 cores)\n- A note. (Intel(R) Xeon(R) Processor, 2 cores)\n" in text
-    assert page.filled(text, page.results(tmp_path)) == text
+    assert page.with_results(text, page.stored_results(tmp_path)) == text
 
 
 def test_a_figure_of_one_machine_leaves_the_others_cell_empty(tmp_path, monkeypatch):
     keep(tmp_path, monkeypatch, INTEL, [40.0, 40.0])
     keep(tmp_path, monkeypatch, AMD, [60.0, 60.0], where="8 threads")
-    lines = results.sections(page.results(tmp_path)["test_results"]).splitlines()
+    lines = results.sections(page.stored_results(tmp_path)["test_results"]).splitlines()
     (alone,) = (line for line in lines if "8 threads" in line)
     (other,) = (line for line in lines if "2 threads" in line)
     assert alone.endswith(": met |  |")
@@ -215,7 +215,7 @@ def test_a_figure_of_one_machine_leaves_the_others_cell_empty(tmp_path, monkeypa
 def test_two_machines_with_the_same_title_are_distinguished(tmp_path, monkeypatch):
     keep(tmp_path, monkeypatch, AMD, [60.0, 60.0])
     keep(tmp_path, monkeypatch, OLDER_AMD, [30.0, 30.0])
-    found = page.results(tmp_path)["test_results"]
+    found = page.stored_results(tmp_path)["test_results"]
     head = next(line for line in results.sections(found).splitlines() if line.startswith("| figure"))
     for facts in (AMD, OLDER_AMD):
         assert f"| AMD EPYC, 2 cores ({results.machine_id(facts)[-4:]}) |" in head
@@ -224,21 +224,21 @@ def test_two_machines_with_the_same_title_are_distinguished(tmp_path, monkeypatc
 
 def test_an_unmeasured_part_is_marked():
     empty = "<!-- made by `make bench`: absent -->\n<!-- end -->\n"
-    text = page.filled(empty, {})
+    text = page.with_results(empty, {})
     assert "Not measured yet: `python -m benchmarks absent`." in text
-    assert page.filled(text, {}) == text
+    assert page.with_results(text, {}) == text
 
 
 def test_the_page_matches_the_stored_results():
     text = page.PAGE.read_text(encoding="utf-8")
-    found = page.results()
+    found = page.stored_results()
     assert not [name for name, results in found.items() if any(each.small for each in results)]
-    assert page.filled(text, found) == text, "run python -m benchmarks.page"
+    assert page.with_results(text, found) == text, "run python -m benchmarks.page"
 
 
 def test_each_stored_result_has_a_place_on_the_page():
     text = page.PAGE.read_text(encoding="utf-8")
-    for name in page.results():
+    for name in page.stored_results():
         assert f"<!-- made by `make bench`: {name} -->" in text
 
 
@@ -251,9 +251,9 @@ def test_a_stored_result_is_small():
 def test_a_benchmarks_own_options_appear_in_its_command_without_local_folders(tmp_path):
     given = []
 
-    def measure(small: bool, model: str | None, text: str) -> Found:
+    def measure(small: bool, model: str | None, text: str) -> Findings:
         given.append((small, model, text))
-        return Found()
+        return Findings()
 
     options = (click.option("--model"), click.option("--text", default="builtin"))
     arguments = ["--model", str(tmp_path / "mine"), "--json", str(tmp_path / "found.json")]

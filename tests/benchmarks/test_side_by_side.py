@@ -66,7 +66,8 @@ def samples(**speeds: float) -> dict[str, dict[str, list[float]]]:
 def test_scoring_goals_compare_with_the_float32_loop():
     found = samples(plain=100.0, float32=120.0, bfloat16=150.0)
     rows = {
-        (row.where.split(",")[0], row.what): row for row in lm_eval.compared(found, "text", ["plain"], Goal(most=0.5))
+        (row.where.split(",")[0], row.what): row
+        for row in lm_eval.comparison_rows(found, "text", ["plain"], Goal(most=0.5))
     }
     assert rows["float32", "tokens/s"].verdict == "met"
     assert rows["bfloat16", "tokens/s"].verdict == "missed"  # 1.5 of 1.7

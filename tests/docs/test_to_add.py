@@ -276,12 +276,12 @@ def test_each_executor_can_be_chosen():
 
 
 BENCHMARK = """
-from benchmarks.results import Found, benchmark, row
+from benchmarks.results import Findings, benchmark, row
 
 
 @benchmark("How does it taste?")
 def main(small):
-    return Found((row("sweetness", "", [1.0 if small else 2.0]),))
+    return Findings((row("sweetness", "", [1.0 if small else 2.0]),))
 """
 
 
@@ -292,6 +292,6 @@ def test_a_benchmark_is_a_module_and_its_place_on_the_page(tmp_path, monkeypatch
     monkeypatch.delitem(sys.modules, "benchmarks.tasting")
     done = CliRunner().invoke(main, ["--small", "--keep", str(tmp_path / "results")])
     assert "`python -m benchmarks.tasting --small`" in done.output
-    found = benchmarks_page.results(tmp_path / "results")
+    found = benchmarks_page.stored_results(tmp_path / "results")
     place = "<!-- made by `make bench`: tasting -->\n<!-- end -->\n"
-    assert "| sweetness |" in benchmarks_page.filled(place, found)
+    assert "| sweetness |" in benchmarks_page.with_results(place, found)
