@@ -50,7 +50,6 @@ class Experiment:
     """A named list of scenarios with a question.
 
     Attributes:
-        name: name of the entry point.
         question: what it answers, in one sentence.
         scenarios: what to measure, including the baseline.
         plots: draw figures, by file stem, from the tracked runs and a function that reads a tracked series by run id

@@ -25,19 +25,12 @@ _OUT_OF_SPACE = 1
 
 @dataclass(frozen=True)
 class Capacity:
-    """Capacity of a context, which is reused while it suffices: creating one is expensive.
-
-    Attributes:
-        rows: parallel sequences.
-        tokens: tokens per sequence.
-        batch: tokens per call.
-        outputs: tokens per call with logits.
-    """
+    """Capacity of a context, which is reused while it suffices: creating one is expensive."""
 
     rows: int = 0
-    tokens: int = 0
-    batch: int = 0
-    outputs: int = 0
+    tokens_per_row: int = 0
+    tokens_per_call: int = 0
+    logits_per_call: int = 0
 
     def holds(self, other: Capacity) -> bool:
         """Return whether it covers another capacity."""
@@ -49,11 +42,9 @@ class Capacity:
 
 
 class LlamaDecoder:
-    """A GGUF file with llama.cpp's state.
+    """A GGUF file opened by llama.cpp, with its state.
 
     Args:
-        path: the file.
-        threads: intra-op threads.
         ubatch: maximum tokens per pass.
         flash_attention: a key of `FLASH_ATTENTION`.
         cache_type: type of cached keys and values, of `CACHE_TYPES`.
@@ -100,7 +91,7 @@ class LlamaDecoder:
         Args:
             rows: number of sequences.
             tokens: final length of the longest.
-            outputs: maximum tokens per call with logits.
+            outputs: maximum number of logits per call.
 
         Raises:
             ScenarioError: there are too many rows for llama.cpp, or too little memory.
@@ -118,16 +109,13 @@ class LlamaDecoder:
     def run(
         self, ids: Sequence[Sequence[int]], begins: Sequence[int], rows: Sequence[int], keep: str = "last"
     ) -> NDArray[np.float32]:
-        """Continue rows with their next tokens.
+        """Continue rows with their next tokens; return (tokens, vocabulary) logits, which the next call overwrites.
 
         Args:
             ids: tokens per row.
             begins: number of earlier tokens per row.
             rows: row numbers.
             keep: logits of the `last` token of each row, or of `all`.
-
-        Returns:
-            (kept tokens, vocabulary) logits, row by row: a view that the next call overwrites.
 
         Raises:
             ScenarioError: llama.cpp failed.
@@ -152,10 +140,7 @@ class LlamaDecoder:
         return self.run([(token,) for token in tokens], begins, rows)
 
     def logits(self, ids: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-        """Yield (tokens, vocabulary) logits after each token of one row in parts, to limit memory.
-
-        Each part is a view that the next one overwrites.
-        """
+        """Yield (tokens, vocabulary) logits of a row in parts, each overwritten by the next, to limit memory."""
         part = max(1, min(len(ids), _CHUNK_BYTES // (4 * self.vocab_size)))
         self.start(1, len(ids), part)
         for begin in range(0, len(ids), part):
@@ -180,10 +165,10 @@ class LlamaDecoder:
         self._drop()
         settings = self._cpp.llama_context_default_params()
         settings.n_seq_max = capacity.rows
-        settings.n_ctx = capacity.rows * -(-capacity.tokens // 256) * 256
-        settings.n_batch = capacity.batch
-        settings.n_ubatch = min(self._ubatch, capacity.batch)
-        settings.n_outputs_max = max(capacity.outputs, capacity.rows)
+        settings.n_ctx = capacity.rows * -(-capacity.tokens_per_row // 256) * 256
+        settings.n_batch = capacity.tokens_per_call
+        settings.n_ubatch = min(self._ubatch, capacity.tokens_per_call)
+        settings.n_outputs_max = max(capacity.logits_per_call, capacity.rows)
         settings.n_threads = settings.n_threads_batch = self._threads
         settings.flash_attn_type = FLASH_ATTENTION[self._flash_attention]
         kind = getattr(self._cpp, f"GGML_TYPE_{self._cache_type.upper()}")
@@ -196,10 +181,10 @@ class LlamaDecoder:
         self._context = self._cpp.llama_init_from_model(self._model, settings)
         if not self._context:
             raise ScenarioError(
-                f"llama.cpp cannot allocate {capacity.rows} rows of {capacity.tokens:,} tokens: {last_error()}",
+                f"llama.cpp cannot allocate {capacity.rows} rows of {capacity.tokens_per_row:,} tokens: {last_error()}",
                 kind="unsupported",
             )
-        self._batch = self._cpp.llama_batch_init(capacity.batch, 0, 1)
+        self._batch = self._cpp.llama_batch_init(capacity.tokens_per_call, 0, 1)
         self._capacity = capacity
 
     def _drop(self) -> None:

@@ -39,7 +39,6 @@ class Compiled:
 
     Attributes:
         package: distribution name.
-        version: of that distribution.
         files: the compiled libraries.
         remedy: what to do if they were compiled for another CPU.
     """

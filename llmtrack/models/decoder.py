@@ -130,7 +130,7 @@ def is_harmless(key: str, model: Any, tensor: torch.Tensor | None = None) -> boo
 
 
 def _predicts_ahead(key: str, config: Any) -> bool:
-    """Return whether a tensor belongs to the extra layers for multi-token prediction."""
+    """Return whether a tensor belongs to extra layers for multi-token prediction."""
     layer = re.search(r"(?:^|\.)layers\.(\d+)\.", key)
     ahead = getattr(config, "num_nextn_predict_layers", None) or 0
     layers = getattr(config, "num_hidden_layers", None)

@@ -23,9 +23,9 @@ class ModelFolder:
     Attributes:
         path: read-only view of the folder without unrelated files.
         model_id: the chosen candidate, as written.
-        facts: params to track (`EngineInfo.facts`): its source, and a hub model's commit.
-        tags: provenance to track (`EngineInfo.tags`): digests of weights, config and tokenizer.
-        warnings: such as random weights (`EngineInfo.warnings`).
+        facts: its source and a hub model's commit, for `EngineInfo.facts`.
+        tags: digests of weights, config and tokenizer, for `EngineInfo.tags`.
+        warnings: such as random weights, for `EngineInfo.warnings`.
     """
 
     path: Path
@@ -38,8 +38,8 @@ class ModelFolder:
 def model_folder(spec: str, revision: str | None = None) -> ModelFolder:
     """Return the folder of the first available candidate of a comma list.
 
-    Anything else is converted to a folder once, in the cache: a hub model is downloaded, a GGUF file and a packaged
-    model are converted, and a synthetic model's weights are drawn and saved in float32.
+    Anything else becomes a folder once, in the cache: hub models are downloaded, GGUF files and packaged models
+    converted, and a synthetic model's weights drawn and saved in float32.
 
     Args:
         spec: as for `load_model`.

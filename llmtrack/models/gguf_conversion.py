@@ -127,12 +127,11 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = _post_processor(metadata, tokens)
-    added = (TOKEN_TYPE_UNKNOWN, TOKEN_TYPE_CONTROL, TOKEN_TYPE_USER_DEFINED)
     tokenizer.add_tokens(
         [
             AddedToken(token, special=kind != TOKEN_TYPE_USER_DEFINED, normalized=False)
             for token, kind in zip(tokens, types, strict=True)
-            if kind in added
+            if kind in (TOKEN_TYPE_UNKNOWN, TOKEN_TYPE_CONTROL, TOKEN_TYPE_USER_DEFINED)
         ]
     )
     return tokenizer
@@ -176,8 +175,8 @@ def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict
 
     from transformers import AutoTokenizer
 
-    with isolated_file(path) as folder:
-        converted = AutoTokenizer.from_pretrained(str(folder), gguf_file=path.name, **LOCAL)
+    with isolated_file(path) as view:
+        converted = AutoTokenizer.from_pretrained(str(view), gguf_file=path.name, **LOCAL)
     return converted.backend_tokenizer, settings
 
 
@@ -187,27 +186,27 @@ def _write_model(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
 
     from llmtrack.host.transformers_compat import custom_code_refused
 
-    with isolated_file(path) as seen, custom_code_refused():
-        model = AutoModelForCausalLM.from_pretrained(str(seen), gguf_file=path.name, dtype=torch.float32, **LOCAL)
-    _name_specials(model, metadata)
+    with isolated_file(path) as view, custom_code_refused():
+        model = AutoModelForCausalLM.from_pretrained(str(view), gguf_file=path.name, dtype=torch.float32, **LOCAL)
+    _set_special_ids(model, metadata)
     model.save_pretrained(str(folder))
     _make_portable(folder / "config.json")
 
 
 def _write_config(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Write everything but the weights; for a model unknown to transformers, only the ids."""
+    """Write the settings of a model; if transformers does not support it, only the ids."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        with isolated_file(path) as seen:
-            config = AutoConfig.from_pretrained(str(seen), gguf_file=path.name, **LOCAL)
+        with isolated_file(path) as view:
+            config = AutoConfig.from_pretrained(str(view), gguf_file=path.name, **LOCAL)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except Exception:  # llama.cpp may support architectures that transformers does not
         _write_ids(folder, metadata)
         return
-    _name_specials(model, metadata)
+    _set_special_ids(model, metadata)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(str(folder))
     model.generation_config.save_pretrained(str(folder))
@@ -215,19 +214,23 @@ def _write_config(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None
 
 
 def _write_ids(folder: Path, metadata: Mapping[str, Any]) -> None:
-    ids = {f"{role}_token_id": number for role, number in special_ids(metadata).items() if role != "unk"}
+    ids = _id_settings(metadata)
     vocab_size = len(metadata["tokenizer.ggml.tokens"])
     config = {"architectures": [metadata["general.architecture"]], "vocab_size": vocab_size, **ids}
     for name, content in (("config.json", config), ("generation_config.json", ids)):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _name_specials(model: Any, metadata: Mapping[str, Any]) -> None:
+def _id_settings(metadata: Mapping[str, Any]) -> dict[str, int | None]:
+    return {f"{role}_token_id": number for role, number in special_ids(metadata).items() if role != "unk"}
+
+
+def _set_special_ids(model: Any, metadata: Mapping[str, Any]) -> None:
     from transformers import GenerationConfig
 
     from llmtrack.host.transformers_compat import make_savable
 
-    ids = {f"{role}_token_id": number for role, number in special_ids(metadata).items() if role != "unk"}
+    ids = _id_settings(metadata)
     for name, number in ids.items():
         setattr(model.config, name, number)
     make_savable(model)

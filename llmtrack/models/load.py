@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
 RANDOM_WEIGHTS = "random weights: speed and memory are real, quality figures are meaningless"
 SEED = 0
 SHARDED, SPREAD = "sharded", "spread"
@@ -52,17 +51,14 @@ SHARDED, SPREAD = "sharded", "spread"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and its tokenizer, from the same source and revision.
+    """A model in eval mode and its tokenizer.
 
     Attributes:
-        model: in eval mode, on the device, in the dtype.
         model_id: the loaded candidate, as written.
-        revision: commit of a hub model, else None.
-        digests: of everything that affects its output.
+        revision: commit of a hub model.
         load_time_s: seconds to read weights and tokenizer, without downloading or converting.
         file_size_bytes: bytes of the weight files; None if there are none.
-        facts: to be tracked.
-        probes: cached answers of its probes.
+        facts: params to track.
     """
 
     model: PreTrainedModel
@@ -82,11 +78,9 @@ class ModelIdentity:
     """The model that a spec resolves to, known without loading its weights.
 
     Attributes:
-        source: the chosen candidate.
-        folder: its files; None for a synthetic one.
-        revision: commit of a hub model, else None.
-        digests: as in `LoadedModel`.
-        gguf: the GGUF file, if requested and available; the folder then has no weights.
+        folder: its files; None for a synthetic model.
+        revision: commit of a hub model.
+        gguf: the GGUF file, if requested; the folder then has no weights.
     """
 
     source: ModelSource
@@ -115,7 +109,7 @@ def identify_model(
     Args:
         spec: as for `load_model`.
         revision: branch, tag or commit of a hub model.
-        device: where random weights would be drawn, which affects them.
+        device: determines the random weights of a synthetic model.
         as_gguf: leave a GGUF file unconverted, for an engine that reads it.
 
     Raises:
@@ -123,37 +117,6 @@ def identify_model(
         ModelLoadError: no candidate is available; the message has a line for each.
     """
     return _first(spec, lambda source: _identify(source, revision, device, as_gguf))
-
-
-def _identify(source: ModelSource, revision: str | None, device: str, as_gguf: bool) -> ModelIdentity:
-    if problem := missing_path(source):
-        raise ModelLoadError(problem)
-    warnings = _ignored(source, revision)
-    if as_gguf and source.kind in ("gguf", "packaged"):
-        path = packaged.gguf_file(source.location) if source.kind == "packaged" else Path(source.location)
-        description = gguf_conversion.describe(path)
-        return ModelIdentity(source, description, None, _digests(source, description), warnings, path)
-    folder, commit = _folder_of(source, revision)
-    if folder is None:
-        digests = synthetic.digests(source.location, SEED, device)
-        return ModelIdentity(source, None, None, digests, (*warnings, RANDOM_WEIGHTS))
-    refuse_damaged(folder)
-    refuse_adapter(folder)
-    require_weights(folder)
-    return ModelIdentity(source, folder, commit, _digests(source, folder), warnings)
-
-
-def _ignored(source: ModelSource, revision: str | None) -> tuple[str, ...]:
-    if not revision or source.kind == "hub":
-        return ()
-    return (f"revision {revision} is ignored: {source.spec} is not a hub model",)
-
-
-def _digests(source: ModelSource, folder: Path) -> ModelDigests:
-    digests = model_digests(folder)
-    if source.kind in ("gguf", "packaged"):
-        return replace(digests, weights=f"gguf:{read_manifest(folder)['gguf_sha256']}")
-    return digests
 
 
 def load_model(
@@ -304,6 +267,24 @@ def _first(spec: str, attempt: Callable[[ModelSource], Candidate]) -> Candidate:
     raise ModelLoadError(f"no model could be loaded, tried {len(failed)}:{lines}")
 
 
+def _identify(source: ModelSource, revision: str | None, device: str, as_gguf: bool) -> ModelIdentity:
+    if problem := missing_path(source):
+        raise ModelLoadError(problem)
+    warnings = _ignored(source, revision)
+    if as_gguf and source.kind in ("gguf", "packaged"):
+        path = packaged.gguf_file(source.location) if source.kind == "packaged" else Path(source.location)
+        description = gguf_conversion.describe(path)
+        return ModelIdentity(source, description, None, _digests(source, description), warnings, path)
+    folder, commit = _folder_of(source, revision)
+    if folder is None:
+        digests = synthetic.digests(source.location, SEED, device)
+        return ModelIdentity(source, None, None, digests, (*warnings, RANDOM_WEIGHTS))
+    refuse_damaged(folder)
+    refuse_adapter(folder)
+    require_weights(folder)
+    return ModelIdentity(source, folder, commit, _digests(source, folder), warnings)
+
+
 def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | None, placed: str) -> LoadedModel:
     if problem := missing_path(source):
         raise ModelLoadError(problem)
@@ -341,6 +322,19 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
         warnings=tuple(warnings),
         probes=_probe_cache(digests, placed),
     )
+
+
+def _ignored(source: ModelSource, revision: str | None) -> tuple[str, ...]:
+    if not revision or source.kind == "hub":
+        return ()
+    return (f"revision {revision} is ignored: {source.spec} is not a hub model",)
+
+
+def _digests(source: ModelSource, folder: Path) -> ModelDigests:
+    digests = model_digests(folder)
+    if source.kind in ("gguf", "packaged"):
+        return replace(digests, weights=f"gguf:{read_manifest(folder)['gguf_sha256']}")
+    return digests
 
 
 def _probe_cache(digests: ModelDigests, placed: str) -> ProbeCache:

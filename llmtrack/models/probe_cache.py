@@ -57,7 +57,6 @@ class ProbeCache:
             probe: its name.
             model: the transformers model in its current state.
             kind: type of the answer: a plain dataclass or number.
-            run: run the probe.
             is_final: whether an answer may be cached.
         """
         if not self._origin or not _is_known_code(model):

