@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtrack.errors import ScenarioError, UsageError
-from llmtrack.quality import corpora, encoding
+from llmtrack.quality import corpora
 from llmtrack.quality.corpora import Corpus, load_corpus
 
 # Documents as they come out of any file: no blank lines before, no white space after, no carriage return.
@@ -435,12 +435,3 @@ def test_a_file_too_large_for_memory_is_refused_before_reading(tmp_path: Path, m
     assert refusal(str(path)) == (
         "corpus 'x.jsonl' is 10.0 GiB, and reading it takes about 60.0 GiB of memory where 20.0 GiB are free: give a part of it"
     )
-
-
-def test_a_text_too_large_to_tokenize_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "available_bytes", lambda: 2**30)
-    with pytest.raises(
-        ScenarioError, match=r"10,000,000 characters takes about 1\.4 GiB .* and 1\.0 GiB are free"
-    ) as caught:
-        encoding.encode_text(object(), "x" * 10_000_000, "tokenizer")  # type: ignore[arg-type]
-    assert caught.value.kind == "out_of_memory"

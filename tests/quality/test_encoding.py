@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 
+from llmtrack.errors import ScenarioError
+from llmtrack.quality import encoding
 from llmtrack.quality.encoding import encode_text
 from llmtrack.quality.perplexity import score_documents, score_rolling
 from tests.quality import tokenizers as made
@@ -232,3 +234,15 @@ def test_tokens_and_text_have_separate_digests() -> None:
     assert tokens != other_tokens
     # Equal counts of tokens, other text: abab and aba, of which 2 tokens are predicted.
     assert digests(plain, "abab", max_length=3)[1] != digests(merged, "abaab", max_length=3)[1]
+
+
+# --- memory
+
+
+def test_a_text_too_large_to_tokenize_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "available_bytes", lambda: 2**30)
+    with pytest.raises(
+        ScenarioError, match=r"10,000,000 characters takes about 1\.4 GiB .* and 1\.0 GiB are free"
+    ) as caught:
+        encode_text(object(), "x" * 10_000_000, "tokenizer")  # type: ignore[arg-type]
+    assert caught.value.kind == "out_of_memory"

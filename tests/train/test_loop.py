@@ -11,7 +11,7 @@ import torch
 
 from llmtrack.errors import ScenarioError
 from llmtrack.train.data import WindowDataset, collate, plan_training_windows
-from llmtrack.train.loop import Hooks, LoopSettings, State, autocast_for, fit, learning_rate, make_optimizer, train_step
+from llmtrack.train.loop import Hooks, LoopSettings, State, autocast_for, fit, learning_rate, make_optimizer, sum_cross_entropy, train_step
 
 VOCAB = 13
 
@@ -200,3 +200,32 @@ def test_autocast_computes_in_bfloat16_over_float32_weights():
     assert dtypes == [torch.float32, torch.bfloat16]
     assert mixed[0] == pytest.approx(plain[0], rel=0.02)
     assert model.head.weight.dtype == torch.float32
+
+
+def test_ignored_targets_do_not_count():
+    logits = torch.tensor([[[2.0, 1.0, 0.1], [9.0, 0.0, 0.0]]])
+    assert float(sum_cross_entropy(logits, torch.tensor([[1, -100]]))) == pytest.approx(1.41703, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        (1, 0.1),
+        (5, 0.5),
+        (10, 1.0),
+        (60, 0.1 + 0.9 * (1 + math.cos(math.pi * 0.5)) / 2),
+        (110, 0.1),
+    ],
+)
+def test_the_rate_warms_up_and_decays_by_a_cosine(step, rate):
+    assert learning_rate(step, steps=110, peak=1.0, warmup=10) == pytest.approx(rate)
+
+
+def test_without_warm_up_the_first_step_has_the_peak_rate():
+    assert learning_rate(1, steps=11, peak=3.0, warmup=0) == 3.0
+    assert learning_rate(6, steps=11, peak=3.0, warmup=0) == pytest.approx(3 * 0.55)
+    assert learning_rate(1, steps=1, peak=3.0, warmup=0) == 3.0
+
+
+def test_training_that_ends_during_warm_up_never_reaches_the_peak():
+    assert [learning_rate(s, steps=2, peak=1.0, warmup=4) for s in (1, 2)] == [0.25, 0.5]
