@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from llmtrack.onnx.graph import MICROSOFT, import_domain, makers_of, remove_unused
+from llmtrack.onnx.graph import MICROSOFT, import_domain, producers_of, remove_unused
 from llmtrack.onnx.lengths import why_not_fused
 from llmtrack.onnx.names import IN_PLACE
 
@@ -156,14 +156,14 @@ def _is_plain(model: ModelProto, parts: dict[str, NodeProto]) -> bool:
 
     Norms of queries and keys, score caps, clipping and layers without rotation contain other operations.
     """
-    made_by = makers_of(model)
+    producers = producers_of(model)
     layer = parts["o_proj"].name.split("o_proj")[0]
     visited = {parts[name].output[0] for name in ("q_proj", "k_proj", "v_proj")}
     between: dict[str, NodeProto] = {}
     pending = [parts["o_proj"].input[0]]
     while pending:
         name = pending.pop()
-        node = made_by.get(name)
+        node = producers.get(name)
         if name in visited or node is None or not node.name.startswith(layer):
             continue
         visited.update(node.output)

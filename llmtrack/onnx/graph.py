@@ -63,7 +63,7 @@ def save(model: ModelProto, path: Path) -> None:
 
 
 def copy_of(message: Message) -> Message:
-    """Copy a graph or node deeply."""
+    """Copy a graph, node or tensor."""
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
@@ -92,12 +92,12 @@ def weights_of(model: ModelProto) -> dict[str, TensorProto]:
     return {tensor.name: tensor for tensor in model.graph.initializer}
 
 
-def makers_of(model: ModelProto) -> dict[str, NodeProto]:
+def producers_of(model: ModelProto) -> dict[str, NodeProto]:
     """Map each tensor's name to the node that produces it."""
     return {name: node for node in model.graph.node for name in node.output}
 
 
-def settings_of(node: NodeProto) -> dict[str, Any]:
+def attributes_of(node: NodeProto) -> dict[str, Any]:
     """Return a node's attributes by name."""
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
@@ -117,7 +117,7 @@ def linears(model: ModelProto) -> tuple[Linear, ...]:
 
 def head_node(model: ModelProto) -> NodeProto | None:
     """Return the MatMul that produces the logits, or None if another operator does."""
-    node = makers_of(model)["logits"]
+    node = producers_of(model)["logits"]
     return node if node.op_type == "MatMul" else None
 
 
@@ -126,7 +126,7 @@ def plain_products(model: ModelProto) -> None:
     weights = weights_of(model)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
-        settings = settings_of(node)
+        settings = attributes_of(node)
         plain = settings.get("alpha", 1) == 1 and settings.get("beta", 1) == 1 and not settings.get("transA")
         if node.op_type != "Gemm" or not plain or node.input[1] not in weights or len(node.input) < 3:
             nodes.append(copy_of(node))
@@ -150,7 +150,7 @@ def untie_head(model: ModelProto) -> bool:
     A tied head reads the embedding through a Transpose, which hides the weight from quantizers.
     """
     head = head_node(model)
-    transpose = makers_of(model).get(head.input[1]) if head is not None else None
+    transpose = producers_of(model).get(head.input[1]) if head is not None else None
     weights = weights_of(model)
     if head is None or transpose is None or transpose.op_type != "Transpose" or transpose.input[0] not in weights:
         return False
@@ -214,13 +214,13 @@ def insert_before(model: ModelProto, node: NodeProto, nodes: Sequence[NodeProto]
         model.graph.node.insert(index + offset, new)
 
 
-def readers_of(model: ModelProto) -> dict[str, list[NodeProto]]:
+def consumers_of(model: ModelProto) -> dict[str, list[NodeProto]]:
     """Map each tensor's name to the nodes that read it."""
-    readers: dict[str, list[NodeProto]] = {}
+    consumers: dict[str, list[NodeProto]] = {}
     for node in model.graph.node:
         for name in set(node.input):
-            readers.setdefault(name, []).append(node)
-    return readers
+            consumers.setdefault(name, []).append(node)
+    return consumers
 
 
 def replace_nodes(model: ModelProto, replacements: Mapping[str, Sequence[NodeProto]]) -> None:

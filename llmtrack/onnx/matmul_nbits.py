@@ -11,11 +11,11 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from llmtrack.onnx.graph import (
     MICROSOFT,
+    attributes_of,
     insert_before,
-    makers_of,
+    producers_of,
     remove_unused,
     replace_nodes,
-    settings_of,
     weights_of,
 )
 
@@ -33,7 +33,7 @@ class _Product:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return settings_of(self.node)
+        return attributes_of(self.node)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -58,29 +58,33 @@ def merge_products(model: ModelProto, groups: Iterable[Sequence[str]]) -> dict[s
         The name of each merged result, by the first of its original results.
     """
     weights = weights_of(model)
-    made_by = makers_of(model)
+    producers = producers_of(model)
     merged: dict[str, str] = {}
     replacements: dict[str, list[NodeProto]] = {}
     for number, results in enumerate(groups):
-        products = [product for name in results if (product := _product(made_by[name], made_by, weights)) is not None]
+        products = [
+            product for name in results if (product := _product(producers[name], producers, weights)) is not None
+        ]
         if len(products) < len(results) or len({product.key for product in products}) > 1:
             continue
         nodes = _merge(model, f"merged.{number}", products, weights)
-        replacements[made_by[results[0]].name] = [*nodes, made_by[results[0]]]
+        replacements[producers[results[0]].name] = [*nodes, producers[results[0]]]
         merged[results[0]] = nodes[-1].output[0]
     replace_nodes(model, replacements)
     return merged
 
 
-def _product(node: NodeProto, made_by: Mapping[str, NodeProto], weights: Mapping[str, TensorProto]) -> _Product | None:
+def _product(
+    node: NodeProto, producers: Mapping[str, NodeProto], weights: Mapping[str, TensorProto]
+) -> _Product | None:
     """Return the product, with its additions, that ends in a node, or None."""
     bias, offset = "", None
     if node.op_type == "Add" and (constant := [name for name in node.input if name in weights]):
         bias = constant[0]
-        node = made_by.get(next((name for name in node.input if name != bias), ""), node)
+        node = producers.get(next((name for name in node.input if name != bias), ""), node)
         if len(weights[bias].dims) != 1:
             return None
-    if node.op_type == "Add" and (parts := [made_by.get(name) for name in node.input]):
+    if node.op_type == "Add" and (parts := [producers.get(name) for name in node.input]):
         node, offset = (
             next((part for part in parts if part is not None and part.op_type == op_type), node)
             for op_type in ("MatMulNBits", "MatMul")
@@ -153,7 +157,7 @@ def split_zero_points(model: ModelProto, accuracy_level: int) -> int:
         if node.op_type != "MatMulNBits" or len(node.input) < 4 or node.input[3] not in weights:
             continue
         zeros = numpy_helper.to_array(weights[node.input[3]])
-        settings = settings_of(node)
+        settings = attributes_of(node)
         width, block = settings["K"], settings["block_size"]
         if zeros.dtype.kind != "f" or width % block:
             continue
@@ -203,8 +207,8 @@ def share_embedding(model: ModelProto) -> bool:
 
     Returns whether it was possible: the head must be in blocks without zero points.
     """
-    head = makers_of(model)["logits"]
-    settings = settings_of(head)
+    head = producers_of(model)["logits"]
+    settings = attributes_of(head)
     weights = weights_of(model)
     lookups = [
         node

@@ -60,8 +60,8 @@ def unpadded(model: ModelProto) -> Unpadded | None:
         return None
     frequencies, magnitude = (numpy_helper.to_array(weights[name]) for name in names)
     graph.name_shared_weights(model)
-    made_by = graph.makers_of(model)
-    inputs = [[*(made_by[name].input[0] for name in node.input[:2]), node.input[2]] for node in layers]
+    producers = graph.producers_of(model)
+    inputs = [[*(producers[name].input[0] for name in node.input[:2]), node.input[2]] for node in layers]
     merged = merge_products(model, inputs)
     layers = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
     for node, parts in zip(layers, inputs, strict=True):
@@ -77,7 +77,7 @@ def unpadded(model: ModelProto) -> Unpadded | None:
 
 def _rotate_inside(attention: NodeProto, inputs: Sequence[str]) -> None:
     """Make the attention operator rotate its inputs: queries, keys and values, or all merged in the first."""
-    settings = graph.settings_of(attention) | {"do_rotary": 1}
+    settings = graph.attributes_of(attention) | {"do_rotary": 1}
     attention.CopyFrom(
         helper.make_node(
             attention.op_type,
@@ -120,16 +120,16 @@ def fuse_norms(model: ModelProto) -> int:
     ONNX Runtime recognizes such norms when it loads a graph, but leaves the preceding sum as a separate operator, two
     per layer. Returns the number of fused sums.
     """
-    made_by = graph.makers_of(model)
-    readers = graph.readers_of(model)
+    producers = graph.producers_of(model)
+    consumers = graph.consumers_of(model)
     constants = _constants(model)
     fused = 0
     for node in list(model.graph.node):
-        norm = _norm(node, made_by, readers, constants) if node.op_type == "Pow" else None
-        total = made_by.get(norm.source) if norm is not None else None
+        norm = _norm(node, producers, consumers, constants) if node.op_type == "Pow" else None
+        total = producers.get(norm.source) if norm is not None else None
         if norm is None or total is None or total.op_type != "Add" or constants.keys() & set(total.input):
             continue
-        made_by[norm.result].output[0] = f"replaced.{norm.result}"
+        producers[norm.result].output[0] = f"replaced.{norm.result}"
         total.CopyFrom(
             helper.make_node(
                 "SkipSimplifiedLayerNormalization",
@@ -146,25 +146,25 @@ def fuse_norms(model: ModelProto) -> int:
 
 def _norm(
     power: NodeProto,
-    made_by: dict[str, NodeProto],
-    readers: dict[str, list[NodeProto]],
+    producers: dict[str, NodeProto],
+    consumers: dict[str, list[NodeProto]],
     constants: dict[str, Any],
 ) -> _Norm | None:
     """Return the norm that begins with a power, or None."""
 
-    def only_reader(node: NodeProto | None, op_type: str) -> NodeProto | None:
-        nodes = readers.get(node.output[0], []) if node is not None else []
+    def only_consumer(node: NodeProto | None, op_type: str) -> NodeProto | None:
+        nodes = consumers.get(node.output[0], []) if node is not None else []
         return nodes[0] if len(nodes) == 1 and nodes[0].op_type == op_type else None
 
-    mean = only_reader(power, "ReduceMean")
-    add = only_reader(mean, "Add")
-    root = only_reader(add, "Sqrt")
-    inverse = only_reader(root, "Div")
-    scaled = only_reader(inverse, "Mul")
+    mean = only_consumer(power, "ReduceMean")
+    add = only_consumer(mean, "Add")
+    root = only_consumer(add, "Sqrt")
+    inverse = only_consumer(root, "Div")
+    scaled = only_consumer(inverse, "Mul")
     if mean is None or add is None or root is None or inverse is None or scaled is None:
         return None
-    cast = only_reader(scaled, "Cast")
-    weighted = only_reader(cast or scaled, "Mul")
+    cast = only_consumer(scaled, "Cast")
+    weighted = only_consumer(cast or scaled, "Mul")
     if weighted is None:
         return None
     source = power.input[0]
@@ -181,12 +181,12 @@ def _norm(
     )
     if not plain:
         return None
-    return _Norm(_uncast(source, made_by), weight, float(epsilon.reshape(())), weighted.output[0])
+    return _Norm(_uncast(source, producers), weight, float(epsilon.reshape(())), weighted.output[0])
 
 
-def _uncast(name: str, made_by: dict[str, NodeProto]) -> str:
+def _uncast(name: str, producers: dict[str, NodeProto]) -> str:
     """Follow casts to float, which is the type of all activations here."""
-    while (node := made_by.get(name)) is not None and node.op_type == "Cast":
+    while (node := producers.get(name)) is not None and node.op_type == "Cast":
         if helper.get_attribute_value(node.attribute[0]) != TensorProto.FLOAT:
             break
         name = node.input[0]

@@ -26,8 +26,8 @@ def smooth(model: ModelProto, ranges: Mapping[str, Array]) -> int:
     """
     graph.name_shared_weights(model)
     weights = graph.weights_of(model)
-    made_by = graph.makers_of(model)
-    readers = graph.readers_of(model)
+    producers = graph.producers_of(model)
+    consumers = graph.consumers_of(model)
     linear = {layer.node for layer in graph.linears(model)}
     changed: dict[tuple[str, int], tuple[NodeProto, Array]] = {}
 
@@ -43,14 +43,14 @@ def smooth(model: ModelProto, ranges: Mapping[str, Array]) -> int:
             if name in weights and len(weights[name].dims) == 1:
                 return product, place
         for name in reversed(product.input):
-            node = made_by.get(name)
-            if node is not None and node.name in linear and len(readers[name]) == 1:
+            node = producers.get(name)
+            if node is not None and node.name in linear and len(consumers[name]) == 1:
                 return node, 1
         return None
 
     smoothed = 0
     for source, largest in ranges.items():
-        producer, layers = divisor(made_by.get(source)), readers[source]
+        producer, layers = divisor(producers.get(source)), consumers[source]
         if producer is None or any(node.name not in linear for node in layers):
             continue
         factor = _factor(largest, np.max([np.abs(value(node, 1)).max(axis=1) for node in layers], axis=0))

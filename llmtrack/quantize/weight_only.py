@@ -122,7 +122,7 @@ def round_by_gptq(model: ModelProto, base: ModelProto, block_size: int, rows: Se
     nodes = {
         node.output[0]: node
         for node in model.graph.node
-        if node.op_type == "MatMulNBits" and graph.settings_of(node).get("bits") == 4
+        if node.op_type == "MatMulNBits" and graph.attributes_of(node).get("bits") == 4
     }
     for group in _groups_in_memory([layer for layer in graph.linears(base) if layer.result in nodes]):
         products: dict[str, Any] = {}

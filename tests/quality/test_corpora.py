@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.errors import UsageError
 from llmtrack.quality import corpora
 from llmtrack.quality.corpora import Corpus, load_corpus
 

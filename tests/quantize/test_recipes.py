@@ -88,9 +88,9 @@ def test_a_tied_embedding_is_stored_once(built, exported):
     model = graph.load(folder / MODEL_FILE)
     floats = [t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT]
     assert EMBEDDING not in [tuple(t.dims) for t in floats]
-    made_by = graph.makers_of(model)
+    producers = graph.producers_of(model)
     steps, scales, name = lookup_table(model)
-    assert made_by[made_by["logits"].input[1]].input[0] == name
+    assert producers[producers["logits"].input[1]].input[0] == name
     values = (steps.astype(np.float32) - 128) * np.repeat(scales, EMBEDDING[1] // scales.shape[1], axis=1)
     # A step of the largest scale: at the upper end of a range, where there is one step less.
     assert np.abs(values - embedding(exported)).max() <= 1.01 * float(scales.max())
@@ -126,7 +126,7 @@ def test_gemm_layers_are_quantized(label, exported_gpt2, tmp_path):
 def test_blocks_have_the_requested_size_and_zero_points(block, symmetric, exported, tmp_path):
     apply("onnx/int4-weight-only", exported, tmp_path / "out", block_size=block, symmetric=symmetric)
     nodes = [n for n in graph.load(tmp_path / "out" / MODEL_FILE).graph.node if n.op_type == "MatMulNBits"]
-    settings = [graph.settings_of(node) for node in nodes]
+    settings = [graph.attributes_of(node) for node in nodes]
     assert {each["block_size"] for each in settings} == {block}
     # The head has 8 bits.
     assert sorted(each["bits"] for each in settings) == [4] * 28 + [8]
@@ -140,7 +140,7 @@ def test_a_tied_head_in_4_bits_is_also_the_embedding(block, exported, exact_loss
     apply("onnx/int4-weight-only", exported, tmp_path / "out", block_size=block, head_bits=4)
     model = graph.load(tmp_path / "out" / MODEL_FILE)
     products = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
-    assert {graph.settings_of(node)["bits"] for node in products} == {4}
+    assert {graph.attributes_of(node)["bits"] for node in products} == {4}
     packed, scales, _ = lookup_table(model)
     steps = np.stack([packed & 15, packed >> 4], axis=-1).reshape(EMBEDDING).astype(np.float32) - 8
     values = steps * np.repeat(scales, block, axis=1)
@@ -236,7 +236,7 @@ def test_layers_too_sensitive_for_4_bits_get_8_and_the_bound_holds(exported, tmp
     assert 1 <= len(left_out) == built.facts["left_out_layers"] < 28
     assert built.facts["weight_bits"] == 4
     nodes = [n for n in graph.load(tmp_path / "out" / MODEL_FILE).graph.node if n.op_type == "MatMulNBits"]
-    bits = [graph.settings_of(node)["bits"] for node in nodes]
+    bits = [graph.attributes_of(node)["bits"] for node in nodes]
     assert sorted(bits) == [4] * (28 - len(left_out)) + [8] * (len(left_out) + 1)  # and the head
     # On the held-out row.
     files = (tmp_path / "out" / MODEL_FILE, exported / MODEL_FILE)

@@ -11,7 +11,17 @@ import torch
 
 from llmtrack.errors import ScenarioError
 from llmtrack.train.data import WindowDataset, collate, plan_training_windows
-from llmtrack.train.loop import Hooks, LoopSettings, State, autocast_for, fit, learning_rate, make_optimizer, sum_cross_entropy, train_step
+from llmtrack.train.loop import (
+    Hooks,
+    LoopSettings,
+    State,
+    autocast_for,
+    fit,
+    learning_rate,
+    make_optimizer,
+    sum_cross_entropy,
+    train_step,
+)
 
 VOCAB = 13
 
