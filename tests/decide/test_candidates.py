@@ -15,7 +15,7 @@ from tests.report.frames import changed, column, interval, made, run
 pytestmark = pytest.mark.usefixtures("_clean_environment")
 
 
-def test_runs_that_name_no_model_keep_their_quality():
+def test_runs_without_a_model_keep_their_quality():
     runs = made(
         timed("fp32", 10.0, model_id=None, perplexity=20.0),
         timed("int8", 30.0, model_id=None, quantization="int8", perplexity=25.0),
@@ -23,7 +23,7 @@ def test_runs_that_name_no_model_keep_their_quality():
     assert list(column(gather_candidates(runs).runs, "perplexity")) == [20.0, 25.0]
 
 
-def test_quality_is_joined_by_variant_or_is_the_runs_own():
+def test_quality_is_the_runs_own_or_joined_by_variant():
     runs = made(
         timed("fp32", 10.0, experiment="speed"),
         timed("bf16", 20.0, experiment="speed", dtype="bfloat16"),
@@ -59,14 +59,14 @@ def test_quality_is_joined_by_variant_or_is_the_runs_own():
     }
 
 
-def test_a_quality_that_could_be_of_either_of_two_models_is_not_joined():
+def test_an_ambiguous_quality_is_not_joined():
     runs = made(timed("a", 10.0), scored("ppl", 20.0), scored("ppl_32", 25.0), scored("again", 20.001))
     points = gather_candidates(runs)
     assert not points.runs[0].has("perplexity")
     assert points.notes == ("a has no perplexity of its own, and the runs of its variant disagree",)
 
 
-def test_what_is_not_comparable_is_left_out_and_said():
+def test_incomparable_runs_are_left_out_with_a_note():
     runs = made(
         timed("a", 10.0),
         timed("b", 20.0, quantization="int8"),
@@ -94,7 +94,7 @@ def test_what_is_not_comparable_is_left_out_and_said():
         {"scored_tokens_digest": None, "scored_text_digest": None},
     ],
 )
-def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_and_said(other):
+def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_with_a_note(other):
     same = {"scored_tokens_digest": "k", "scored_text_digest": "t", "tokens_scored": 1000.0}
     same["bytes_scored"] = 4000.0
     runs = made(
@@ -110,7 +110,7 @@ def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_and_said(other
     assert points.notes[0].startswith("1 run whose perplexity is of other tokens or another text is left out")
 
 
-def test_nothing_to_choose_among():
+def test_without_a_timed_run_there_is_nothing_to_choose():
     with pytest.raises(UsageError, match="no finished run of precision has tokens_per_sec"):
         gather_candidates(made(scored("ppl", 20.0)))
 
@@ -123,13 +123,13 @@ def test_nothing_to_choose_among():
         ("env.config_digest", ["theta 1e4", "theta 1e4"], 20.0),
     ],
 )
-def test_quality_is_not_taken_over_from_a_model_of_another_config_or_tokenizer(name, values, quality):
+def test_quality_is_not_joined_across_configs_or_tokenizers(name, values, quality):
     runs = made(scored("quality", 20.0, experiment="perplexity"), timed("speed", 10.0))
-    (found,) = gather_candidates(changed(runs, **{name: values})).runs
-    assert found.get("perplexity") == quality
+    (joined,) = gather_candidates(changed(runs, **{name: values})).runs
+    assert joined.get("perplexity") == quality
 
 
-def test_infinity_is_no_figure_to_choose_by():
+def test_infinite_values_do_not_count():
     points = gather_candidates(
         made(timed("a", math.inf, perplexity=1.0), timed("b", 10.0, perplexity=math.inf), timed("c", 5.0, perplexity=9.0))
     )  # fmt: skip
@@ -137,14 +137,14 @@ def test_infinity_is_no_figure_to_choose_by():
     assert column(points.runs, "perplexity") == [None, 9.0]
 
 
-def test_the_newest_finished_run_counts_while_a_newer_one_is_in_progress():
+def test_an_unfinished_newer_run_does_not_replace_a_finished_one():
     done = run("a", tokens_per_sec=1.0, model="m")
     again = {**done, "run_id": "newer", "start_time": "2026-11-29T10:00:00Z", "tokens_per_sec": None}
     points = gather_candidates(made(done, {**again, "status": "RUNNING", "outcome": None}))
     assert list(column(points.runs, "run_id")) == ["id-a"]
 
 
-def test_a_configuration_of_several_studies_is_one_and_the_newest_counts():
+def test_of_one_configuration_in_several_studies_the_newest_counts():
     late = {"start_time": "2026-11-29T10:00:00Z", "end_time": "2026-11-29T10:00:00Z"}
     lucky = repeated("bfloat16", 20.9, perplexity=20.0) | {"quantization": "none", "dtype": "bfloat16"}
     same = {

@@ -51,22 +51,22 @@ def mixed_runs(tracker):
             measurement(
                 name,
                 scenario=scenario(name, baseline=name == "plain"),
-                facts=base | own,
+                facts=base | facts,
                 metrics={"tokens_per_sec": speed, "perplexity": 20.0} if name == "plain" else {"tokens_per_sec": speed},
             ),
         )
-        for (name, own), speed in zip(facts.items(), (10.0, 20.0), strict=True)
+        for (name, facts), speed in zip(facts.items(), (10.0, 20.0), strict=True)
     }
     tracker.log(study, failure("int4", scenario=scenario("int4")))
     return ids
 
 
 @pytest.mark.slow(5)
-def test_against_a_baseline(studies):
-    told = run("--baseline", studies[0], "--metric", "tokens_per_sec").stdout
-    assert "model: scripted" in told
-    assert "differs in" not in told, "nothing was asked differently"
-    lines = [line for line in told.splitlines() if line.startswith("prompt_")]
+def test_compare_against_a_baseline(studies):
+    output = run("--baseline", studies[0], "--metric", "tokens_per_sec").stdout
+    assert "model: scripted" in output
+    assert "differs in" not in output, "nothing was asked differently"
+    lines = [line for line in output.splitlines() if line.startswith("prompt_")]
     assert len(lines) == 2
     assert all("- slower: 0." in line for line in lines)
     rows = json.loads(run("--baseline", studies[0], "--candidate", studies[1], "--format", "json").output)
@@ -77,13 +77,13 @@ def test_against_a_baseline(studies):
 
 
 @pytest.mark.slow(1)
-def test_what_differs_is_shown_and_what_does_not_is_said_once(mixed):
-    told = run("--baseline", mixed["plain"], "--candidate", "latest", "--metric", "tokens_per_sec").output
-    assert "baseline: plain" in told
-    (line,) = [line for line in told.splitlines() if line.strip().startswith("int8")]
+def test_compare_lists_differences_and_states_the_rest_once(mixed):
+    output = run("--baseline", mixed["plain"], "--candidate", "latest", "--metric", "tokens_per_sec").output
+    assert "baseline: plain" in output
+    (line,) = [line for line in output.splitlines() if line.strip().startswith("int8")]
     assert "dtype float32 → int8 <weights>, block_size – → 32" in line
     assert "2.0x, one value each: noise unknown" in line
-    assert "failed: out of memory: needs 9 GiB" in told
+    assert "failed: out of memory: needs 9 GiB" in output
     side_by_side = run().output
     head = next(line for line in side_by_side.splitlines() if "scenario" in line and "tokens/s" in line)
     assert "block_size" in head
@@ -93,9 +93,9 @@ def test_what_differs_is_shown_and_what_does_not_is_said_once(mixed):
 
 
 @pytest.mark.slow(2)
-def test_formats_of_the_table_side_by_side(mixed):
-    own = run("--format", "html").output
-    assert "block_size" not in own, "the columns of the study's own table"
+def test_compare_writes_every_format(mixed):
+    facts = run("--format", "html").output
+    assert "block_size" not in facts, "the columns of the study's own table"
     page = run("--format", "html", "--wide").stdout
     assert "int8 &lt;weights&gt;" in page
     assert "block_size" in page
@@ -125,14 +125,14 @@ def test_formats_of_the_table_side_by_side(mixed):
         (["--since", "soon"], "is not a time"),
     ],
 )
-def test_mistakes_are_one_line(mixed, arguments, message):
+def test_mistakes_in_compare_are_one_line(mixed, arguments, message):
     result = run(*arguments, code=2)
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow(1)
-def test_filters_by_tag_and_time(mixed):
+def test_compare_filters_by_tag_and_time(mixed):
     assert "int4" in run("--tag", "llmtrack.failure=out_of_memory").output
     assert "plain" not in run("--tag", "llmtrack.failure=out_of_memory").output
     assert "no tracked run matches" in run("--since", "2020-01-01", "--until", "2020-01-02", code=2).stderr
@@ -141,7 +141,7 @@ def test_filters_by_tag_and_time(mixed):
 
 @pytest.fixture
 def named(filled_once, uri, monkeypatch):
-    """Return every name of one study, and of the run of its scenario `fast`; another study is newer."""
+    """Return every name of one study, and of the run of its scenario `scenario_names`; another study is newer."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     return filled_once("named", every_name)
 
@@ -167,7 +167,7 @@ def every_name(tracker):
     tracker.finish_study(other, "finished")
     set_alias("whole", study.run_id, tracker.tracking_uri)
     set_alias("one", ids["fast"], tracker.tracking_uri)
-    whole = {
+    study_names = {
         "id of the study": study.study_id,
         "id of its run": study.run_id,
         "id as listed": study.run_id[:8],
@@ -176,12 +176,12 @@ def every_name(tracker):
         "latest:": "latest:precision",
         "alias:": "alias:whole",
     }
-    fast = {f"{kind} of one": f"{name}#fast" for kind, name in whole.items()}
-    by_run = {"a run": ids["fast"], "a run as listed": ids["fast"][:8], "alias: of a run": "alias:one"}
-    return whole, fast, by_run
+    scenario_names = {f"{kind} of one": f"{name}#fast" for kind, name in study_names.items()}
+    run_names = {"a run": ids["fast"], "a run as listed": ids["fast"][:8], "alias: of a run": "alias:one"}
+    return study_names, scenario_names, run_names
 
 
-def asked(*arguments: str) -> str:
+def stdout_of(*arguments: str) -> str:
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code in (0, 1, 3), f"{arguments}: {done.output} {done.exception}"
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
@@ -220,26 +220,26 @@ COMMANDS_BY_SELECTOR = {
 
 
 @pytest.mark.slow(4)
-def test_every_command_takes_any_name(named):
+def test_every_command_takes_every_selector(named):
     """Two names each, in turn: that each name means the same, `test_selectors.py` tells of the functions behind them."""
-    whole, fast, by_run = named
-    names, ones = itertools.cycle(whole.values()), itertools.cycle([*fast.values()])
+    study_names, scenario_names, run_names = named
+    names, ones = itertools.cycle(study_names.values()), itertools.cycle([*scenario_names.values()])
     for command, words in COMMANDS_BY_STUDY.items():
         for name in (next(names), next(ones)):
-            assert "fast" in asked(*words, name), f"{command} {name}"
-    names = itertools.cycle([*whole.values(), "branch:main"])
-    ones = itertools.cycle([*by_run.values(), *fast.values()])
+            assert "fast" in stdout_of(*words, name), f"{command} {name}"
+    names = itertools.cycle([*study_names.values(), "branch:main"])
+    ones = itertools.cycle([*run_names.values(), *scenario_names.values()])
     for command, words in COMMANDS_BY_SELECTOR.items():
         for name in (next(names), next(ones)):
-            assert "fast" in asked(*words, name), f"{command} {name}"
+            assert "fast" in stdout_of(*words, name), f"{command} {name}"
 
 
 @pytest.mark.slow(4)
-def test_an_alias_is_given_to_whatever_names_one_run(named):
-    whole, fast, by_run = named
-    for names in (whole, fast | by_run):
+def test_an_alias_is_given_to_any_selector_of_one_run(named):
+    study_names, scenario_names, run_names = named
+    for names in (study_names, scenario_names | run_names):
         assert len({single_run_id(name)[:8] for name in names.values()}) == 1, names
-    assert "alias:x is " in asked("alias", "x", "latest:precision#fast")
+    assert "alias:x is " in stdout_of("alias", "x", "latest:precision#fast")
     several = CliRunner().invoke(main, ["alias", "z", "branch:main"])
     assert several.exit_code == 2
     assert "matches 2 runs: name one by its id" in several.output
@@ -277,10 +277,10 @@ TABLES = {
 
 @pytest.mark.slow(4)
 @pytest.mark.usefixtures("named")
-def test_every_table_lets_columns_be_chosen_alike():
+def test_every_table_takes_columns():
     for command, words in TABLES.items():
         chosen = "candidate" if "--baseline" in words else "peak_memory_mib"
-        rows = list(csv.reader(io.StringIO(asked(*words, "--columns", chosen, "--format", "csv"))))
+        rows = list(csv.reader(io.StringIO(stdout_of(*words, "--columns", chosen, "--format", "csv"))))
         assert {"candidate", "peak_memory_mib", "peak MiB"} & set(rows[0]), command
         assert len(rows[0]) <= 5, command
         done = CliRunner().invoke(main, [*words, "--columns", "nonsense_of_mine"])

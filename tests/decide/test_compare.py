@@ -1,4 +1,4 @@
-"""Comparing runs that were measured and tracked: what is different, what is noise, what cannot be compared."""
+"""Compare tracked runs: differences, noise, and what is not comparable."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def studies(measured):
 
 @pytest.mark.slow(7)
 def test_noise_and_a_slowdown(studies, uri):
-    base, again, slow = (f"study:{each}" for each in studies)
-    same = compare(base, again, ["tokens_per_sec"], tracking_uri=uri)
+    base, repeated, slow = (f"study:{each}" for each in studies)
+    same = compare(base, repeated, ["tokens_per_sec"], tracking_uri=uri)
     assert sorted(same["scenario"]) == ["prompt_4", "prompt_8"]
     assert list(same["baseline_scenario"]) == list(same["scenario"])
     assert set(same["verdict"]) == {"same"}
@@ -50,27 +50,27 @@ def test_noise_and_a_slowdown(studies, uri):
 
 @pytest.mark.slow(4)
 def test_columns_and_types(studies, uri):
-    found = llmtrack.compare(f"study:{studies[0]}", f"study:{studies[2]}", tracking_uri=uri)
-    assert {name: str(dtype) for name, dtype in found.dtypes.items()} == COLUMNS
-    assert set(found["metric"]) == {
+    comparison = llmtrack.compare(f"study:{studies[0]}", f"study:{studies[2]}", tracking_uri=uri)
+    assert {name: str(dtype) for name, dtype in comparison.dtypes.items()} == COLUMNS
+    assert set(comparison["metric"]) == {
         "tokens_per_sec",
         "time_to_first_token_ms",
         "inter_token_latency_ms",
         "peak_memory_mib",
         "model_size_mib",
     }
-    by_metric = found.groupby("metric").first()
+    by_metric = comparison.groupby("metric").first()
     assert by_metric.loc["tokens_per_sec", ["unit", "better"]].tolist() == ["tokens/s", "higher"]
     assert by_metric.loc["model_size_mib", "verdict"] == "same"
 
 
 @pytest.mark.slow(5)
-def test_one_baseline_run_stands_against_all(studies, uri):
+def test_one_baseline_run_is_compared_with_all(studies, uri):
     tracked = runs(study=studies[0], tracking_uri=uri)
     base = tracked[tracked["scenario"] == "prompt_4"]["run_id"].iloc[0]
-    found = compare(base, f"study:{studies[0]}", ["tokens_per_sec", "model_size_mib"], tracking_uri=uri)
-    assert list(found["scenario"].unique()) == ["prompt_8"]
-    speed, size = found["words"]
+    comparison = compare(base, f"study:{studies[0]}", ["tokens_per_sec", "model_size_mib"], tracking_uri=uri)
+    assert list(comparison["scenario"].unique()) == ["prompt_8"]
+    speed, size = comparison["words"]
     assert speed == (
         "tokens_per_sec is not comparable: the workloads differ (prompt_tokens: 4 against 8, "
         "prompt_tokens_total: 4 against 8)"
@@ -81,20 +81,20 @@ def test_one_baseline_run_stands_against_all(studies, uri):
 @pytest.mark.slow(4)
 def test_raw_samples_are_read_back(studies, uri):
     run_id = runs(study=studies[0], tracking_uri=uri)["run_id"].iloc[0]
-    found = llmtrack.measurements(run_id, tracking_uri=uri)
-    assert {name: str(dtype) for name, dtype in found.dtypes.items()} == {
+    comparison = llmtrack.measurements(run_id, tracking_uri=uri)
+    assert {name: str(dtype) for name, dtype in comparison.dtypes.items()} == {
         "metric": "string",
         "unit": "string",
         "repeat": "Int64",
         "value": "float64",
     }
-    latency = found[found["metric"] == "total_latency_s"]
+    latency = comparison[comparison["metric"] == "total_latency_s"]
     assert list(latency["repeat"]) == list(range(1, REPEATS + 1))
     assert set(latency["unit"]) == {"s"}
     assert latency["value"].median() == pytest.approx(
         runs(study=studies[0], tracking_uri=uri)["total_latency_s"].iloc[0]
     )
-    assert llmtrack.measurements(run_id[:8], tracking_uri=uri).equals(found)
+    assert llmtrack.measurements(run_id[:8], tracking_uri=uri).equals(comparison)
     for unknown in ("0" * 32, "nope"):
         with pytest.raises(UsageError, match="there is no run"):
             llmtrack.measurements(unknown, tracking_uri=uri)
@@ -167,12 +167,16 @@ def track_all(tracker):
 @pytest.fixture
 def compared(filled_once, uri):
     ids = filled_once("to-compare", track_all)
-    return lambda one, other, *metrics, **how: compare(ids[one], ids[other], metrics, tracking_uri=uri, **how)
+
+    def compared(baseline, candidate, *metrics, **options):
+        return compare(ids[baseline], ids[candidate], metrics, tracking_uri=uri, **options)
+
+    return compared
 
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("candidate", "message"),
     [
         ("rolling", "protocol: documents against rolling, max_length: 512 against 256"),
         ("of another corpus", "corpus_digest: c1 against c2"),
@@ -180,14 +184,14 @@ def compared(filled_once, uri):
         ("of more tokens", "tokenizers differ .tokens_scored: 100 against 120.*bits_per_byte"),
     ],
 )
-def test_perplexities_of_different_conventions_are_not_compared(compared, other, message):
+def test_perplexities_of_different_conventions_are_not_compared(compared, candidate, message):
     with pytest.raises(UsageError, match=message):
-        compared("scored", other, "perplexity")
+        compared("scored", candidate, "perplexity")
 
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize(
-    ("other", "metric", "message"),
+    ("candidate", "metric", "message"),
     [
         # Equal counts of tokens, of another stretch of text.
         (
@@ -201,9 +205,9 @@ def test_perplexities_of_different_conventions_are_not_compared(compared, other,
         ("of an unknown text", "perplexity", "scored_text_digest: t1 against not given"),
     ],
 )
-def test_the_scored_text_and_its_tokens_must_be_equal(compared, other, metric, message):
+def test_the_scored_text_and_its_tokens_must_be_equal(compared, candidate, metric, message):
     with pytest.raises(UsageError, match=message):
-        compared("of a text", other, metric)
+        compared("of a text", candidate, metric)
 
 
 @pytest.mark.slow(1)
@@ -212,95 +216,95 @@ def test_one_text_cut_into_other_tokens_has_comparable_bits(compared):
 
 
 @pytest.mark.slow(1)
-def test_runs_that_tell_no_digest_are_compared_within_a_model_only(compared):
-    one = "of m, no digest"
-    assert list(compared(one, "of m, no digest, again", "perplexity")["verdict"]) == ["same"]
+def test_runs_without_a_digest_are_compared_within_a_model_only(compared):
+    baseline = "of m, no digest"
+    assert list(compared(baseline, "of m, no digest, again", "perplexity")["verdict"]) == ["same"]
     with pytest.raises(UsageError, match=r"do not say which text was scored.*m against n.*score them again"):
-        compared(one, "of n, no digest", "perplexity")
+        compared(baseline, "of n, no digest", "perplexity")
 
 
 @pytest.mark.slow(1)
 def test_bits_per_byte_are_compared_across_tokenizers_and_machines(compared):
-    (found,) = compared("scored", "with more bits", "bits_per_byte").to_dict("records")
-    assert (found["verdict"], found["words"]) == ("worse", "higher: +10 %")
+    (comparison,) = compared("scored", "with more bits", "bits_per_byte").to_dict("records")
+    assert (comparison["verdict"], comparison["words"]) == ("worse", "higher: +10 %")
 
 
 @pytest.mark.slow(1)
 def test_machines_are_compared_only_if_asked(compared):
     with pytest.raises(UsageError, match=r"different environments \(threads: 2 against 4\).*--across-environments"):
         compared("timed", "timed elsewhere", "total_latency_s")
-    found = compared("timed", "timed elsewhere", "total_latency_s", across_environments=True)
-    assert found["words"].iloc[0] == "too few repeats, 3 against 3: measure at least 4 of each"
+    comparison = compared("timed", "timed elsewhere", "total_latency_s", across_environments=True)
+    assert comparison["words"].iloc[0] == "too few repeats, 3 against 3: measure at least 4 of each"
 
 
 @pytest.mark.slow(1)
-def test_prompts_that_differ_in_their_words_only(compared):
+def test_prompts_that_differ_only_in_their_text_are_other_work(compared):
     with pytest.raises(UsageError, match="the texts of the prompts"):
         compared("timed", "timed on other prompts", "total_latency_s")
 
 
 @pytest.mark.slow(2)
-def test_a_failure_tells_its_reason_and_a_missing_metric_is_named(tracker, uri):
+def test_failures_and_missing_metrics_are_explained(tracker, uri):
     study = tracker.start_study("e", "q", {}, ENVIRONMENT)
     base = tracker.log(study, measurement("base"))
     tracker.log(study, failure("broken", scenario=scenario("broken")))
     tracker.log(study, measurement("bare", metrics={"total_latency_s": 1.5}, summaries={}))
     tracker.log_same_as(study, scenario("twin"), {"dtype": "float32"}, "base", "same as base")
-    found = compare(base, f"study:{study.study_id}", ["tokens_per_sec"], tracking_uri=uri)
-    words = found.set_index("scenario")["words"].to_dict()
+    comparison = compare(base, f"study:{study.study_id}", ["tokens_per_sec"], tracking_uri=uri)
+    words = comparison.set_index("scenario")["words"].to_dict()
     assert words == {
         "broken": "failed: out of memory: needs 9 GiB",
         "bare": "no tokens_per_sec of the candidate",
         "twin": "not measured again: same as base",
     }
-    assert found.set_index("scenario")["verdict"].to_dict() == {
+    assert comparison.set_index("scenario")["verdict"].to_dict() == {
         "broken": "failed",
         "bare": "missing",
         "twin": "missing",
     }
-    assert found["ratio"].isna().all()
+    assert comparison["ratio"].isna().all()
 
 
 @pytest.mark.slow(1)
-def test_frames_can_be_compared_and_the_closest_baseline_is_taken(tracker, uri):
+def test_frames_are_compared_with_the_closest_baseline(tracker, uri):
     old, new = (tracker.start_study("e", "q", {}, {**ENVIRONMENT, "threads": n}) for n in ("2", "4"))
     first = tracker.log(old, measurement(started_at=1.0, ended_at=2.0))
     tracker.log(new, measurement(started_at=3.0, ended_at=4.0))
     candidate = tracker.log(old, measurement(started_at=5.0, ended_at=6.0))
     tracked = runs(tracking_uri=uri)
     others = tracked[tracked["run_id"] != candidate]
-    found = compare(others, candidate, ["total_latency_s"], tracking_uri=uri)
-    assert list(found["baseline_run_id"]) == [first]
+    comparison = compare(others, candidate, ["total_latency_s"], tracking_uri=uri)
+    assert list(comparison["baseline_run_id"]) == [first]
 
 
 @pytest.mark.slow(1)
 def test_mistakes_are_one_line(tracker, uri):
     study = tracker.start_study("e", "q", {}, ENVIRONMENT)
-    one, other = (tracker.log(study, measurement(name)) for name in ("a", "b"))
-    for candidate, metrics, message in (
-        (other, ["tokens_per_second"], "no metric 'tokens_per_second': did you mean tokens_per_sec"),
-        (other, ["dtype"], "no metric 'dtype'"),
-        (other, ["batch_size"], "no metric 'batch_size'"),
-        (other, ["status"], "no metric 'status'"),
-        (one, None, "the same run"),
+    baseline, candidate = (tracker.log(study, measurement(name)) for name in ("a", "b"))
+    for run_id, metrics, message in (
+        (candidate, ["tokens_per_second"], "no metric 'tokens_per_second': did you mean tokens_per_sec"),
+        (candidate, ["dtype"], "no metric 'dtype'"),
+        (candidate, ["batch_size"], "no metric 'batch_size'"),
+        (candidate, ["status"], "no metric 'status'"),
+        (baseline, None, "the same run"),
     ):
         with pytest.raises(UsageError, match=message):
-            compare(one, candidate, metrics, tracking_uri=uri)
+            compare(baseline, run_id, metrics, tracking_uri=uri)
 
 
 @pytest.mark.slow(1)
 def test_scenarios_without_a_counterpart_are_named(tracker, uri):
-    one = tracker.start_study("e", "q", {}, ENVIRONMENT)
+    baseline = tracker.start_study("e", "q", {}, ENVIRONMENT)
     for name in ("a", "b"):
-        tracker.log(one, measurement(name))
-    other = tracker.start_study("e", "q", {}, ENVIRONMENT)
-    tracker.log(other, measurement("c"))
+        tracker.log(baseline, measurement(name))
+    candidate = tracker.start_study("e", "q", {}, ENVIRONMENT)
+    tracker.log(candidate, measurement("c"))
     with pytest.raises(UsageError, match="no scenario is in both: the baseline has a, b; the candidate c"):
-        compare(f"study:{one.study_id}", f"study:{other.study_id}", tracking_uri=uri)
+        compare(f"study:{baseline.study_id}", f"study:{candidate.study_id}", tracking_uri=uri)
 
 
 @pytest.mark.slow(1)
-def test_a_baseline_that_failed_is_said(tracker, uri):
+def test_a_failed_baseline_is_refused(tracker, uri):
     study = tracker.start_study("e", "q", {}, ENVIRONMENT)
     failed, done = tracker.log(study, failure()), tracker.log(study, measurement("x"))
     with pytest.raises(UsageError, match="the baseline has no finished run"):
@@ -323,36 +327,34 @@ def track(tracker: Tracker, engine: made.TokenizingEngine, name: str, task: Perp
 
 
 @pytest.mark.slow(1)
-def test_as_many_tokens_of_more_text_are_not_compared(tracker: Tracker, uri: str, tmp_path: Path) -> None:
+def test_equal_token_counts_of_different_text_are_not_compared(tracker: Tracker, uri: str, tmp_path: Path) -> None:
     corpus = tmp_path / "a.txt"
     corpus.write_text("ab" * 40, encoding="utf-8")
-    cut = PerplexityTask(corpus=str(corpus), max_length=20, bos_rule="model")
+    truncated = PerplexityTask(corpus=str(corpus), max_length=20, bos_rule="model")
     # 19 predicted tokens each, of 19 and of 38 bytes.
-    one, other = track(tracker, BYTES, "bytes", cut), track(tracker, PAIRS, "pairs", cut)
+    baseline, candidate = track(tracker, BYTES, "bytes", truncated), track(tracker, PAIRS, "pairs", truncated)
     for metric in ("perplexity", "loss", "bits_per_byte", "word_perplexity"):
         with pytest.raises(UsageError, match=r"bytes_scored: 19 against 38.*max_length that cuts nothing"):
-            compare(one, other, [metric], tracking_uri=uri)
+            compare(baseline, candidate, [metric], tracking_uri=uri)
 
 
 @pytest.mark.slow(1)
-def test_all_of_the_text_has_comparable_bits_and_no_comparable_perplexity(
-    tracker: Tracker, uri: str, tmp_path: Path
-) -> None:
+def test_a_text_scored_whole_has_comparable_bits_but_not_perplexity(tracker: Tracker, uri: str, tmp_path: Path) -> None:
     corpus = tmp_path / "a.txt"
     corpus.write_text("ab" * 40, encoding="utf-8")
-    whole = PerplexityTask(corpus=str(corpus), bos_rule="model")
-    one, other = track(tracker, BYTES, "bytes", whole), track(tracker, PAIRS, "pairs", whole)
-    (found,) = compare(one, other, ["bits_per_byte"], tracking_uri=uri).to_dict("records")
+    complete = PerplexityTask(corpus=str(corpus), bos_rule="model")
+    baseline, candidate = track(tracker, BYTES, "bytes", complete), track(tracker, PAIRS, "pairs", complete)
+    (comparison,) = compare(baseline, candidate, ["bits_per_byte"], tracking_uri=uri).to_dict("records")
     # 1 nat a token: 80 tokens against 40.
-    assert (found["verdict"], found["words"]) == ("better", "lower: -50 %")
+    assert (comparison["verdict"], comparison["words"]) == ("better", "lower: -50 %")
     with pytest.raises(UsageError, match=r"the tokenizers differ .tokens_scored: 80 against 40"):
-        compare(one, other, ["perplexity"], tracking_uri=uri)
+        compare(baseline, candidate, ["perplexity"], tracking_uri=uri)
 
 
 @pytest.mark.slow(2)
 def test_one_tokenizer_under_two_names_is_compared(tracker: Tracker, uri: str, tmp_path: Path) -> None:
     corpus = tmp_path / "a.txt"
     corpus.write_text("ab" * 40, encoding="utf-8")
-    cut = PerplexityTask(corpus=str(corpus), max_length=20)
-    one, other = track(tracker, BYTES, "bytes", cut), track(tracker, BYTES, "again", cut)
-    assert list(compare(one, other, ["perplexity"], tracking_uri=uri)["verdict"]) == ["same"]
+    truncated = PerplexityTask(corpus=str(corpus), max_length=20)
+    baseline, candidate = track(tracker, BYTES, "bytes", truncated), track(tracker, BYTES, "again", truncated)
+    assert list(compare(baseline, candidate, ["perplexity"], tracking_uri=uri)["verdict"]) == ["same"]

@@ -49,7 +49,7 @@ def test_three_against_three_can_never_be_significant():
     assert least_p(1, 1) == 1
 
 
-def test_one_sample_and_only_ties_tell_nothing():
+def test_single_samples_and_ties_are_not_significant():
     assert mann_whitney_p([1], [2]) == 1
     assert mann_whitney_p([7, 7, 7], [7, 7, 7, 7]) == 1
     assert mann_whitney_p([7] * 80, [7] * 80) == 1
@@ -57,7 +57,7 @@ def test_one_sample_and_only_ties_tell_nothing():
 
 @settings(max_examples=60, deadline=None)
 @given(values, values)
-def test_exact_with_ties(baseline, candidate):
+def test_exact_p_values_match_enumeration_with_ties(baseline, candidate):
     less, greater, both = by_counting(baseline, candidate)
     assert mann_whitney_p(baseline, candidate, "less") == pytest.approx(less)
     assert mann_whitney_p(baseline, candidate, "greater") == pytest.approx(greater)
@@ -67,7 +67,7 @@ def test_exact_with_ties(baseline, candidate):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("ties", [False, True])
-def test_many_samples_as_scipy_has_it(ties):
+def test_p_values_of_many_samples_match_scipy(ties):
     stats = pytest.importorskip("scipy.stats", reason="a dependency of mlflow")
     generator = np.random.default_rng(5)
     for _ in range(5):
@@ -79,7 +79,7 @@ def test_many_samples_as_scipy_has_it(ties):
             assert mann_whitney_p(list(one), list(other), side) == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_exact_and_the_approximate_side_meet():
+def test_exact_and_approximate_p_values_agree_at_the_border():
     generator = np.random.default_rng(6)
     one, other = list(generator.normal(size=50)), list(generator.normal(0.4, size=50))
     exact, approximate = mann_whitney_p(one, other), mann_whitney_p([*one, 0.0], other)
@@ -87,17 +87,17 @@ def test_the_exact_and_the_approximate_side_meet():
 
 
 def test_ratio_of_medians_by_hand():
-    found = ratio_of_medians([2.0, 2.0, 2.0], [3.0, 3.0, 3.0])
-    assert (found.value, found.low, found.high) == (1.5, 1.5, 1.5)
-    found = ratio_of_medians([1.0, 2.0, 4.0], [2.0, 3.0, 10.0])
-    assert found.value == 1.5
+    result = ratio_of_medians([2.0, 2.0, 2.0], [3.0, 3.0, 3.0])
+    assert (result.value, result.low, result.high) == (1.5, 1.5, 1.5)
+    result = ratio_of_medians([1.0, 2.0, 4.0], [2.0, 3.0, 10.0])
+    assert result.value == 1.5
     # The extremes that resampling can give are 2/4 and 10/1.
-    assert 0.5 <= found.low < 1.5 < found.high <= 10
-    assert found == ratio_of_medians([1.0, 2.0, 4.0], [2.0, 3.0, 10.0])
+    assert 0.5 <= result.low < 1.5 < result.high <= 10
+    assert result == ratio_of_medians([1.0, 2.0, 4.0], [2.0, 3.0, 10.0])
 
 
 @pytest.mark.parametrize(("one", "other"), [([], [1.0]), ([1.0], []), ([0.0, 1.0], [1.0])])
-def test_what_has_no_ratio_is_refused(one, other):
+def test_samples_without_a_ratio_are_refused(one, other):
     with pytest.raises(ValueError, match="samples"):
         ratio_of_medians(one, other)
 
@@ -110,7 +110,7 @@ def test_holm_by_hand():
 
 
 @given(st.lists(st.floats(0, 1), max_size=6))
-def test_holm_never_makes_a_p_value_smaller_nor_changes_their_order(p_values):
+def test_holm_only_raises_p_values_and_keeps_their_order(p_values):
     corrected = holm(p_values)
     assert all(p <= q <= 1 for p, q in zip(p_values, corrected, strict=True))
     pairs = sorted(zip(p_values, corrected, strict=True))
@@ -145,7 +145,7 @@ def test_an_arm_against_itself_is_rarely_called_different(n):
 
 
 @pytest.mark.slow(1)
-def test_corrected_a_whole_family_is_rarely_called_different():
+def test_a_corrected_family_of_equals_is_rarely_called_different():
     generator = np.random.default_rng(2026)
     alarms = 0
     for _ in range(COMPARISONS):
@@ -165,18 +165,18 @@ def test_a_slowdown_of_ten_percent_is_found(n, power):
     assert verdicts.count("better") == 0
 
 
-def test_three_repeats_are_said_to_be_too_few():
-    (found,) = judge([compared([1.0, 1.01, 1.02], [2.0, 2.01, 2.02])])
-    assert found.verdict == "unknown"
-    assert found.words == "too few repeats, 3 against 3: measure at least 4 of each"
+def test_three_repeats_are_too_few():
+    (result,) = judge([compared([1.0, 1.01, 1.02], [2.0, 2.01, 2.02])])
+    assert result.verdict == "unknown"
+    assert result.words == "too few repeats, 3 against 3: measure at least 4 of each"
 
 
 def test_many_comparisons_need_more_repeats():
     one = compared([1.0, 1.01, 1.02, 1.03, 1.04], [2.0, 2.01, 2.02, 2.03, 2.04])
     assert judge([one])[0].verdict == "worse"
-    found = judge([one] * 8)
+    result = judge([one] * 8)
     # 8 x 2/252 = 0.063; with six of each it is 8 x 2/924 = 0.017.
-    assert {each.words for each in found} == {
+    assert {each.words for each in result} == {
         "too few repeats among 8 comparisons, 5 against 5: measure at least 6 of each"
     }
 
@@ -197,8 +197,8 @@ def test_a_change_in_words():
 def test_the_ratio_of_a_rate_is_that_of_its_headline_values():
     # Four repeats: the median of rates is not the rate at the median time.
     times, other = [1.0, 1.0, 2.0, 4.0], [2.0, 2.0, 2.0, 2.0]
-    found = build_difference("tokens_per_sec", 1 / 1.5, 1 / 2, [1 / t for t in times], [1 / t for t in other])
-    assert found.ratio.value == pytest.approx(1.5 / 2)
+    result = build_difference("tokens_per_sec", 1 / 1.5, 1 / 2, [1 / t for t in times], [1 / t for t in other])
+    assert result.ratio.value == pytest.approx(1.5 / 2)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ def test_the_ratio_of_a_rate_is_that_of_its_headline_values():
     ],
 )
 def test_metrics_without_repeats(metric, baseline, candidate, verdict, words):
-    (found,) = judge([build_difference(metric, baseline, candidate)])
-    assert (found.verdict, found.words, found.p_value) == (verdict, words, None)
+    (result,) = judge([build_difference(metric, baseline, candidate)])
+    assert (result.verdict, result.words, result.p_value) == (verdict, words, None)
 
 
 @pytest.mark.slow(1)
@@ -244,7 +244,7 @@ def test_the_interval_of_the_inverse_is_the_inverse_of_the_interval(one, other):
         (0.0, "0.00x"),
     ],
 )
-def test_how_a_ratio_is_written(ratio, text):
+def test_ratios_are_formatted(ratio, text):
     assert ratio_text(ratio) == text
 
 
@@ -259,7 +259,7 @@ def test_how_a_ratio_is_written(ratio, text):
         (1.0, "+0 %"),
     ],
 )
-def test_how_a_difference_of_quality_is_written(ratio, text):
+def test_quality_differences_are_formatted(ratio, text):
     assert change_text(ratio) == text
 
 
@@ -277,9 +277,9 @@ ELSEWHERE = {
 }
 
 
-def test_nobody_else_writes_ratios_and_differences():
+def test_only_this_module_formats_ratios_and_differences():
     top = Path(__file__).parents[2]
-    found = {
+    result = {
         f"{path.relative_to(top)}: {line.strip()}"
         for folder in ("llmtrack", "experiments")
         for path in (top / folder).rglob("*.py")
@@ -287,14 +287,14 @@ def test_nobody_else_writes_ratios_and_differences():
         for line in path.read_text().splitlines()
         if OWN_FORMAT.search(line)
     }
-    assert not found, "use llmtrack.decide.differences"
+    assert not result, "use llmtrack.decide.differences"
 
 
 @pytest.mark.parametrize(
     ("ratio", "within"),
     [(1.099, True), (1.101, False), (0.91, True), (0.908, False), (0.9, False), (0.0, False)],
 )
-def test_a_run_is_within_the_floor_of_another_as_that_one_is_of_it(ratio, within):
+def test_being_within_the_floor_is_symmetric(ratio, within):
     # At a floor of 10 % the slower one of two reaches 1 / 1.1 = 0.909 of the faster one, not 0.9.
     assert is_within_floor(ratio, 0.1) is within
     assert ratio <= 0 or is_within_floor(1 / ratio, 0.1) is within

@@ -41,7 +41,7 @@ def rates(slower: float = 1.0) -> list[float]:
         ("peak_memory_mib > 2.5%", Rule("peak_memory_mib", False, 0.025)),
     ],
 )
-def test_rules_are_read(text, rule):
+def test_rules_are_parsed(text, rule):
     assert parse_rule(text) == rule
 
 
@@ -53,7 +53,7 @@ def test_rules_are_read(text, rule):
         ("token_per_sec < -5%", "did you mean tokens_per_sec"),
     ],
 )
-def test_rules_that_are_not_understood(text, message):
+def test_invalid_rules(text, message):
     with pytest.raises(UsageError, match=message):
         parse_rule(text)
 
@@ -62,10 +62,10 @@ def test_rules_that_are_not_understood(text, message):
     ("slower", "outcome"),
     [(1.0, "kept"), (1.04, "kept"), (1.0526, "inconclusive"), (1.08, "broken"), (0.5, "kept")],
 )
-def test_a_change_is_set_against_the_limit_and_not_against_zero(slower, outcome):
+def test_a_change_is_tested_against_the_limit_not_zero(slower, outcome):
     # 5 % fewer tokens/s are times longer by 5.3 %.
-    (found,) = decide_checks([check_samples(SLOWER, rates(), rates(slower))])
-    assert found.outcome == outcome, found
+    (result,) = decide_checks([check_samples(SLOWER, rates(), rates(slower))])
+    assert result.outcome == outcome, result
 
 
 def test_one_sample_each_shows_a_ratio_and_no_interval():
@@ -74,14 +74,14 @@ def test_one_sample_each_shows_a_ratio_and_no_interval():
 
 
 def test_three_repeats_cannot_break_a_gate():
-    (found,) = decide_checks([check_samples(SLOWER, [10.0, 10.1, 10.2], [5.0, 5.1, 5.2])])
-    assert (found.outcome, found.why) == (
+    (result,) = decide_checks([check_samples(SLOWER, [10.0, 10.1, 10.2], [5.0, 5.1, 5.2])])
+    assert (result.outcome, result.why) == (
         "inconclusive",
         "too few repeats, 3 against 3: measure at least 4 of each",
     )
 
 
-def test_more_rules_ask_for_more_evidence():
+def test_more_rules_need_more_repeats():
     alone = check_samples(SLOWER, rates()[:5], rates(1.2)[:5])
     assert decide_checks([alone])[0].outcome == "broken"
     # 13 x 1/252 is above 0.05, with six repeats 13 x 1/924 is not.
@@ -102,9 +102,9 @@ def test_more_rules_ask_for_more_evidence():
     ],
 )
 def test_values_without_repeats(rule, baseline, candidate, outcome, why):
-    found = check_values(parse_rule(rule), baseline, candidate)
-    assert (found.outcome, found.why) == (outcome, why)
-    assert decide_checks([found]) == [found]
+    result = check_values(parse_rule(rule), baseline, candidate)
+    assert (result.outcome, result.why) == (outcome, why)
+    assert decide_checks([result]) == [result]
 
 
 class SleepyEngine(ScriptedEngine):
@@ -176,11 +176,11 @@ def test_formats_and_aliases(studies, uri):
     assert run_gate(uri, *rules, "--junit", "gate.xml").exit_code == 3
     suite = ElementTree.parse("gate.xml").getroot()
     assert [suite.get(key) for key in ("tests", "failures", "skipped")] == ["6", "2", "0"]
-    told = run_gate(uri, *arguments, "--format", "json")
-    assert told.exit_code == 3
-    rows = json.loads(told.stdout)
+    result = run_gate(uri, *arguments, "--format", "json")
+    assert result.exit_code == 3
+    rows = json.loads(result.stdout)
     assert {row["scenario"]: row["verdict"] for row in rows} == {"prompt_4": "broken", "prompt_8": "broken"}
-    assert told.stderr == "gate failed: 2 broken\n"
+    assert result.stderr == "gate failed: 2 broken\n"
     for style, part in (
         ("markdown", "| fail if |"),
         ("html", "<td"),
@@ -191,13 +191,13 @@ def test_formats_and_aliases(studies, uri):
 
 
 @pytest.mark.slow(1)
-def test_a_failed_candidate_breaks_the_gate_and_strict_wants_certainty(tracker, uri):
+def test_a_failed_candidate_breaks_the_gate_and_a_missing_metric_is_not_passed(tracker, uri):
     study = tracker.start_study("e", "q", {}, ENVIRONMENT)
     base = tracker.log(study, measurement("p64"))
     failed = tracker.log(study, failure(scenario=scenario("p64")))
-    found = gate(base, failed, ["tokens_per_sec < -5%"], tracking_uri=uri)
-    assert found.exit_code == 3
-    assert found.checks[0].check.why == "failed: out of memory: needs 9 GiB"
+    result = gate(base, failed, ["tokens_per_sec < -5%"], tracking_uri=uri)
+    assert result.exit_code == 3
+    assert result.checks[0].check.why == "failed: out of memory: needs 9 GiB"
     other = tracker.log(study, measurement("p64", metrics={"load_time_s": 2.0, "total_latency_s": 1.5}))
     # A gate that checks nothing must not pass.
     lost = gate(base, other, ["tokens_per_sec < -5%"], tracking_uri=uri)
@@ -242,12 +242,12 @@ def tracked(filled_once):
 @pytest.mark.parametrize(
     ("baseline", "candidate"), [("a", "no"), ("no", "a"), ("a", "not a number"), ("not a number", "a")]
 )
-def test_a_figure_that_one_side_lacks_is_one_line_and_exit_2_unless_accepted(tracked, uri, baseline, candidate):
+def test_a_value_missing_on_one_side_is_exit_2_unless_accepted(tracked, uri, baseline, candidate):
     ids = [tracked[f"{side}: {figure} figure"] for side, figure in (("baseline", baseline), ("candidate", candidate))]
     arguments = ["--baseline", ids[0], "--candidate", ids[1], "--fail-if", SPEED]
-    told = run_gate(uri, *arguments)
-    assert told.exit_code == 2
-    (line,) = told.stderr.splitlines()
+    result = run_gate(uri, *arguments)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
     assert line.startswith("error: gate not passed")
     assert "has no tokens_per_sec: measure it, or accept it by --allow-missing" in line
     accepted = run_gate(uri, *arguments, "--allow-missing", "--junit", "gate.xml")
@@ -260,7 +260,7 @@ CONTROLS = "".join(map(chr, (*range(1, 9), 11, 12, *range(14, 32), 127, 0x85, 0x
 
 
 @pytest.mark.slow(1)
-def test_control_characters_leave_the_build_servers_file_readable(tracker, uri):
+def test_control_characters_leave_the_junit_file_readable(tracker, uri):
     """In a scenario's name, a reason and a warning: what a model's folder or a program's message brings along."""
     study = tracker.start_study("e", "q", {}, ENVIRONMENT)
     name = f"p{CONTROLS}64"
@@ -275,31 +275,31 @@ def test_control_characters_leave_the_build_servers_file_readable(tracker, uri):
 
 
 @pytest.mark.slow(1)
-def test_where_no_rule_can_be_told_the_last_line_says_so_and_strict_fails(tracked, uri):
+def test_an_inconclusive_gate_says_so_last_and_strict_fails(tracked, uri):
     base, other = tracked["quiet"], tracked["quiet again"]
     arguments = ["--baseline", base, "--candidate", other, "--fail-if", "total_latency_s > 5%"]
-    told = run_gate(uri, *arguments)
-    assert told.exit_code == 0
-    assert told.stdout.splitlines()[-1] == (
+    result = run_gate(uri, *arguments)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == (
         "gate passed: 1 inconclusive; measure more repeats (--strict treats this as a failure)"
     )
     assert run_gate(uri, *arguments, "--strict").exit_code == 3
 
 
 @pytest.mark.slow(1)
-def test_the_warnings_of_both_runs_are_said(tracked, uri):
+def test_the_warnings_of_both_runs_are_listed(tracked, uri):
     base, other = tracked["doubted"], tracked["doubted again"]
     arguments = ["--baseline", base, "--candidate", other, "--fail-if", "total_latency_s > 5%"]
-    told = run_gate(uri, *arguments, "--junit", "gate.xml")
+    result = run_gate(uri, *arguments, "--junit", "gate.xml")
     for side in ("baseline", "candidate"):
         for warning in DOUBTS:
-            assert f"read with care: p64 ({side}): {warning}" in told.stdout
+            assert f"read with care: p64 ({side}): {warning}" in result.stdout
     assert "82%" in ElementTree.parse("gate.xml").getroot().findtext("system-out")
     assert "82%" in run_gate(uri, *arguments, "--format", "json").stderr
 
 
 @pytest.mark.slow(1)
-def test_a_rule_that_cannot_be_compared_hides_no_other_and_the_worst_code_wins(tracker, uri):
+def test_an_incomparable_rule_hides_no_other_and_the_worst_code_wins(tracker, uri):
     metrics = {"total_latency_s": 1.5, "tokens_per_sec": 10.0, "model_size_mib": 100.0}
     study = tracker.start_study("e", "q", {}, ENVIRONMENT)
     base = tracker.log(study, measurement("p64", metrics=metrics))
@@ -314,11 +314,11 @@ def test_a_rule_that_cannot_be_compared_hides_no_other_and_the_worst_code_wins(t
         "--fail-if",
         "loss > 1%",
     ]
-    told = run_gate(uri, "--baseline", base, "--candidate", same, *rules)
-    assert told.exit_code == 2
-    assert "1 kept" in told.stderr
-    assert "'tokens_per_sec < -5%' checks nothing, the runs are not comparable" in told.stderr
-    assert "'loss > +1%' checks nothing: no run has loss" in told.stderr
+    result = run_gate(uri, "--baseline", base, "--candidate", same, *rules)
+    assert result.exit_code == 2
+    assert "1 kept" in result.stderr
+    assert "'tokens_per_sec < -5%' checks nothing, the runs are not comparable" in result.stderr
+    assert "'loss > +1%' checks nothing: no run has loss" in result.stderr
     worst = run_gate(uri, "--baseline", base, "--candidate", larger, *rules)
     assert worst.exit_code == 3
     assert "1 broken" in worst.stdout
@@ -329,11 +329,11 @@ def test_a_rule_that_cannot_be_compared_hides_no_other_and_the_worst_code_wins(t
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "KILLED", "SCHEDULED"])
-def test_a_candidate_that_is_not_finished_is_no_pass(uri, state):
+def test_an_unfinished_candidate_does_not_pass(uri, state):
     row = run("p", tokens_per_sec=10.0, experiment="e", model="m", status=state)
-    found = gate(made({**row, "status": "FINISHED", "run_id": "0" * 32}), made(row), [SPEED], tracking_uri=uri)
-    assert found.exit_code == 2
-    assert found.checks[0].check.outcome == "missing"
+    result = gate(made({**row, "status": "FINISHED", "run_id": "0" * 32}), made(row), [SPEED], tracking_uri=uri)
+    assert result.exit_code == 2
+    assert result.checks[0].check.outcome == "missing"
 
 
 @pytest.mark.slow(1)
@@ -345,14 +345,14 @@ def test_a_candidate_that_is_not_finished_is_no_pass(uri, state):
         ("total_latency_s", "quiet again", "invalid rule"),
     ],
 )
-def test_a_gate_that_checks_nothing_is_a_mistake(tracked, uri, rule, other, message):
+def test_a_gate_that_checks_nothing_is_refused(tracked, uri, rule, other, message):
     base, other = tracked["quiet"], tracked[other]
     with pytest.raises(UsageError, match=message):
         gate(base, other, [rule], tracking_uri=uri)
-    told = run_gate(uri, "--baseline", base, "--candidate", other, "--fail-if", rule)
-    assert told.exit_code == 2
-    assert told.stderr.startswith("error: ")
-    assert len(told.stderr.splitlines()) == 1
+    result = run_gate(uri, "--baseline", base, "--candidate", other, "--fail-if", rule)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow(1)
@@ -361,18 +361,18 @@ def test_scenarios_on_one_side_are_named(tracker, uri):
     for study, names in ((one, ("a", "b")), (other, ("b", "c"))):
         for name in names:
             tracker.log(study, measurement(name, warnings=()))
-    found = gate(f"study:{one.study_id}", f"study:{other.study_id}", ["total_latency_s > 5%"], tracking_uri=uri)
-    assert found.notes == ("c is not in the baseline: not checked", "a is only in the baseline: not checked")
+    result = gate(f"study:{one.study_id}", f"study:{other.study_id}", ["total_latency_s > 5%"], tracking_uri=uri)
+    assert result.notes == ("c is not in the baseline: not checked", "a is only in the baseline: not checked")
 
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("side", ["baseline", "candidate"])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_a_figure_that_is_not_finite_is_none(side, value):
+def test_a_value_that_is_not_finite_is_missing(side, value):
     figures = {"baseline": 20.0, "candidate": 20.0, side: value}
     runs = [made(run("a", run_id=each, perplexity=figures[each])) for each in ("baseline", "candidate")]
-    found = gate(*runs, ["perplexity > +1%"])
-    assert (found.exit_code, [each.check.outcome for each in found.checks]) == (2, ["missing"])
+    result = gate(*runs, ["perplexity > +1%"])
+    assert (result.exit_code, [each.check.outcome for each in result.checks]) == (2, ["missing"])
 
 
 def precision(side, same_as="float32", **float16):
@@ -394,26 +394,26 @@ def precision(side, same_as="float32", **float16):
 
 
 @pytest.mark.parametrize("one", [False, True])
-def test_a_scenario_that_is_the_same_as_another_is_checked_as_that_one(one):
+def test_a_scenario_same_as_another_is_checked_as_that_one(one):
     baseline, candidate = precision("a"), precision("b")
-    found = gate(baseline[:1] if one else baseline, candidate, ["perplexity > +1%"])
-    assert found.exit_code == 0
-    assert [each.check.outcome for each in found.checks] == ["kept"]
-    assert "float16 is the same as float32: no float16 here" in found.notes
+    result = gate(baseline[:1] if one else baseline, candidate, ["perplexity > +1%"])
+    assert result.exit_code == 0
+    assert [each.check.outcome for each in result.checks] == ["kept"]
+    assert "float16 is the same as float32: no float16 here" in result.notes
 
 
 @pytest.mark.slow(1)
-def test_one_that_was_measured_before_and_is_the_same_as_another_now_has_the_figures_of_that_one():
+def test_a_scenario_now_same_as_another_has_the_values_of_that_one():
     measured = {"outcome": "finished", "same_as": None, "perplexity": 15.0}
     for sides, outcome in (
         ((precision("a", **measured), precision("b")), "broken"),
         ((precision("a"), precision("b", **measured)), "kept"),
     ):
-        found = gate(*sides, ["perplexity > +1%"])
-        assert [each.check.outcome for each in found.checks] == ["kept", outcome]
+        result = gate(*sides, ["perplexity > +1%"])
+        assert [each.check.outcome for each in result.checks] == ["kept", outcome]
 
 
-def test_one_that_is_the_same_as_what_is_not_there_is_missing():
+def test_a_scenario_same_as_an_absent_one_is_missing():
     measured = {"outcome": "finished", "same_as": None, "perplexity": 15.0}
-    found = gate(precision("a", **measured), precision("b", same_as="bfloat16"), ["perplexity > +1%"])
-    assert (found.exit_code, [each.check.outcome for each in found.checks]) == (2, ["kept", "missing"])
+    result = gate(precision("a", **measured), precision("b", same_as="bfloat16"), ["perplexity > +1%"])
+    assert (result.exit_code, [each.check.outcome for each in result.checks]) == (2, ["kept", "missing"])

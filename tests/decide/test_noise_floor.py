@@ -43,32 +43,32 @@ EQUAL = (
 )
 
 
-def told(runs, base, other):
-    rows = {str(each.scenario): each for each in with_floors(runs)}
-    (found,) = differences_from(rows[base], [rows[other]], "tokens_per_sec")
-    return found
+def difference_in(runs, baseline, candidate):
+    by_name = {run.scenario: run for run in with_floors(runs)}
+    (difference,) = differences_from(by_name[baseline], [by_name[candidate]], "tokens_per_sec")
+    return difference
 
 
-def test_equal_settings_of_several_studies_of_a_suite_differ_by_their_extremes():
-    (known,) = noise_floors(made(*EQUAL)).values()
-    seen = known["tokens_per_sec"]
-    assert seen.share == pytest.approx(16.7 / 14.4 - 1)
-    assert seen.names == ("baseline/base", "precision/float32")
+def test_the_floor_of_a_suite_is_the_largest_difference_of_equal_settings():
+    (floors,) = noise_floors(made(*EQUAL)).values()
+    floor = floors["tokens_per_sec"]
+    assert floor.share == pytest.approx(16.7 / 14.4 - 1)
+    assert floor.names == ("baseline/base", "precision/float32")
     assert noise_floor_lines(with_floors(made(*EQUAL)), "tokens_per_sec") == [
         "Equal settings differed by 16% in this suite (baseline/base 14.4, precision/float32 16.7 tokens/s): differences "
         "below that are not shown as wins."
     ]
 
 
-def test_a_difference_up_to_the_floor_is_none_and_one_beyond_it_is_told():
+def test_only_a_difference_beyond_the_floor_is_significant():
     runs = made(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"), timed("int8", 25.0, quantization="int8"))
-    assert told(runs, "float32", "bf16").verdict == "same"
-    assert "no more than equal settings differed here, 16%: 1.11x" in told(runs, "float32", "bf16").words
-    assert told(runs, "float32", "int8").verdict == "better"
+    assert difference_in(runs, "float32", "bf16").verdict == "same"
+    assert "no more than equal settings differed here, 16%: 1.11x" in difference_in(runs, "float32", "bf16").words
+    assert difference_in(runs, "float32", "int8").verdict == "better"
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changed",
     [
         {"suite_id": "suite-2"},
         {"environment_id": "elsewhere"},
@@ -77,56 +77,56 @@ def test_a_difference_up_to_the_floor_is_none_and_one_beyond_it_is_told():
         {"status": "FAILED"},
     ],
 )
-def test_only_what_is_equal_there_tells_of_the_floor(other):
-    runs = made(EQUAL[0], EQUAL[1] | other)
+def test_only_equal_settings_of_one_suite_and_environment_give_a_floor(changed):
+    runs = made(EQUAL[0], EQUAL[1] | changed)
     assert not any(noise_floors(runs).values())
     assert noise_floor_lines(with_floors(runs), "tokens_per_sec") == []
 
 
-def test_within_a_study_names_tell_settings_apart_that_no_param_does():
+def test_within_a_study_names_distinguish_settings():
     assert not any(noise_floors(made(timed("a", 10.0), timed("b", 20.0))).values())
-    again = made(timed("a", 10.0), timed("a", 11.0) | {"run_id": "again"})
-    (known,) = noise_floors(again).values()
-    assert known["tokens_per_sec"].share == pytest.approx(0.1)
+    repeated = made(timed("a", 10.0), timed("a", 11.0) | {"run_id": "again"})
+    (floors,) = noise_floors(repeated).values()
+    assert floors["tokens_per_sec"].share == pytest.approx(0.1)
 
 
-def test_a_run_of_which_nothing_was_measured_twice_has_no_floor():
+def test_without_a_second_measurement_there_is_no_floor():
     rows = with_floors(made(timed("a", 10.0)))
     assert noise_floor_of("tokens_per_sec", rows[0]) == 0.0
     assert noise_floor_of("tokens_per_sec", made(timed("a", 10.0))[0]) == 0.0
 
 
-def test_takeaways_show_no_win_below_the_floor_and_say_where_it_lies():
+def test_takeaways_show_no_win_below_the_floor_and_name_it():
     lines = takeaways(made(*EQUAL, timed("bf16", 18.5, dtype="bfloat16")))
     assert lines[0] == "No scenario was significantly faster than the baseline of its experiment."
     assert lines[1].startswith("Equal settings differed by 16% in this suite")
 
 
-def test_a_recommendation_says_what_the_floor_is():
-    found = recommend(with_floors(made(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"))), Limits())
-    assert any("Equal settings differed by 16%" in note for note in found.notes)
+def test_a_recommendation_names_the_floor():
+    answer = recommend(with_floors(made(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"))), Limits())
+    assert any("Equal settings differed by 16%" in note for note in answer.notes)
 
 
 @pytest.fixture
 def suite(monkeypatch):
-    """A suite of which a comparison is asked for two runs only: what else was measured there is read back."""
+    """The runs of a suite, which are read back if some of them are compared."""
     runs = made(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"), timed("int8", 25.0, quantization="int8"))
-    monkeypatch.setattr(noise_floor, "tracked_runs", lambda **asked: runs)
+    monkeypatch.setattr(noise_floor, "tracked_runs", lambda **filters: runs)
     monkeypatch.setattr(verdicts, "samples_by_run", lambda ids, uri, lenient: {})
     return runs
 
 
-def test_a_comparison_of_two_runs_knows_how_far_equal_settings_differed_in_their_suite_and_says_so_once(suite, console):
+def test_a_comparison_of_two_runs_uses_the_floor_of_their_suite_and_names_it_once(suite, console):
     pairs, _ = pair_runs(suite[1:2], suite[3:])
     pairs = with_samples_of_pairs(pairs, None)
-    found = compare_pairs(pairs, ["tokens_per_sec"])
-    assert [each.difference.verdict for each in found] == ["same", "better"]
-    assert found[0].difference.words.startswith("no more than equal settings differed here, 16%: 1.11x")
-    table = differences_table(found, pairs)
+    comparisons = compare_pairs(pairs, ["tokens_per_sec"])
+    assert [comparison.difference.verdict for comparison in comparisons] == ["same", "better"]
+    assert comparisons[0].difference.words.startswith("no more than equal settings differed here, 16%: 1.11x")
+    table = differences_table(comparisons, pairs)
     for style in ("markdown", "html", "latex", "table"):
         show(console, "", table, Layout(style))
-        said = " ".join(console.file.getvalue().split())
-        assert said.count("Equal settings differed by 16") == 1, style
+        text = " ".join(console.file.getvalue().split())
+        assert text.count("Equal settings differed by 16") == 1, style
         console.file.truncate(0)
 
 
@@ -139,34 +139,34 @@ def test_a_comparison_of_two_runs_knows_how_far_equal_settings_differed_in_their
         (1.30, "kept", "within the limit (p"),
     ],
 )
-def test_a_gate_neither_fails_nor_passes_on_what_equal_settings_differ_by_too(suite, monkeypatch, times, outcome, why):
+def test_a_gate_is_inconclusive_within_the_floor(suite, monkeypatch, times, outcome, why):
     near = [0.99, 0.995, 0.998, 1.0, 1.001, 1.004, 1.006, 1.01]
     samples = {
-        "precision-float32": {"tokens_per_sec": [16.7 * each for each in near]},
-        "precision-bf16": {"tokens_per_sec": [16.7 * times * each for each in near]},
+        "precision-float32": {"tokens_per_sec": [16.7 * factor for factor in near]},
+        "precision-bf16": {"tokens_per_sec": [16.7 * times * factor for factor in near]},
     }
     monkeypatch.setattr(verdicts, "samples_by_run", lambda ids, uri, lenient: samples)
     result = gate(suite[1:2], suite[3:4], ["tokens_per_sec < -5%"])
-    ((only,), notes) = result.checks, result.notes
-    assert only.check.outcome == outcome
-    assert why in only.check.why
-    assert [note for note in notes if note.startswith("Equal settings differed by 16% in this suite")]
+    (checked,) = result.checks
+    assert checked.check.outcome == outcome
+    assert why in checked.check.why
+    assert [note for note in result.notes if note.startswith("Equal settings differed by 16% in this suite")]
 
 
 @pytest.mark.slow(1)
-def test_a_table_shows_no_change_below_the_floor_and_several_metrics_are_told_in_one_line():
+def test_a_table_shows_no_change_below_the_floor_and_names_several_metrics_in_one_line():
     runs = with_floors(made(*EQUAL, timed("bf16", 18.5, dtype="bfloat16")))
     assert "(no significant difference)" in summary_table(runs).rows[-1][-1]
-    two = [each | {"total_latency_s": each["tokens_per_sec"] / 4} for each in EQUAL]
-    assert noise_floor_lines(with_floors(made(*two)), "tokens_per_sec", "total_latency_s") == [
+    rows = [row | {"total_latency_s": row["tokens_per_sec"] / 4} for row in EQUAL]
+    assert noise_floor_lines(with_floors(made(*rows)), "tokens_per_sec", "total_latency_s") == [
         "Equal settings differed by 16% in tokens_per_sec, 16% in total_latency_s in this suite: differences below that "
         "are not shown as wins."
     ]
 
 
-def test_runs_of_two_suites_are_told_apart_by_the_ids_of_these():
-    other = [each | {"suite_id": "suite-2", "run_id": f"{each['run_id']}-2"} for each in EQUAL]
-    lines = noise_floor_lines(with_floors(made(*EQUAL, *other)), "tokens_per_sec")
+def test_floors_of_several_suites_are_named_by_the_suites_ids():
+    second = [row | {"suite_id": "suite-2", "run_id": f"{row['run_id']}-2"} for row in EQUAL]
+    lines = noise_floor_lines(with_floors(made(*EQUAL, *second)), "tokens_per_sec")
     assert [line.partition(" in ")[2].partition(" (")[0] for line in lines] == [
         "suite suite-1",
         "suite suite-2",
@@ -174,13 +174,13 @@ def test_runs_of_two_suites_are_told_apart_by_the_ids_of_these():
 
 
 @pytest.mark.parametrize("study", ["precision", "baseline"])
-def test_what_was_replaced_since_it_was_disturbed_is_no_evidence_of_the_floor(study):
+def test_a_replaced_disturbed_run_gives_no_floor(study):
     """Neither beside its successor nor beside what another study of the suite measured."""
     first = timed("a", 1.3, study, warnings=f"noisy\n{REPLACED}, and the newer run counts")
     assert not any(noise_floors(made(first, timed("a", 23.0) | {"run_id": "again"})).values())
 
 
-def test_the_table_marks_what_stayed_disturbed():
+def test_the_table_marks_disturbed_runs():
     noisy = {"warnings": "noisy: repeats vary by 30%"}
     runs = made(timed("one", 10.0, baseline=True) | noisy, timed("two", 20.0, dtype="bfloat16") | noisy)
     changes = [row[-1] for row in summary_table(runs).rows]
@@ -189,20 +189,20 @@ def test_the_table_marks_what_stayed_disturbed():
     assert not any("disturbed" in row[-1] for row in summary_table(made(*EQUAL)).rows)
 
 
-def test_what_a_suite_pooled_still_tells_how_far_it_differed():
-    each = {"baseline/base": {"tokens_per_sec": 14.4}, "precision/float32": {"tokens_per_sec": 16.7}}
-    (known,) = noise_floors(made(timed("float32", 15.5, pooled=json.dumps(each)))).values()
-    assert known["tokens_per_sec"].share == pytest.approx(16.7 / 14.4 - 1)
-    assert known["tokens_per_sec"].names == ("baseline/base", "precision/float32")
+def test_the_values_pooled_by_a_suite_give_a_floor():
+    pooled = {"baseline/base": {"tokens_per_sec": 14.4}, "precision/float32": {"tokens_per_sec": 16.7}}
+    (floors,) = noise_floors(made(timed("float32", 15.5, pooled=json.dumps(pooled)))).values()
+    assert floors["tokens_per_sec"].share == pytest.approx(16.7 / 14.4 - 1)
+    assert floors["tokens_per_sec"].names == ("baseline/base", "precision/float32")
 
 
-def test_a_comparison_is_one_of_those_of_its_study_whatever_else_is_asked():
+def test_the_family_of_a_comparison_is_its_study():
     names = ("a", "b", "c", "d")
     rows = [run(name, workload_id="w") for name in names] + [run("long", workload_id="x")]
     failed = run("e", workload_id="w", status="FAILED")
-    other = [run(name, workload_id="w", study_id="precision-2", run_id=f"2-{name}") for name in ("a", "b")]
-    known = with_context(made(*rows, failed, *other))
-    a, b, *_, long, _, a2, b2 = known
+    changed = [run(name, workload_id="w", study_id="precision-2", run_id=f"2-{name}") for name in ("a", "b")]
+    floors = with_context(made(*rows, failed, *changed))
+    a, b, *_, long, _, a2, b2 = floors
     assert family_size(a, b) == family_size(b, a) == 3
     assert family_size(a, long) == 4, "other work: one of all in the study"
     assert family_size(a2, b2) == 1
@@ -210,7 +210,7 @@ def test_a_comparison_is_one_of_those_of_its_study_whatever_else_is_asked():
     assert family_size(*made(*rows[:2])) == 1
 
 
-def test_what_a_search_measured_afresh_is_one_of_its_proofs_whatever_else_it_tried():
+def test_the_family_of_a_fresh_comparison_is_the_searchs_proofs():
     rows = [run(name, workload_id="w", race_proofs=2 if name in "ab" else None) for name in ("a", "b", "c", "d", "e")]
     a, b, c, *_ = with_context(made(*rows))
     assert family_size(a, b) == family_size(b, a) == 2

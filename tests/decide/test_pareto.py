@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("_clean_environment")
 verdicts = st.lists(st.sampled_from(["better", "same", "worse", "unknown"]), min_size=2, max_size=2)
 
 
-def test_where_a_scenario_stands_by_hand():
+def test_positions_by_hand():
     assert position_of({}) == ("on", [])
     assert position_of({0: ["worse", "better"], 1: ["same", "same"], 2: ["unknown", "worse"]}) == ("on", [])
     assert position_of({0: ["better", "worse"], 1: ["same", "better"], 2: ["unknown", "better"]}) == ("off", [1])
@@ -33,16 +33,16 @@ def test_where_a_scenario_stands_by_hand():
 
 @pytest.mark.slow(1)
 @given(st.lists(verdicts, max_size=5))
-def test_off_is_what_another_beats_for_sure_and_open_what_another_might(found):
+def test_a_scenario_is_off_if_surely_beaten_and_open_if_possibly(found):
     against = dict(enumerate(found))
     ways = {"unknown": ("better", "same", "worse")}
 
-    def beaten(told):
-        return any(set(each) <= {"better", "same"} and "better" in each for each in told)
+    def beaten(result):
+        return any(set(each) <= {"better", "same"} and "better" in each for each in result)
 
     known = [each for each in found if "unknown" not in each]
     possible = itertools.product(*(itertools.product(*(ways.get(v, (v,)) for v in each)) for each in found))
-    might = any(beaten(told) for told in possible)
+    might = any(beaten(result) for result in possible)
     assert position_of(against)[0] == ("off" if beaten(known) else "open" if might else "on")
 
 
@@ -51,7 +51,7 @@ def places(*rows, metrics=("tokens_per_sec", "perplexity")):
     return dict(zip(runs.scenarios, (each.position for each in pareto_front(runs, metrics)), strict=True))
 
 
-def test_noise_puts_nothing_on_the_front_and_nothing_off_it():
+def test_insignificant_differences_decide_no_position():
     lucky = repeated("lucky", 10.1, 21.0, share=0.05)
     assert places(repeated("plain", 10.0, 20.0, share=0.05), lucky) == {"plain": "on", "lucky": "off"}
     same = repeated("same", 10.1, 20.01, share=0.05)
@@ -63,7 +63,7 @@ def test_noise_puts_nothing_on_the_front_and_nothing_off_it():
 
 
 @pytest.mark.slow(1)
-def test_what_cannot_be_told_is_said_with_what_would_tell():
+def test_an_inconclusive_position_comes_with_the_command_to_settle_it():
     runs = made(repeated("plain", 10.0, 20.0), repeated("once", 30.0, 21.0, n=1))
     plain, once = pareto_front(runs, ("tokens_per_sec", "perplexity"))
     assert (plain.position, once.position) == ("on", "open"), "the perplexity of the one is better for sure"
@@ -76,7 +76,7 @@ def test_what_cannot_be_told_is_said_with_what_would_tell():
 
 
 @pytest.mark.slow(1)
-def test_many_arms_need_more_repeats_to_be_told():
+def test_more_scenarios_need_more_repeats_to_be_conclusive():
     few = [repeated(f"a{n}", 10.0 + n, 20.0, n=5) for n in range(8)]
     assert set(places(*few).values()) == {"open"}
     note = pareto_plot(gather_candidates(made(*few)), "tokens_per_sec", "perplexity").get_supxlabel()
@@ -86,7 +86,7 @@ def test_many_arms_need_more_repeats_to_be_told():
     assert [name for name, where in places(*enough).items() if where == "on"] == ["a7"]
 
 
-def test_a_divergence_of_0_is_the_best_there_is():
+def test_a_divergence_of_0_is_the_best():
     rows = (repeated("plain", 10.0, 20.0, kl_divergence=0.0), repeated("int8", 10.0, 20.0, kl_divergence=0.1))
     assert places(*rows, metrics=("tokens_per_sec", "kl_divergence")) == {"plain": "on", "int8": "off"}
 
@@ -95,13 +95,13 @@ def test_a_divergence_of_0_is_the_best_there_is():
 @pytest.mark.usefixtures("tracked")
 def test_the_command_prints_and_draws(tmp_path):
     path = tmp_path / "front.png"
-    told = CliRunner().invoke(main, ["pareto", "--output", str(path), "--memory"])
-    assert told.exit_code == 0, told.output
-    assert told.stdout.count("on the front") == 3
+    result = CliRunner().invoke(main, ["pareto", "--output", str(path), "--memory"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("on the front") == 3
     assert path.read_bytes()[:4] == b"\x89PNG"
-    as_data = CliRunner().invoke(main, ["pareto", "--format", "json"])
-    assert [row["scenario"] for row in json.loads(as_data.stdout)] == ["int4", "int8", "fp32"]
-    assert as_data.stderr == f"latest: {newest_study()} (--study chooses another)\n"
+    as_json = CliRunner().invoke(main, ["pareto", "--format", "json"])
+    assert [row["scenario"] for row in json.loads(as_json.stdout)] == ["int4", "int8", "fp32"]
+    assert as_json.stderr == f"latest: {newest_study()} (--study chooses another)\n"
 
 
 @pytest.mark.slow(1)
@@ -115,9 +115,9 @@ def test_the_command_prints_and_draws(tmp_path):
     ],
 )
 def test_mistakes_are_one_line(arguments, message):
-    told = CliRunner().invoke(main, ["pareto", "--study", "latest", *arguments])
-    assert (told.exit_code, told.stdout) == (2, "")
-    (mistake,) = told.stderr.splitlines()
+    result = CliRunner().invoke(main, ["pareto", "--study", "latest", *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    (mistake,) = result.stderr.splitlines()
     assert mistake.startswith("error: ")
     assert message in mistake
     # Which runs were looked at, where nothing chooses them, is told behind an answer only.

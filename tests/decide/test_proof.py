@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmtrack.decide.proof import Sample, duel, valid_rounds
 
 
-def test_a_duel_measures_there_and_back_as_often_as_the_time_allows():
+def test_a_duel_alternates_its_order_as_often_as_the_time_allows():
     asked: list[str] = []
 
     def measure(name):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from llmtrack.decide.race import Race, Rules, t_quantile
 
 
-def told(blocks: list[list[tuple[str, float]]], names: str, **how) -> Race:
+def race_of(blocks: list[list[tuple[str, float]]], names: str, **options) -> Race:
     """Return a race with samples added block by block."""
-    race = Race(list(names), **how)
+    race = Race(list(names), **options)
     for block in blocks:
         race.begin_block()
         for name, value in block:
@@ -22,10 +22,10 @@ def told(blocks: list[list[tuple[str, float]]], names: str, **how) -> Race:
     return race
 
 
-def test_the_ratio_of_two_is_that_of_their_samples_within_blocks():
+def test_a_ratio_is_estimated_within_blocks():
     # Logarithms of the ratio b / a in the two blocks: ln 2 and ln 2.42, whose mean is ln 2.2; the machine is 3 times slower in the
     # second. Four samples, two blocks, two candidates: 4 - 2 - 1 = 1 degree of freedom.
-    race = told([[("a", 3.0), ("b", 6.0)], [("b", 2.42), ("a", 1.0)]], "ab")
+    race = race_of([[("a", 3.0), ("b", 6.0)], [("b", 2.42), ("a", 1.0)]], "ab")
     ratio = race.ratio("b", "a")
     assert ratio is not None
     assert ratio.value == pytest.approx(2.2)
@@ -37,26 +37,26 @@ def test_the_ratio_of_two_is_that_of_their_samples_within_blocks():
     assert (ratio.low, ratio.high) == pytest.approx((2.2 * math.exp(-error), 2.2 * math.exp(error)))
 
 
-def test_candidates_are_compared_by_way_of_a_third_one_that_both_were_measured_beside():
+def test_candidates_are_compared_through_a_third_one():
     blocks = [[("a", 1.0), ("b", 2.0)], [("b", 20.0), ("c", 30.0)]]
-    race = told(blocks, "abc")
+    race = race_of(blocks, "abc")
     assert race.goodness("c") - race.goodness("a") == pytest.approx(math.log(3.0))
     assert race.ratio("c", "a") is None  # Five unknowns of four samples: the noise is not known yet.
     assert race.leader() == "c"
 
 
-def test_candidates_that_nothing_connects_are_not_compared():
-    race = told([[("a", 1.0), ("a", 1.1)], [("b", 2.0), ("b", 2.2)]], "ab")
+def test_unconnected_candidates_are_not_compared():
+    race = race_of([[("a", 1.0), ("a", 1.1)], [("b", 2.0), ("b", 2.2)]], "ab")
     assert race.ratio("b", "a") is None
     assert race.dropped == {}
     assert race.leader() == "b"
 
 
-def test_one_that_is_noisier_than_the_others_is_compared_by_its_own_noise():
+def test_a_noisier_candidate_is_compared_by_its_own_noise():
     quiet = [[("a", 1.0), ("b", 1.5)] for _ in range(6)]
     noisy = [[("a", 1.0), ("c", value)] for value in (1.2, 2.4, 1.2, 2.4, 1.2, 2.4)]
-    race = told([*quiet, *noisy], "abc")
-    pooled = told(quiet, "abc").ratio("b", "a")
+    race = race_of([*quiet, *noisy], "abc")
+    pooled = race_of(quiet, "abc").ratio("b", "a")
     wide = race.ratio("c", "a")
     assert wide is not None
     assert pooled is not None
@@ -67,7 +67,7 @@ def test_one_that_is_noisier_than_the_others_is_compared_by_its_own_noise():
     )
 
 
-def test_one_that_is_beaten_beyond_doubt_is_dropped_and_one_within_the_margin_is_not():
+def test_a_significantly_worse_candidate_is_dropped_and_one_within_the_margin_is_not():
     generator = np.random.default_rng(0)
     race = Race(["fast", "fastish", "slow"])
     for _ in range(8):
@@ -84,20 +84,20 @@ def test_one_that_is_beaten_beyond_doubt_is_dropped_and_one_within_the_margin_is
     assert race.choice() == "fast"
 
 
-def test_a_single_sample_drops_only_what_is_far_behind():
+def test_a_single_sample_drops_a_candidate_only_if_far_behind():
     pairs = [[("a", 1.0), ("b", 0.999)] for _ in range(6)]
-    race = told([*pairs, [("a", 1.0), ("near", 0.7)], [("a", 1.0), ("far", 0.6)]], ["a", "b", "near", "far"])  # type: ignore[arg-type]
+    race = race_of([*pairs, [("a", 1.0), ("near", 0.7)], [("a", 1.0), ("far", 0.6)]], ["a", "b", "near", "far"])  # type: ignore[arg-type]
     assert "near" not in race.dropped  # 1 / 0.7 is below 1.5
     assert race.dropped["far"].by == "a"
 
 
 def test_of_equals_the_simplest_is_chosen():
-    race = told([[("a", 1.0), ("b", 1.001)], [("b", 1.0), ("a", 1.0)]] * 4, "ab")
+    race = race_of([[("a", 1.0), ("b", 1.001)], [("b", 1.0), ("a", 1.0)]] * 4, "ab")
     assert race.leader() == "b"
     assert race.choice() == "a"
 
 
-def test_one_that_is_held_drops_nobody_and_wins_nothing_until_it_is_admitted():
+def test_a_held_candidate_neither_wins_nor_drops_others_until_admitted():
     race = Race(["base", "lossy", "slow"])
     race.hold("lossy")
     for number in range(6):
@@ -112,20 +112,20 @@ def test_one_that_is_held_drops_nobody_and_wins_nothing_until_it_is_admitted():
     assert race.dropped["base"].by == "lossy"
 
 
-def test_less_is_better_where_it_is():
-    race = told([[("a", 1.0), ("b", 2.0)], [("b", 2.02), ("a", 1.0)]], "ab", better="lower")
+def test_lower_samples_can_be_better():
+    race = race_of([[("a", 1.0), ("b", 2.0)], [("b", 2.02), ("a", 1.0)]], "ab", better="lower")
     assert race.choice() == "a"
 
 
-def test_what_has_no_noise_is_decided_by_one_sample_of_each():
-    race = told([[("a", 100.0), ("b", 25.0)]], "ab", better="lower", exact=True)
+def test_an_exact_objective_is_decided_by_one_sample_each():
+    race = race_of([[("a", 100.0), ("b", 25.0)]], "ab", better="lower", exact=True)
     assert race.choice() == "b"
     ratio = race.dropped["a"].ratio
     assert ratio is not None
     assert (ratio.low, ratio.value, ratio.high) == pytest.approx((4.0, 4.0, 4.0))
 
 
-def test_a_sample_that_is_no_number_above_0_is_refused():
+def test_a_sample_must_be_positive():
     with pytest.raises(ValueError, match="above 0"):
         Race(["a"]).add_sample("a", 0.0)
 
@@ -136,7 +136,7 @@ def test_a_sample_that_is_no_number_above_0_is_refused():
     effects=st.lists(st.floats(-2, 2), min_size=2, max_size=6),
     blocks=st.integers(1, 8),
 )
-def test_without_noise_every_ratio_is_exact_whatever_drifts_between_blocks(seed, effects, blocks):
+def test_without_noise_ratios_are_exact_despite_drift_between_blocks(seed, effects, blocks):
     generator = np.random.default_rng(seed)
     names = [f"c{number}" for number in range(len(effects))]
     race = Race(names, rules=Rules(far=math.inf, alpha=1e-300))
@@ -166,12 +166,12 @@ def false_drops(rules: Rules, races: int, rounds: int = 25) -> int:
 
 
 @pytest.mark.slow(3)
-def test_of_races_of_equals_few_drop_any_whatever_the_number_of_looks():
+def test_equals_are_rarely_dropped_over_many_looks():
     """Without the correction over looks every other race drops one, with it at most alpha of them may."""
     assert false_drops(Rules(), 16) <= 2
 
 
-def raced(*blocks, names=("base", "wide", "narrow")):
+def race_of_blocks(*blocks, names=("base", "wide", "narrow")):
     """Return a race of blocks: name -> value, where None marks the block as disturbed."""
     race = Race(names)
     for block in blocks:
@@ -185,27 +185,27 @@ def raced(*blocks, names=("base", "wide", "narrow")):
 CALM = ({"base": 10.0, "wide": 20.0}, {"base": 10.1, "wide": 20.2}, {"base": 9.9, "wide": 19.9})
 
 
-def test_one_disturbed_block_neither_drops_a_leader_nor_makes_one():
+def test_a_disturbed_block_alone_neither_drops_a_leader_nor_makes_one():
     """A way that uses all cores fell behind one that uses half of them while another program ran."""
     burst = {"wide": 5.0, "narrow": 9.0, None: None}
-    race = raced(*CALM, burst)
+    race = race_of_blocks(*CALM, burst)
     assert race.leader() == "wide"
     assert "wide" not in race.dropped
     assert not race.comparable("wide", "narrow")
     # Calm again: the one is far behind the other, and 1.8 times ahead of it nevermore.
-    race = raced(*CALM, burst, {"wide": 20.1, "narrow": 12.0}, {"narrow": 12.1, "wide": 19.9})
+    race = race_of_blocks(*CALM, burst, {"wide": 20.1, "narrow": 12.0}, {"narrow": 12.1, "wide": 19.9})
     assert (race.leader(), list(race.dropped)) == ("wide", ["base", "narrow"])
 
 
-def test_what_is_always_disturbed_is_judged_as_if_it_were_not():
+def test_a_race_that_is_always_disturbed_is_judged_like_a_calm_one():
     calm, noisy = ([dict(block) | more for block in CALM] for more in ({}, {None: None}))
-    races = [raced(*blocks, names=("base", "wide")) for blocks in (calm, noisy)]
+    races = [race_of_blocks(*blocks, names=("base", "wide")) for blocks in (calm, noisy)]
     ratios = [race.ratio("wide", "base") for race in races]
     assert ratios[0].low == pytest.approx(ratios[1].low)
     assert races[0].dropped.keys() == races[1].dropped.keys()
 
 
-def test_three_disturbed_blocks_of_two_candidates_are_evidence():
+def test_three_common_disturbed_blocks_make_candidates_comparable():
     burst = {"wide": 5.0, "narrow": 9.0, None: None}
-    assert not raced(*CALM, burst, burst).comparable("wide", "narrow")
-    assert raced(*CALM, burst, burst, burst).comparable("wide", "narrow")
+    assert not race_of_blocks(*CALM, burst, burst).comparable("wide", "narrow")
+    assert race_of_blocks(*CALM, burst, burst, burst).comparable("wide", "narrow")

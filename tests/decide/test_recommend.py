@@ -32,14 +32,14 @@ RUNS = made(
 )
 
 
-def test_the_fastest_that_keeps_to_the_limits():
-    found = recommend(RUNS, Limits(0.01, 2048))
-    assert (found.scenario, found.run_id) == ("int8", "id-int8")
-    assert found.sentence == (
+def test_the_fastest_within_the_limits_is_recommended():
+    answer = recommend(RUNS, Limits(0.01, 2048))
+    assert (answer.scenario, answer.run_id) == ("int8", "id-int8")
+    assert answer.sentence == (
         "Run int8: the fastest of 5 scenarios that keeps to the limits for packaged:smollm2 on cpu (precision-1), "
         "with 25 tokens/s, 2.5x (2.4 to 2.6) that of fp32, perplexity 20.100 (+0.5 %) and 600 MiB peak memory."
     )
-    assert dict(found.ruled_out) == {
+    assert dict(answer.ruled_out) == {
         "int4": "perplexity +20 % is over +1 %",
         "unscored": "no perplexity was scored",
         "int2": "failed: no kernel",
@@ -49,7 +49,7 @@ def test_the_fastest_that_keeps_to_the_limits():
 
 
 @pytest.mark.slow(1)
-def test_memory_rules_out_too_and_without_limits_the_fastest_is_best():
+def test_memory_is_limited_and_without_limits_the_fastest_is_best():
     assert recommend(RUNS, Limits(0.01, 550)).scenario == "int8_slow"
     best = recommend(RUNS, Limits())
     assert best.scenario == "unscored"
@@ -59,57 +59,57 @@ def test_memory_rules_out_too_and_without_limits_the_fastest_is_best():
 
 
 @pytest.mark.slow(1)
-def test_nothing_fits_is_said_with_the_nearest():
-    found = recommend(RUNS, Limits(0.001, 100))
-    assert (found.scenario, found.run_id) == (None, None)
-    assert found.sentence == (
+def test_if_nothing_fits_the_nearest_is_named():
+    answer = recommend(RUNS, Limits(0.001, 100))
+    assert (answer.scenario, answer.run_id) == (None, None)
+    assert answer.sentence == (
         "Nothing fits: none of 5 scenarios keeps to perplexity +0.1 % and 100 MiB; the nearest is fp32 for "
         "packaged:smollm2 on cpu (precision-1) (peak memory 2,000 MiB is over 100 MiB)."
     )
-    assert len(found.ruled_out) == 6
+    assert len(answer.ruled_out) == 6
 
 
-def test_what_is_as_fast_within_the_noise_is_told():
+def test_a_scenario_not_significantly_slower_is_named():
     runs = made(
         timed("a", 10.0, share=0.05),
         timed("b", 10.2, share=0.04),
     )
-    found = recommend(runs, Limits())
-    assert found.scenario == "b"
-    assert dict(found.ruled_out) == {"a": "10 tokens/s, no significant difference: 0.98x (0.90 to 1.07)"}
+    answer = recommend(runs, Limits())
+    assert answer.scenario == "b"
+    assert dict(answer.ruled_out) == {"a": "10 tokens/s, no significant difference: 0.98x (0.90 to 1.07)"}
 
 
 BUSY = "the machine was busy: other programs took 82% of its CPU time: close them and measure again"
 
 
 @pytest.mark.slow(1)
-def test_one_baseline_repeat_of_a_busy_machine_recommends_nothing_and_says_how_to_measure_more():
+def test_a_single_baseline_repeat_is_inconclusive_with_the_command_to_measure_more():
     n = 1
     base = timed("torch-float32", 1.3, n, 0.9, perplexity=20.0, baseline=True, warnings=f"noisy: 134%\n{BUSY}")
     runs = made(base, timed("torch-bfloat16", 18.4, perplexity=20.1, experiment="quantization", model="m"))
-    found = recommend(runs, Limits(0.01))
-    assert (found.scenario, found.run_id) == (None, None)
-    assert "14.1" not in found.sentence
-    assert f"(too few repeats, {n} against 8); to settle it run: mlflow run" in found.sentence
-    assert found.measure == "mlflow run . -e quantization --env-manager local -P model=m -P min_repeats=4"
-    assert found.sentence.endswith(f"to settle it run: {found.measure}")
-    assert {f"read with care: torch-float32: {each}" for each in ("noisy: 134%", BUSY)} <= set(found.notes)
+    answer = recommend(runs, Limits(0.01))
+    assert (answer.scenario, answer.run_id) == (None, None)
+    assert "14.1" not in answer.sentence
+    assert f"(too few repeats, {n} against 8); to settle it run: mlflow run" in answer.sentence
+    assert answer.measure == "mlflow run . -e quantization --env-manager local -P model=m -P min_repeats=4"
+    assert answer.sentence.endswith(f"to settle it run: {answer.measure}")
+    assert {f"read with care: torch-float32: {each}" for each in ("noisy: 134%", BUSY)} <= set(answer.notes)
 
 
 @pytest.mark.slow(1)
-def test_what_is_told_of_a_busy_machine_is_told_with_its_doubts():
+def test_a_recommendation_comes_with_the_warnings_of_its_runs():
     runs = made(timed("a", 10.0, baseline=True, warnings=BUSY, perplexity=20.0), timed("b", 20.0, perplexity=20.0))
-    found = recommend(runs, Limits(0.01))
-    assert found.scenario == "b"
-    assert f"read with care: a: {BUSY}" in found.notes
+    answer = recommend(runs, Limits(0.01))
+    assert answer.scenario == "b"
+    assert f"read with care: a: {BUSY}" in answer.notes
 
 
 @pytest.mark.slow(1)
-def test_a_rival_that_cannot_be_told_from_the_best_leaves_the_choice_open():
+def test_an_inconclusive_rival_leaves_the_choice_open():
     runs = made(timed("a", 10.0, baseline=True, perplexity=20.0), timed("b", 20.0), timed("c", 19.0, n=1))
-    found = recommend(runs, Limits())
-    assert found.scenario is None
-    assert "min_repeats=" in found.measure
+    answer = recommend(runs, Limits())
+    assert answer.scenario is None
+    assert "min_repeats=" in answer.measure
 
 
 @pytest.mark.parametrize("values", [{}, {"tokens_per_sec": 0.0}])
@@ -121,7 +121,7 @@ def test_single_values_recommend_nothing(values):
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("objective", ["tokens_per_sec", "load_time_s", "time_to_first_token_ms"])
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
-def test_no_winner_on_the_word_of_single_values_or_few_repeats(objective, n):
+def test_single_values_and_few_repeats_have_no_winner(objective, n):
     def measured(name, value, **values):
         row = timed_once(name, 10.0, quantization=name, perplexity=20.0, **values) | {objective: value}
         return row | (interval(objective, value, value, value, n) if n else {})
@@ -135,7 +135,7 @@ def test_no_winner_on_the_word_of_single_values_or_few_repeats(objective, n):
 
 
 @pytest.mark.slow(1)
-def test_the_nearest_breaks_the_fewest_limits_by_the_least_and_was_measured():
+def test_the_nearest_violates_the_fewest_limits_by_the_least():
     runs = made(
         timed("two", 30.0, perplexity=25.0, peak_memory_mib=1100.0),
         timed("one", 20.0, perplexity=20.0, peak_memory_mib=1900.0, baseline=True),
@@ -147,7 +147,7 @@ def test_the_nearest_breaks_the_fewest_limits_by_the_least_and_was_measured():
     assert "the nearest is unknown (no perplexity was scored)" in unscored.sentence
 
 
-def test_a_baseline_that_was_scored_and_not_timed_is_still_the_reference():
+def test_a_scored_baseline_is_the_reference_even_if_not_timed():
     base = {**timed("ppl", 1.0, perplexity=20.0, baseline=True), "tokens_per_sec": None}
     runs = made(base, timed("a", 10.0, perplexity=20.3), timed("b", 20.0, perplexity=19.0))
     assert dict(recommend(runs, Limits(0.01)).ruled_out)["a"] == "perplexity +1.5 % is over +1 %"
@@ -170,7 +170,7 @@ def test_sizes(text, mib):
 
 
 @pytest.mark.parametrize("text", ["2048", "two", "-1GiB", ""])
-def test_sizes_that_are_none(text):
+def test_invalid_sizes(text):
     with pytest.raises(UsageError, match="2GiB"):
         parse_size(text)
 
@@ -185,14 +185,14 @@ def test_percentages():
 @pytest.mark.usefixtures("tracked")
 def test_the_command():
     arguments = ["recommend", "--max-perplexity-increase", "1%", "--max-memory", "2GiB"]
-    told = CliRunner().invoke(main, arguments)
-    assert told.exit_code == 0, told.output
-    assert told.stdout.startswith("Run int8: the fastest of 3 scenarios")
-    assert "int4  perplexity +30 % is over +1 %" in told.stdout
-    (latest,) = told.stderr.splitlines()
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Run int8: the fastest of 3 scenarios")
+    assert "int4  perplexity +30 % is over +1 %" in result.stdout
+    (latest,) = result.stderr.splitlines()
     assert latest == f"latest: {newest_study()} (--study chooses another)"
-    as_data = CliRunner().invoke(main, [*arguments, "--format", "json"])
-    assert (json.loads(as_data.stdout)["scenario"], as_data.stderr) == ("int8", told.stderr)
+    as_json = CliRunner().invoke(main, [*arguments, "--format", "json"])
+    assert (json.loads(as_json.stdout)["scenario"], as_json.stderr) == ("int8", result.stderr)
     nothing = CliRunner().invoke(main, ["recommend", "--max-memory", "1MiB"])
     assert nothing.exit_code == 1
     assert nothing.stdout.startswith("Nothing fits")
@@ -201,47 +201,47 @@ def test_the_command():
 
 @pytest.mark.slow(1)
 @pytest.mark.usefixtures("tracked")
-def test_a_recommendation_ends_with_the_lines_that_run_it(monkeypatch):
+def test_the_command_ends_with_the_lines_that_run_the_answer(monkeypatch):
     # The lines themselves are run in tests/run/test_reproduce.py.
     monkeypatch.setattr("llmtrack.run.reproduce.reproduce_command", lambda run: [f"llmtrack generate {run.scenario}"])
-    told = CliRunner().invoke(main, ["recommend", "--search", "fp32"]).output
-    assert told.endswith("To run it that way:\n  llmtrack generate fp32\nMeasured with weights: abc.\n")
-    as_data = CliRunner().invoke(main, ["recommend", "--search", "fp32", "--format", "json"]).output
-    assert json.loads(as_data)["scenario"] == "fp32"
+    result = CliRunner().invoke(main, ["recommend", "--search", "fp32"]).output
+    assert result.endswith("To run it that way:\n  llmtrack generate fp32\nMeasured with weights: abc.\n")
+    as_json = CliRunner().invoke(main, ["recommend", "--search", "fp32", "--format", "json"]).output
+    assert json.loads(as_json)["scenario"] == "fp32"
 
 
 @pytest.mark.slow(2)
 @pytest.mark.usefixtures("tracked")
-def test_a_recommendation_is_a_comment_and_a_slide(monkeypatch, tmp_path):
+def test_the_command_writes_a_comment_and_a_slide(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "llmtrack.run.reproduce.reproduce_command", lambda run: ["llmtrack generate 'it is'", "import llmtrack"]
     )
-    asked = ["recommend", "--max-perplexity-increase", "1%", "--format", "markdown"]
+    arguments = ["recommend", "--max-perplexity-increase", "1%", "--format", "markdown"]
     target = tmp_path / "answer.png"
-    told = CliRunner().invoke(main, [*asked, "--picture", str(target)], catch_exceptions=False)
-    assert told.exit_code == 0
-    answer, command, measured, table, *_ = told.stdout.split("\n\n")
+    result = CliRunner().invoke(main, [*arguments, "--picture", str(target)], catch_exceptions=False)
+    assert result.exit_code == 0
+    answer, command, measured, table, *_ = result.stdout.split("\n\n")
     assert answer.startswith("**Run int8: the fastest of 3 scenarios")
     assert answer.endswith("**")
     assert command == "Run it: `llmtrack generate 'it is'`"
     assert measured == "Measured with weights: abc."
     assert table.splitlines()[:2] == ["| not | why |", "| --- | --- |"]
     assert "| int4 | perplexity +30 % is over +1 % |" in table
-    assert f"Written: {target}" in told.stderr
+    assert f"Written: {target}" in result.stderr
     assert target.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.usefixtures("tracked")
 def test_a_study_without_the_objective_names_one_that_has_it():
-    told = CliRunner().invoke(main, ["recommend", "--objective", "train_tokens_per_sec"])
-    assert told.exit_code == 2
-    assert told.stderr.startswith("error: no finished run of ")
-    assert told.stderr.endswith(
+    result = CliRunner().invoke(main, ["recommend", "--objective", "train_tokens_per_sec"])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: no finished run of ")
+    assert result.stderr.endswith(
         "has train_tokens_per_sec: choose a study that measured it, such as --study latest:precision, or measure one: mlflow run . -e precision\n"
     )
 
 
-def test_a_recommendation_says_first_that_its_run_was_disturbed():
+def test_the_sentence_marks_a_disturbed_run():
     common = {"workload_id": "w", "environment_id": "e", "perplexity": 20.0}
     runs = made(
         run("fp32", baseline=True, **interval("tokens_per_sec", 10.0, 9.8, 10.2, 8), **common),

@@ -20,21 +20,21 @@ pytestmark = pytest.mark.usefixtures("_clean_environment")
 @pytest.fixture
 def studies(filled_once):
     """A study on `main` with a failure, and a newer one of another experiment on `feature`."""
-    one, other, ids = filled_once("two-branches", two_branches)
-    return SimpleNamespace(**one), SimpleNamespace(**other), ids
+    older, newer, ids = filled_once("two-branches", two_branches)
+    return SimpleNamespace(**older), SimpleNamespace(**newer), ids
 
 
 def two_branches(tracker):
-    one = tracker.start_study("precision", "q", {}, {**ENVIRONMENT, "git_branch": "main"})
+    older = tracker.start_study("precision", "q", {}, {**ENVIRONMENT, "git_branch": "main"})
     ids = {
-        "a": tracker.log(one, measurement("a")),
-        "b": tracker.log(one, failure("b", scenario=scenario("b"))),
+        "a": tracker.log(older, measurement("a")),
+        "b": tracker.log(older, failure("b", scenario=scenario("b"))),
     }
-    tracker.finish_study(one, "failed")
-    other = tracker.start_study("batching", "q", {}, {**ENVIRONMENT, "git_branch": "feature"})
-    ids["c"] = tracker.log(other, measurement("c", started_at=1_790_000_100.0, tags={"llmtrack.label": "x"}))
-    tracker.finish_study(other, "finished")
-    return *({"study_id": each.study_id, "run_id": each.run_id} for each in (one, other)), ids
+    tracker.finish_study(older, "failed")
+    newer = tracker.start_study("batching", "q", {}, {**ENVIRONMENT, "git_branch": "feature"})
+    ids["c"] = tracker.log(newer, measurement("c", started_at=1_790_000_100.0, tags={"llmtrack.label": "x"}))
+    tracker.finish_study(newer, "finished")
+    return *({"study_id": each.study_id, "run_id": each.run_id} for each in (older, newer)), ids
 
 
 def chosen(selector, uri, **more):
@@ -43,11 +43,11 @@ def chosen(selector, uri, **more):
 
 @pytest.mark.slow(2)
 def test_selectors(studies, uri):
-    one, other, ids = studies
+    older, newer, ids = studies
     assert chosen(ids["b"], uri) == ["b"]
-    assert chosen(one.run_id, uri) == ["a", "b"]
-    assert chosen(f"study:{one.study_id}", uri) == ["a", "b"]
-    assert chosen(f"study:{other.run_id}", uri) == ["c"]
+    assert chosen(older.run_id, uri) == ["a", "b"]
+    assert chosen(f"study:{older.study_id}", uri) == ["a", "b"]
+    assert chosen(f"study:{newer.run_id}", uri) == ["c"]
     assert chosen("latest", uri) == ["c"]
     assert chosen("latest:precision", uri) == ["a", "b"]
     assert chosen("latest", uri, experiment="precision") == ["a", "b"]
@@ -55,34 +55,34 @@ def test_selectors(studies, uri):
     assert chosen("branch:feature", uri) == ["c"]
     assert chosen("tag:llmtrack.label=x", uri) == ["c"]
     assert chosen("latest:precision#a", uri) == ["a"]
-    assert chosen(f"study:{one.study_id}#b", uri) == ["b"]
-    both = select_all([ids["a"], f"study:{one.study_id}", "latest"], tracking_uri=uri)
+    assert chosen(f"study:{older.study_id}#b", uri) == ["b"]
+    both = select_all([ids["a"], f"study:{older.study_id}", "latest"], tracking_uri=uri)
     assert sorted(both.scenarios) == ["a", "b", "c"]
 
 
 @pytest.mark.slow(5)
-def test_the_ids_that_lists_print_and_every_name_of_a_study_are_taken_everywhere(studies, uri):
-    one, _other, ids = studies
-    set_alias("good", one.run_id[:8], uri)
+def test_short_ids_and_every_name_of_a_study_are_selectors(studies, uri):
+    older, _other, ids = studies
+    set_alias("good", older.run_id[:8], uri)
     assert chosen(ids["b"][:8], uri) == ["b"]
-    assert chosen(one.run_id[:8], uri) == chosen(one.study_id, uri) == chosen("alias:good", uri) == ["a", "b"]
+    assert chosen(older.run_id[:8], uri) == chosen(older.study_id, uri) == chosen("alias:good", uri) == ["a", "b"]
     for name in (
-        one.study_id,
-        one.run_id,
-        one.run_id[:8],
+        older.study_id,
+        older.run_id,
+        older.run_id[:8],
         "latest:precision",
         "alias:good",
-        f"study:{one.study_id}",
+        f"study:{older.study_id}",
     ):
         assert sorted(runs(study=name, tracking_uri=uri)["scenario"]) == ["a", "b"]
-        assert study_run(name, uri).run_id == one.run_id
+        assert study_run(name, uri).run_id == older.run_id
         assert chosen(as_selector(name), uri) == ["a", "b"]
     assert sorted(runs(study="latest", tracking_uri=uri)["scenario"]) == ["c"]
 
 
 @pytest.mark.slow(1)
 @pytest.mark.usefixtures("studies")
-def test_an_id_that_names_nothing_is_refused_alike_everywhere(uri):
+def test_unknown_ids_are_refused(uri):
     with pytest.raises(UsageError, match="no tracked scenario run"):
         select("0" * 8, tracking_uri=uri)
     with pytest.raises(UsageError, match="there is no study"):
@@ -92,7 +92,7 @@ def test_an_id_that_names_nothing_is_refused_alike_everywhere(uri):
 
 
 @pytest.mark.slow(1)
-def test_a_suite_means_the_runs_of_all_its_studies(tracker, uri):
+def test_a_suite_selects_the_runs_of_all_its_studies(tracker, uri):
     suite = tracker.start_study("suite", "q", {}, ENVIRONMENT)
     for experiment in ("precision", "batching"):
         study = tracker.start_study(experiment, "q", {}, ENVIRONMENT, suite_id=suite.study_id)
@@ -121,15 +121,15 @@ NOTHING = [
 
 @pytest.mark.slow(1)
 @pytest.mark.usefixtures("studies")
-def test_what_names_nothing_is_one_line(uri):
+def test_selectors_that_match_nothing_are_refused(uri):
     for selector, message in NOTHING:
         with pytest.raises(UsageError, match=message):
             select(selector, tracking_uri=uri)
 
 
 @pytest.mark.slow(1)
-def test_an_alias_moves_and_one_run_has_it(studies, uri):
-    one, _, ids = studies
+def test_an_alias_moves_to_its_newest_run(studies, uri):
+    older, _, ids = studies
     assert set_alias("production", ids["a"], uri) is None
     assert chosen("alias:production", uri) == ["a"]
     assert set_alias("production", ids["c"], uri) == ids["a"]
@@ -139,12 +139,12 @@ def test_an_alias_moves_and_one_run_has_it(studies, uri):
         assert not [key for key in tags if key.startswith("llmtrack.alias.")]
     assert set_alias("production", ids["c"], uri) == ids["c"], "given again, it stays"
     assert chosen("alias:production", uri) == ["c"]
-    set_alias("production", one.run_id, uri)
+    set_alias("production", older.run_id, uri)
     assert chosen("alias:production", uri) == ["a", "b"], "a study's alias means all its scenarios"
 
 
 @pytest.mark.slow(1)
-def test_an_alias_of_an_older_version_counts_until_it_is_given_anew(studies, uri):
+def test_an_alias_of_an_older_version_counts_until_it_is_set(studies, uri):
     ids, client = studies[2], MlflowClient(uri)
     client.set_tag(ids["a"], "llmtrack.alias.x", "1" * 19)
     client.set_tag(ids["c"], "llmtrack.alias.x", "9" * 19)
@@ -159,7 +159,7 @@ def test_an_alias_of_an_older_version_counts_until_it_is_given_anew(studies, uri
 
 
 @pytest.mark.slow(1)
-def test_an_alias_of_the_registry_is_the_run_of_its_version(studies, uri):
+def test_a_registry_alias_selects_the_run_of_its_version(studies, uri):
     ids, client = studies[2], MlflowClient(uri)
     client.create_registered_model("my model")
     for run_id in (None, ids["a"], ids["c"]):
@@ -197,7 +197,7 @@ def test_an_alias_is_unique_in_each_mlflow_experiment(studies, uri, tmp_path):
 
 
 @pytest.mark.slow(1)
-def test_mistakes_of_an_alias(studies, uri):
+def test_invalid_aliases(studies, uri):
     with pytest.raises(UsageError, match="there is no run 'nope'"):
         set_alias("x", "nope", uri)
     with pytest.raises(UsageError, match="use letters"):
@@ -205,7 +205,7 @@ def test_mistakes_of_an_alias(studies, uri):
 
 
 @pytest.mark.slow(2)
-def test_latest_is_what_a_person_started(tracker, uri):
+def test_latest_is_the_newest_suite_or_study_outside_of_one(tracker, uri):
     """A suite and not the last of its studies; a study where it was started by itself; each by its own name still."""
     suite = tracker.start_study("suite", "q", {}, ENVIRONMENT)
     last = None
@@ -226,7 +226,7 @@ def test_latest_is_what_a_person_started(tracker, uri):
 
 
 @pytest.mark.slow(2)
-def test_a_suite_whose_own_run_is_not_there_is_still_meant(tracker, uri):
+def test_latest_finds_a_suite_without_its_own_run(tracker, uri):
     study = tracker.start_study("precision", "q", {}, ENVIRONMENT, suite_id="suite-20261128-014301-3f2a")
     tracker.log(study, measurement("a"))
     tracker.finish_study(study, "finished")

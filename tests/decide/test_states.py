@@ -71,14 +71,14 @@ COMMANDS = [
 
 
 @pytest.mark.slow(5)
-def test_every_command_bears_runs_in_every_state(store):
+def test_every_command_handles_runs_in_every_state(store):
     for command, part in COMMANDS:
         result = CliRunner().invoke(main, command)
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.output)
         assert part in result.output, (command, result.output)
-    told = CliRunner().invoke(main, ["compare", "--all"]).output
+    listing = CliRunner().invoke(main, ["compare", "--all"]).output
     for state, words in WORDS.items():
-        assert f"on_{state} {words}" in told
+        assert f"on_{state} {words}" in listing
     assert CliRunner().invoke(main, ["alias", "odd", store["RUNNING"]]).exit_code == 0
     of_alias = CliRunner().invoke(main, ["compare", "--baseline", "alias:odd", "--candidate", "latest"])
     assert of_alias.exit_code == 2
@@ -91,27 +91,27 @@ READINGS = [
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_readings_and_pages_bear_runs_in_every_state(state):
-    found = made(run("a", status=state, outcome=None, baseline=None, use_cache=None), run("b", status=state))
+def test_readings_and_pages_handle_runs_in_every_state(state):
+    runs = made(run("a", status=state, outcome=None, baseline=None, use_cache=None), run("b", status=state))
     for experiment in READINGS:
-        lines = experiment.reading(found)
+        lines = experiment.reading(runs)
         assert any("2 of 2 scenarios" in line for line in lines) or "Nothing" in lines[0]
-    assert takeaways(found) == found.unfinished(experiments=True)
-    rows_of(found)
-    conditions(found)
+    assert takeaways(runs) == runs.unfinished(experiments=True)
+    rows_of(runs)
+    conditions(runs)
 
 
 @pytest.mark.parametrize("name", ["outcome", "baseline", "status", "warnings", "use_cache", "workload_id"])
-def test_values_may_be_missing_altogether(name):
-    found = made(run("a", baseline=True, total_latency_s=1.0, tokens_per_sec=32.0), run("b"))
-    found = changed(found, **{name: None})
-    rows_of(found)
-    takeaways(found)
+def test_values_may_be_missing_in_all_runs(name):
+    runs = made(run("a", baseline=True, total_latency_s=1.0, tokens_per_sec=32.0), run("b"))
+    runs = changed(runs, **{name: None})
+    rows_of(runs)
+    takeaways(runs)
     for experiment in (batching, quantization):
-        experiment.reading(found)
+        experiment.reading(runs)
 
 
-def test_values_that_are_missing_are_neither_equal_nor_unequal_to_one():
+def test_missing_values_agree_with_each_other_only():
     one, other = made(run("a", outcome=None), run("b", outcome=None))
     assert one.agrees(other, "outcome")
     assert not one.agrees(made(run("c"))[0], "outcome")
@@ -121,12 +121,12 @@ def test_values_that_are_missing_are_neither_equal_nor_unequal_to_one():
     assert one.get("no such value") is None
 
 
-def test_states_are_named_each_on_a_line():
-    found = made(
+def test_unfinished_runs_are_listed_by_state():
+    runs = made(
         run("a"), run("b", status="FAILED"), run("c", status="KILLED"), run("d", status="RUNNING"),
         run("e", status="RUNNING"),
     )  # fmt: skip
-    assert found.unfinished() == [
+    assert runs.unfinished() == [
         "1 of 5 scenarios failed: b.",
         "1 of 5 scenarios was killed: c.",
         "2 of 5 scenarios are still running: d, e.",

@@ -16,13 +16,13 @@ def test_once_all_parts_are_scored_the_ratio_is_exact():
     assert ratio.value == ratio.low == ratio.high == pytest.approx(math.exp(0.1))
 
 
-def test_one_part_of_several_tells_nothing_yet():
+def test_one_part_of_several_is_inconclusive():
     ratio = perplexity_ratio([ComparedPart(11.0, 10.0, 10)], parts_of_text=2)
     assert judge_bound(ratio, 1.5) == "open"
     assert ratio.value == pytest.approx(math.exp(0.1))
 
 
-def test_the_interval_is_that_of_a_ratio_of_sums_drawn_without_putting_back():
+def test_the_interval_is_that_of_the_ratio_estimator_without_replacement():
     # Differences 1, 3 of 10 tokens each: mean 0.2 a token; residuals -1, 1; variance 2 x 2 x (1 - 2/4) = 2.
     parts = [ComparedPart(11.0, 10.0, 10), ComparedPart(13.0, 10.0, 10)]
     ratio = perplexity_ratio(parts, parts_of_text=4, alpha=0.5)
@@ -31,7 +31,7 @@ def test_the_interval_is_that_of_a_ratio_of_sums_drawn_without_putting_back():
     assert math.log(ratio.low) == pytest.approx(0.2 - math.sqrt(2) / 20)
 
 
-def test_many_looks_at_random_parts_are_wrong_in_few_of_100_texts():
+def test_many_looks_at_random_parts_are_rarely_wrong():
     wrong, early = 0, 0
     for seed in range(100):
         generator = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ def test_many_looks_at_random_parts_are_wrong_in_few_of_100_texts():
     assert early >= 5
 
 
-def test_what_is_far_from_the_bound_is_told_by_few_parts():
+def test_far_from_the_bound_few_parts_suffice():
     parts = [ComparedPart(100.0 + each, 90.0, 50) for each in (0.0, 0.2, 0.1)]
     assert judge_bound(perplexity_ratio(parts, 12, looks=12, tests=8), 1.01) == "broken"
 
