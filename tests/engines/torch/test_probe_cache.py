@@ -170,7 +170,7 @@ def test_a_recipe_of_another_package_is_probed_each_time(probed, tiny_model_dir,
     recipe = replace(find_recipe("torch", "int8-weight-only"), apply=lambda model: None, options=type(None))
     monkeypatch.setattr(pytorch, "find_recipe", lambda *arguments: recipe)
     monkeypatch.setattr(type(recipe), "resolve_options", lambda recipe, options: {})
-    monkeypatch.setattr(type(recipe), "applied", lambda recipe, model, options: None)
+    monkeypatch.setattr(type(recipe), "run", lambda recipe, model, options: None)
     for _ in range(2):
         pytorch.load(Variant(str(tiny_model_dir), device="cpu", dtype="float32", quantization="x"))
     # Answers about the float model are cached.
