@@ -144,7 +144,6 @@ def at_every_length(
 
 
 def _is_full(config: Mapping[str, Any]) -> bool:
-    """Check that a config lists its layer kinds, and all have full attention."""
     kinds = set(config.get("layer_types") or ())
     return bool(kinds) and kinds <= _EVERYWHERE
 

@@ -204,7 +204,6 @@ def _is(value: Any, expected: float) -> bool:
 
 
 def _constants(model: ModelProto) -> dict[str, Any]:
-    """Return small constant tensors."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) <= 1}
     tensors |= {
         node.output[0]: node.attribute[0].t

@@ -1,1 +1,1 @@
-"""Corpora and perplexity."""
+"""Corpora, perplexity, and drift from a reference."""

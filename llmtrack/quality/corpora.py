@@ -224,7 +224,6 @@ def _json_lines(text: str, name: str) -> list[str]:
 
 
 def _without_blank_ends(rows: list[Row], text_of: Callable[[Row], str] = str) -> list[Row]:
-    """Drop leading and trailing blank rows."""
     filled = [number for number, row in enumerate(rows) if text_of(row).strip()]
     return rows[filled[0] : filled[-1] + 1] if filled else []
 

@@ -76,7 +76,7 @@ def score_texts(
     task: PerplexityTask,
     on_batch: Callable[[Batch], None] = lambda batch: None,
 ) -> Quality:
-    """Score texts by a task's protocol; its corpus is not read. See `score_documents` and `score_rolling`."""
+    """Score texts by a task's protocol; see `score_documents` and `score_rolling`."""
     score: Callable[..., Quality] = score_documents
     if task.protocol == "rolling":
         score = partial(score_rolling, stride=task.stride, max_tokens=task.max_tokens)
@@ -275,7 +275,6 @@ def _stream_text(tokens: Encoded, windows: int, max_length: int) -> Text:
 
 
 def _check(engine: Engine, max_length: int, batch_size: int | None) -> None:
-    """Validate the scoring settings for an engine."""
     context = engine.info.context_length
     if max_length < 2 or (context is not None and max_length > context):
         raise UsageError(f"max_length {max_length} is not possible: use 2 to {context or 'the context length'}")

@@ -1,4 +1,4 @@
-"""Options of the onnx backend's recipes; each recipe takes some of these, with its own defaults."""
+"""Options of the onnx backend's recipes, with their defaults."""
 
 from __future__ import annotations
 
@@ -42,8 +42,6 @@ KeepQuality = Annotated[
     ),
 ]
 DEFAULT_TOKENS = 2048
-"""Of calibration text."""
-
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 HEAD_BITS = (4, 8)
 """Values that ONNX Runtime has kernels for."""

@@ -73,7 +73,7 @@ class Built:
 
 
 def _accept_all(options: Mapping[str, Scalar]) -> None:
-    """Accept any options."""
+    pass
 
 
 @dataclass(frozen=True)

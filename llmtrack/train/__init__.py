@@ -1,1 +1,1 @@
-"""Training a causal language model: data, schedule, loop, checkpoints."""
+"""Training of a causal language model: sessions, data, loop, checkpoints."""
