@@ -47,8 +47,8 @@ for declared in experiments.declarations().values():
     declared.build(declared.config())
 print(sorted({"torch", "transformers", "onnxruntime", "optimum"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (process.stdout, process.stderr) == ("[]\n", "")
 
 
 @pytest.mark.slow(6)

@@ -61,13 +61,13 @@ BEGIN = {
 @pytest.mark.parametrize("where", sorted(BEGIN))
 def test_library_output_is_redacted(where):
     code = PROGRAM.format(begin=BEGIN[where], leaks=LEAKS)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"SOME_API_KEY": "my-own-secret-value"},
         capture_output=True,
         text=True,
     )
-    told = done.stdout + done.stderr
+    told = process.stdout + process.stderr
     assert told.count("out ") >= len(LEAKS)
     assert told.count("logged") >= len(LEAKS)
     # Python shows the line of code that warned or raised, which is this test's own.

@@ -77,17 +77,17 @@ def test_tune_returns_its_runs(monkeypatch):
     from llmtrack.errors import TrackingError
     from llmtrack.run.main import Performed
 
-    asked = []
+    requests = []
 
     def perform(config, console):
-        asked.append(config)
+        requests.append(config)
         study = SimpleNamespace(study_id="tune-1")
         return Performed(None, SimpleNamespace(study=study, tracked=None, problems=("the server was away",)))
 
     monkeypatch.setattr(tune, "perform", perform)
     with pytest.raises(TrackingError, match="tune-1 is measured, but could not be read back: the server was"):
         llmtrack.run("tune", budget="20s")
-    assert asked == [tune.Config(budget="20s")]
+    assert requests == [tune.Config(budget="20s")]
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_every_console_is_created_by_one_function():
 
 def test_callable_packages_import_lazily():
     code = "import llmtrack, sys; llmtrack.run; llmtrack.report; print('mlflow' in sys.modules, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["False", "False"]
     assert llmtrack.run.study.study.run_study
     assert llmtrack.report.tables.summary.summary_table
     assert callable(llmtrack.run)

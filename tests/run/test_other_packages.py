@@ -150,9 +150,9 @@ def test_an_experiment_with_a_wrong_return_type_is_named_in_one_line(named, gave
     declared = replace(import_module("plugin_experiment").DECLARED, **{named: called})
 
     def use():
-        asked = replace(declared.experiment(declared.config()), plots=declared.plots, reading=declared.reading)
-        asked.draw(Runs(), lambda *given: [])
-        asked.read(Runs())
+        requested = replace(declared.experiment(declared.config()), plots=declared.plots, reading=declared.reading)
+        requested.draw(Runs(), lambda *given: [])
+        requested.read(Runs())
 
     with pytest.raises(ExtensionError) as caught:
         use()
@@ -170,8 +170,8 @@ def test_a_plugin_experiment_is_found_and_suggested():
 
 
 def test_help_shows_the_parameters_of_a_plugin_experiment():
-    for asked in (["plugin_words", "--help"], ["-h", "plugin_words"]):
-        shown = CliRunner().invoke(command, ["run", *asked])
+    for requested in (["plugin_words", "--help"], ["-h", "plugin_words"]):
+        shown = CliRunner().invoke(command, ["run", *requested])
         assert shown.exit_code == 0
         assert "--words TEXT,..." in shown.output
         assert "Does the word matter?" in shown.output
@@ -203,8 +203,8 @@ def test_a_broken_experiment_is_named_in_one_line(tmp_path, monkeypatch, module,
     assert "experiment words (broken_words of the package broken_words 1.0)" in str(caught.value)
     told = CliRunner().invoke(command, ["run", "words"])
     assert (told.exit_code, told.output.count("\n")) == (2, 1)
-    (found,) = (each for each in looked_at() if each.topic == "experiment words")
-    assert (found.state, why in found.text) == ("broken", True)
+    (result,) = (each for each in looked_at() if each.topic == "experiment words")
+    assert (result.state, why in result.text) == ("broken", True)
 
 
 def looked_at():
@@ -213,27 +213,27 @@ def looked_at():
 
 
 def test_the_doctor_lists_plugins():
-    found = {each.topic: (each.state, each.text) for each in looked_at()}
-    assert found["experiment plugin_words"] == ("ok", "Does the word matter?")
-    assert found["executor elsewhere"] == ("ok", "plugin_executor:make")
+    findings = {each.topic: (each.state, each.text) for each in looked_at()}
+    assert findings["experiment plugin_words"] == ("ok", "Does the word matter?")
+    assert findings["executor elsewhere"] == ("ok", "plugin_executor:make")
 
 
 @pytest.mark.slow(20)
 def test_a_plugin_experiment_runs_on_a_plugin_executor(site, tmp_path, uri, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", with_folders(site))
-    given = {"model": "synthetic:tiny", "executor": "elsewhere", "tracking_uri": uri, "device": "cpu"}
-    given |= {"max_new_tokens": "2", "min_repeats": "1", "min_seconds": "0", "warmup": "0"}
-    options = [part for name, value in given.items() for part in ("-P", f"{name}={value}")]
-    done = subprocess.run(
+    arguments = {"model": "synthetic:tiny", "executor": "elsewhere", "tracking_uri": uri, "device": "cpu"}
+    arguments |= {"max_new_tokens": "2", "min_repeats": "1", "min_seconds": "0", "warmup": "0"}
+    options = [part for name, value in arguments.items() for part in ("-P", f"{name}={value}")]
+    process = subprocess.run(
         [sys.executable, "-m", "llmtrack", "run", "plugin_words", *options],
         cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 words were measured." in done.stdout
-    found = llmtrack.runs(tracking_uri=uri)
-    assert set(found["scenario"]) == {"sea", "harbour"}
-    assert set(found["experiment"]) == {"plugin_words"}
-    assert set(found["env.elsewhere"]) == {"yes"}
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "2 words were measured." in process.stdout
+    result = llmtrack.runs(tracking_uri=uri)
+    assert set(result["scenario"]) == {"sea", "harbour"}
+    assert set(result["experiment"]) == {"plugin_words"}
+    assert set(result["env.elsewhere"]) == {"yes"}
 
 
 class OneAtATime:

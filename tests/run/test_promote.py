@@ -195,8 +195,8 @@ def test_a_promoted_run_serves_the_output_of_generate(tracker, uri, tmp_path, mo
         assert json.loads(logged.tags["mlflow.modelVersions"]) == [{"name": "tiny", "version": str(number + 1)}]
         assert version.tags["weights_digest"] == run.text("env.weights_digest")
 
-        (again,) = runs_of_id(run.run_id, uri)
-        words = shlex.split(generate_command(variant_of(again)))
+        (second,) = runs_of_id(run.run_id, uri)
+        words = shlex.split(generate_command(variant_of(second)))
         words[words.index("--max-new-tokens") + 1] = str(NEW_TOKENS)
         said_by_command = CliRunner().invoke(main, [ASKED if each == PROMPT else each for each in words[1:]])
         assert said_by_command.exit_code == 0, said_by_command.output

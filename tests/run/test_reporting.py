@@ -102,9 +102,9 @@ def test_a_report_is_recreated_from_tracked_runs(tracker, uri, console, monkeypa
     result = study(tracker, console, lengths(4, 8))
     monkeypatch.undo()
     assert artifacts(uri, result.study.run_id) == ["environment.json"]
-    done = report(result.study.study_id, "--tracking-uri", uri, "--output", str(tmp_path / "out"))
-    assert done.exit_code == 0, done.output
-    assert "prompt_4" in done.output
+    output = report(result.study.study_id, "--tracking-uri", uri, "--output", str(tmp_path / "out"))
+    assert output.exit_code == 0, output.output
+    assert "prompt_4" in output.output
     assert set(artifacts(uri, result.study.run_id)) == FULL
     assert (tmp_path / "out" / "report.html").is_file()
     assert list(studies(tracking_uri=uri)["status"]) == ["FINISHED"]
@@ -131,8 +131,8 @@ def test_the_report_of_an_offline_study_is_created_after_sync(tracker, uri, cons
     assert missing.exit_code == 2
     assert missing.output.count("\n") == 1
     tracker.sync()
-    done = report("latest", "--tracking-uri", uri)
-    assert done.exit_code == 0, done.output
+    output = report("latest", "--tracking-uri", uri)
+    assert output.exit_code == 0, output.output
     (own,) = studies(tracking_uri=uri).to_dict("records")
     assert set(artifacts(uri, own["run_id"])) == FULL
     assert own["status"] == "FINISHED"
@@ -160,8 +160,8 @@ def test_waiting_records_are_mentioned_even_if_some_were_sent(tracker, uri, cons
         assert f"llmtrack sync, then llmtrack report {result.study.study_id}" in console.file.getvalue()
         monkeypatch.undo()
         tracker.sync()
-        done = report(result.study.study_id, "--tracking-uri", uri)
-        assert done.exit_code == 0, done.output
+        output = report(result.study.study_id, "--tracking-uri", uri)
+        assert output.exit_code == 0, output.output
     assert result.exit_code == (0 if comes_back else 1)
     assert set(artifacts(uri, result.study.run_id)) == FULL
     assert list(runs(tracking_uri=uri)["status"]) == ["FINISHED"]
@@ -173,8 +173,8 @@ def test_the_report_of_a_suite_is_recreated(tracker, uri, console, monkeypatch):
     result = suite(tracker, console, lengths(4, 8), quick=True)
     assert result.exit_code == 1
     monkeypatch.undo()
-    done = report(result.study.study_id, "--tracking-uri", uri)
-    assert done.exit_code == 0, done.output
+    output = report(result.study.study_id, "--tracking-uri", uri)
+    assert output.exit_code == 0, output.output
     assert "report.html" in artifacts(uri, result.study.run_id)
     assert "plots/prompt_length/latency.png" in artifacts(uri, result.study.run_id)
     note = MlflowClient(tracking_uri=uri).get_run(result.study.run_id).data.tags["mlflow.note.content"]
@@ -184,9 +184,9 @@ def test_the_report_of_a_suite_is_recreated(tracker, uri, console, monkeypatch):
 @pytest.mark.slow(1)
 def test_an_unknown_experiment_is_reported_without_plots(tracker, uri, console):
     result = study(tracker, console, replace(lengths(4, 8), name="elsewhere"))
-    done = report(result.study.study_id, "--tracking-uri", uri)
-    assert done.exit_code == 1
-    assert "experiments/elsewhere.py is not here" in done.output
+    output = report(result.study.study_id, "--tracking-uri", uri)
+    assert output.exit_code == 1
+    assert "experiments/elsewhere.py is not here" in output.output
 
 
 @pytest.mark.slow(9)
@@ -228,8 +228,8 @@ def test_rows_have_the_same_order_everywhere(tracker, uri, console, tmp_path, un
 
     first = Path(MlflowClient(tracking_uri=uri).download_artifacts(own.run_id, "table.md", str(tmp_path)))
     assert rows(first.read_text()) == expected
-    done = report(own.study_id, "--tracking-uri", uri, "--output", str(tmp_path / "again"))
-    assert done.exit_code == 0, done.output
+    output = report(own.study_id, "--tracking-uri", uri, "--output", str(tmp_path / "again"))
+    assert output.exit_code == 0, output.output
     assert rows((tmp_path / "again" / "table.md").read_text()) == expected
     listed = CliRunner().invoke(
         main, ["compare", "--study", own.study_id, "--format", "markdown", "--tracking-uri", uri]

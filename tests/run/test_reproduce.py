@@ -94,7 +94,7 @@ def test_a_batched_run_is_reproduced_in_batches():
 @pytest.mark.usefixtures("_known_bandwidth", "steady_repeats")
 def test_the_lines_of_recommend_run_the_model(tracker, uri, console, capsys, monkeypatch):
     monkeypatch.setattr("llmtrack.report.page.reports.write_report", lambda *of, **how: {})
-    asked = baseline.Config(
+    config = baseline.Config(
         model="synthetic:tiny",
         device="cpu",
         dtype="bfloat16",
@@ -105,7 +105,7 @@ def test_the_lines_of_recommend_run_the_model(tracker, uri, console, capsys, mon
         min_seconds=0.0,
         max_seconds=0.1,
     )
-    experiment = replace(baseline.build(asked), plots=lambda runs, series: {})
+    experiment = replace(baseline.build(config), plots=lambda runs, series: {})
     run_study(experiment, tracker=tracker, executor=InlineExecutor(), console=console)
     told = CliRunner().invoke(main, ["recommend", "--tracking-uri", uri], catch_exceptions=False)
     assert told.exit_code == 0
@@ -124,8 +124,8 @@ def test_the_lines_of_recommend_run_the_model(tracker, uri, console, capsys, mon
 
 
 def test_a_recipe_keeps_the_options_that_are_not_its_defaults():
-    asked = {"backend": "onnx", "dtype_requested": "float32", "quantization": "int8-weight-only"}
-    run = run_of(**asked, block_size=128, threads=2)
+    requested = {"backend": "onnx", "dtype_requested": "float32", "quantization": "int8-weight-only"}
+    run = run_of(**requested, block_size=128, threads=2)
     assert dict(variant_of(run).options) == {"block_size": 128, "threads": 2}
 
 
@@ -168,9 +168,9 @@ def test_the_lines_name_the_loaded_model():
     command, *lines = reproduce_command(run)
     assert "--model org/there --revision 0123abc" in command
     assert "org/gone" not in "\n".join([command, *lines])
-    asked = Variant("org/gone,packaged:smollm2")
-    assert as_loaded(asked, {"model_id": "packaged:smollm2"}).model == "packaged:smollm2"
-    assert as_loaded(asked, {}) == asked
+    variant_of_list = Variant("org/gone,packaged:smollm2")
+    assert as_loaded(variant_of_list, {"model_id": "packaged:smollm2"}).model == "packaged:smollm2"
+    assert as_loaded(variant_of_list, {}) == variant_of_list
 
 
 def test_environment_variables_are_part_of_the_lines():

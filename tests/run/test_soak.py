@@ -45,5 +45,5 @@ def _write(uri: str, spool: Path) -> None:
 def test_two_concurrent_studies_share_store_and_spool(uri, tmp_path):
     at_once(_write, uri, tmp_path / "spool")
     assert list(studies(tracking_uri=uri)["status"]) == ["FINISHED", "FINISHED"]
-    found = runs(tracking_uri=uri)
-    assert sorted(found.groupby("study_id").size()) == [6, 6]
+    result = runs(tracking_uri=uri)
+    assert sorted(result.groupby("study_id").size()) == [6, 6]

@@ -117,15 +117,15 @@ def test_an_experiment_whose_reading_breaks_has_its_table_and_its_reason(tracker
 @pytest.mark.slow(6)
 def test_a_resumed_suite_reports_what_was_measured_before(tracker, uri, console, tmp_path):
     suite(tracker, console, prompt_length.build(config_from(prompt_length.Config, SETTINGS, lengths=(4,))))
-    again = suite(
+    second = suite(
         tracker,
         console,
         prompt_length.build(config_from(prompt_length.Config, SETTINGS, lengths=(4, 8))),
         perplexity.build(config_from(perplexity.Config, SETTINGS)),
         resume=True,
     )
-    assert again.results["prompt_length"].measured == 1
-    report = artifact(uri, again.study.run_id, "report.html", tmp_path)
+    assert second.results["prompt_length"].measured == 1
+    report = artifact(uri, second.study.run_id, "report.html", tmp_path)
     _, timing, quality, *_ = report[report.index("All runs") :].split("<h3>")
     assert timing.index("prompt_4") < timing.index("prompt_8")
     assert quality.startswith("quality</h3>")
@@ -153,8 +153,8 @@ def test_quick_keeps_all_prompts():
 
 
 def test_quick_never_increases_a_setting():
-    asked = Config(max_new_tokens=4, warmup=0, min_repeats=1, min_seconds=0.0, max_seconds=2.0, dtype="bfloat16")
-    assert quicker(asked) == asked
+    config = Config(max_new_tokens=4, warmup=0, min_repeats=1, min_seconds=0.0, max_seconds=2.0, dtype="bfloat16")
+    assert quicker(config) == config
     assert quicker(Config()) == replace(Config(), max_new_tokens=16, min_seconds=0.0, max_seconds=30.0)
 
 

@@ -65,11 +65,11 @@ SIDES = {
 def test_a_timing_survives_failing_side_measurements(monkeypatch, side):
     where, name, metric = SIDES[side]
     monkeypatch.setattr(where, name, broken)
-    done = measure(generating("one", prompts=("abcd", "ab"), compare_unpadded=True))
-    assert isinstance(done, Measurement), done
-    assert done.metrics["tokens_per_sec"] > 0
-    assert metric not in done.metrics
-    assert [w for w in done.warnings if side.partition(",")[0] in w and "missing: no such thing here" in w]
+    outcome = measure(generating("one", prompts=("abcd", "ab"), compare_unpadded=True))
+    assert isinstance(outcome, Measurement), outcome
+    assert outcome.metrics["tokens_per_sec"] > 0
+    assert metric not in outcome.metrics
+    assert [w for w in outcome.warnings if side.partition(",")[0] in w and "missing: no such thing here" in w]
 
 
 SHARES = ("floor_ms", "floor_share", "flops_utilization", "bandwidth_utilization", "_bound")
@@ -79,9 +79,9 @@ SHARES = ("floor_ms", "floor_share", "flops_utilization", "bandwidth_utilization
 @pytest.mark.usefixtures("_known_bandwidth")
 def test_doubtful_ceilings_give_no_shares(monkeypatch, doubt):
     monkeypatch.setattr(ceilings, "doubts", lambda device: doubt)
-    done = measure(generating("one"))
+    outcome = measure(generating("one"))
     scoring = scoring_roofline(ScriptedEngine(FakeClock(), Script(1, 1)).info, [(4, 4)], 1.0, Roof(1e9, 1e12, doubt))
-    for metrics, facts, stage in ((done.metrics, done.facts, "decode"), (*scoring, "score")):
+    for metrics, facts, stage in ((outcome.metrics, outcome.facts, "decode"), (*scoring, "score")):
         told = {name for name in (*metrics, *facts) if name.endswith(SHARES)}
         assert bool(told) is not bool(doubt)
         assert metrics["copy_bandwidth_gb_per_s"] > 0, "it is told, and marked"
@@ -93,36 +93,36 @@ def test_doubtful_ceilings_give_no_shares(monkeypatch, doubt):
 @pytest.mark.parametrize("scenario", [generating("one"), scored("ppl")], ids=["timed", "scored"])
 @pytest.mark.usefixtures("_known_bandwidth")
 def test_a_result_survives_an_unknown_peak_memory(method, scenario):
-    done = measure(scenario, **{method: broken})
-    assert isinstance(done, Measurement), done
-    assert done.metrics.get("tokens_per_sec", done.metrics.get("perplexity")) > 0
-    assert "peak_memory_mib" not in done.metrics, "of a peak that was not reset nothing is known either"
-    assert "the peak memory is missing: no such thing here" in done.warnings
+    outcome = measure(scenario, **{method: broken})
+    assert isinstance(outcome, Measurement), outcome
+    assert outcome.metrics.get("tokens_per_sec", outcome.metrics.get("perplexity")) > 0
+    assert "peak_memory_mib" not in outcome.metrics, "of a peak that was not reset nothing is known either"
+    assert "the peak memory is missing: no such thing here" in outcome.warnings
 
 
 @pytest.mark.usefixtures("_known_bandwidth")
 def test_a_timing_survives_a_failing_sample_text():
-    done = measure(generating("one"), decode=broken)
-    assert done.metrics["tokens_per_sec"] > 0
-    assert done.sample_text is None
-    assert "the sample text is missing: no such thing here" in done.warnings
+    outcome = measure(generating("one"), decode=broken)
+    assert outcome.metrics["tokens_per_sec"] > 0
+    assert outcome.sample_text is None
+    assert "the sample text is missing: no such thing here" in outcome.warnings
 
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("name", ["read_cpu", "busy_warning"])
 def test_a_score_survives_an_unknown_machine_load(monkeypatch, name):
     monkeypatch.setattr(device_metrics, name, broken)
-    done = measure(scored("ppl"))
-    assert done.metrics["perplexity"] > 1
-    assert any("the load of the machine is missing" in warning for warning in done.warnings)
+    outcome = measure(scored("ppl"))
+    assert outcome.metrics["perplexity"] > 1
+    assert any("the load of the machine is missing" in warning for warning in outcome.warnings)
 
 
 @pytest.mark.usefixtures("_known_bandwidth")
 def test_a_timing_survives_a_failing_score():
     check = QualityCheck(PerplexityTask(corpus="builtin", max_length=8), Variant("reference"))
-    done = measure(dataclasses.replace(generating("one"), quality=check), score=broken)
-    assert done.metrics["tokens_per_sec"] > 0
-    assert "perplexity" not in done.metrics
+    outcome = measure(dataclasses.replace(generating("one"), quality=check), score=broken)
+    assert outcome.metrics["tokens_per_sec"] > 0
+    assert "perplexity" not in outcome.metrics
 
 
 @pytest.mark.slow(1)
@@ -137,11 +137,11 @@ def test_a_training_survives_failing_side_measurements(monkeypatch, tmp_path):
         validation_tokens=50, sample_tokens=3, explain=True, output=str(tmp_path),
     )  # fmt: skip
     events = []
-    asked = Scenario("t", Variant("synthetic:tiny", device="cpu"), task)
-    training.measure_training(asked, task, events.append, time.perf_counter)
-    done = events[-1]
-    assert isinstance(done, Measurement), done
-    assert done.metrics["steps_done"] == 2
+    scenario = Scenario("t", Variant("synthetic:tiny", device="cpu"), task)
+    training.measure_training(scenario, task, events.append, time.perf_counter)
+    outcome = events[-1]
+    assert isinstance(outcome, Measurement), outcome
+    assert outcome.metrics["steps_done"] == 2
     for what in (
         "explanation of the loss",
         "FLOP count",
@@ -149,7 +149,7 @@ def test_a_training_survives_failing_side_measurements(monkeypatch, tmp_path):
         "load of the machine",
         "tracked checkpoint",
     ):
-        assert any(f"{what}" in w and "is missing" in w for w in done.warnings), what
+        assert any(f"{what}" in w and "is missing" in w for w in outcome.warnings), what
 
 
 def test_probe_buffers_shrink_with_the_free_memory():
@@ -161,10 +161,10 @@ def test_probe_buffers_shrink_with_the_free_memory():
 
 
 def test_the_probe_retries_with_smaller_buffers(monkeypatch):
-    asked = []
+    requests = []
 
     def refuse(device, size):
-        asked.append(size // MIB)
+        requests.append(size // MIB)
         if size > 100 * MIB:
             raise RuntimeError("can't allocate memory")
         return 7.0
@@ -173,7 +173,7 @@ def test_the_probe_retries_with_smaller_buffers(monkeypatch):
     monkeypatch.setattr(ceilings, "last_caches_bytes", lambda: 100 * MIB)
     monkeypatch.setattr(ceilings, "_copy_rate", refuse)
     assert ceilings.measure_bandwidth("cpu") == 7.0
-    assert asked == [256, 128, 64]
+    assert requests == [256, 128, 64]
     monkeypatch.setattr(ceilings, "_copy_rate", broken)
     with pytest.raises(ScenarioError, match="no memory for two buffers of 64 MiB"):
         ceilings.measure_bandwidth("cpu")
@@ -185,8 +185,8 @@ def measure_with_little_room():
     torch.ones(1) @ torch.ones(1)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 100 * 2**20, resource.RLIM_INFINITY))
-    done = measure(generating("one"))
-    print(type(done).__name__, "copy_bandwidth_gb_per_s" in done.metrics, *done.warnings)
+    outcome = measure(generating("one"))
+    print(type(outcome).__name__, "copy_bandwidth_gb_per_s" in outcome.metrics, *outcome.warnings)
 
 
 @pytest.mark.slow(1)
@@ -194,9 +194,9 @@ def measure_with_little_room():
 def test_an_address_space_limit_costs_only_the_probe(tmp_path):
     """In another process, whose limit leaves no room for buffers once torch is loaded."""
     environ = os.environ | {"LLMTRACK_CACHE": str(tmp_path)}  # a bandwidth that was kept would do
-    done = Forked(measure_with_little_room, environment=environ)
-    said = done.stdout.read()
-    assert done.wait(HANG_S) == 0, said
+    process = Forked(measure_with_little_room, environment=environ)
+    said = process.stdout.read()
+    assert process.wait(HANG_S) == 0, said
     assert said.startswith("Measurement False"), said
     assert "the copy bandwidth is missing: " in said
 
@@ -214,8 +214,8 @@ taken = used.vms if "{limit}" == "RLIMIT_AS" else used.data
 resource.setrlimit(resource.{limit}, (taken + 100 * 2**20, resource.RLIM_INFINITY))
 print(free_memory("cpu") // 2**20)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
-    assert 80 < int(done.stdout) <= 100, done.stdout + done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
+    assert 80 < int(process.stdout) <= 100, process.stdout + process.stderr
 
 
 def test_free_memory_is_bounded_by_the_tightest_limit(monkeypatch, tmp_path):

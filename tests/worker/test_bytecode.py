@@ -55,8 +55,8 @@ def test_the_command_caches_bytecode(tmp_path):
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "LLMTRACK_CACHE": str(tmp_path)}
     environment.pop("PYTHONPYCACHEPREFIX", None)
     never = "import llmtrack.worker.bytecode as b; b.cache_from_source = lambda path: 'absent'"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"{never}\n{PROGRAM}"],
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == f"True {tmp_path / 'bytecode'}"
+    assert process.stdout.splitlines()[-1] == f"True {tmp_path / 'bytecode'}"

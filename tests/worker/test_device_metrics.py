@@ -50,30 +50,30 @@ def run(monkeypatch):
 
 def test_joules_per_token_by_hand(run):
     # Two repeats of 50 ms and 5 tokens at 400 W: 40 J for 10 tokens, of which 100 W x 0.1 s are idle.
-    done = run(generating("one"))
-    assert done.metrics["joules_per_token"] == pytest.approx(4)
-    assert done.metrics["power_w"] == pytest.approx(400)
-    assert done.metrics["idle_power_w"] == pytest.approx(100)
-    assert done.metrics["idle_energy_share"] == pytest.approx(0.25)
-    assert done.facts["energy_source"] == "NVML, scripted"
-    assert not done.disturbed
+    outcome = run(generating("one"))
+    assert outcome.metrics["joules_per_token"] == pytest.approx(4)
+    assert outcome.metrics["power_w"] == pytest.approx(400)
+    assert outcome.metrics["idle_power_w"] == pytest.approx(100)
+    assert outcome.metrics["idle_energy_share"] == pytest.approx(0.25)
+    assert outcome.facts["energy_source"] == "NVML, scripted"
+    assert not outcome.disturbed
 
 
 def test_throttling_is_a_warning_and_marks_the_run_as_disturbed(run):
-    done = run(generating("one"), held=0.5)
-    assert any("held back by heat for 50% of the time" in warning for warning in done.warnings)
-    assert done.disturbed
+    outcome = run(generating("one"), held=0.5)
+    assert any("held back by heat for 50% of the time" in warning for warning in outcome.warnings)
+    assert outcome.disturbed
 
 
 def test_a_broken_gauge_costs_only_the_energy(run):
-    done = run(generating("one"), broken=True)
-    assert done.metrics["tokens_per_sec"] > 0
-    assert done.metrics["peak_memory_mib"] > 0
-    assert "joules_per_token" not in done.metrics
-    assert any("the state of the device is missing: no permission" in warning for warning in done.warnings)
+    outcome = run(generating("one"), broken=True)
+    assert outcome.metrics["tokens_per_sec"] > 0
+    assert outcome.metrics["peak_memory_mib"] > 0
+    assert "joules_per_token" not in outcome.metrics
+    assert any("the state of the device is missing: no permission" in warning for warning in outcome.warnings)
 
 
 def test_a_score_has_its_own_energy(run):
-    done = run(scoring("ppl"))
-    assert "joules_per_token" not in done.metrics
-    assert done.metrics["perplexity"] > 1
+    outcome = run(scoring("ppl"))
+    assert "joules_per_token" not in outcome.metrics
+    assert outcome.metrics["perplexity"] > 1

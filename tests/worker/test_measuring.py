@@ -82,7 +82,7 @@ def test_scenarios_are_interleaved_and_emitted_as_they_end():
 def test_a_measurement_by_hand():
     # One row of 4, 30 ms and 4 x 5 ms: 50 ms, 100 tokens/s. A step reads 1000 bytes of weights and the cache of
     # 4 + 5 / 2 tokens at 10 bytes: 1065 bytes in 5 ms at 1 MB/s: 21.3 %.
-    done = by_name(measure(Loader(), generating("one")))["one"]
+    outcome = by_name(measure(Loader(), generating("one")))["one"]
     expected = {
         "total_latency_s": 0.050,
         "tokens_per_sec": 100,
@@ -93,27 +93,27 @@ def test_a_measurement_by_hand():
         "memory_bandwidth_utilization": 1065 / 0.005 / 1e6,
         "copy_bandwidth_gb_per_s": 0.001,
     }
-    assert {name: done.metrics[name] for name in expected} == pytest.approx(expected)
-    assert done.summaries["total_latency_s"].n == 2
-    assert done.series["token_latency_ms"] == pytest.approx((30, 5, 5, 5, 5))
-    assert done.sample_text == "ABCDE"
+    assert {name: outcome.metrics[name] for name in expected} == pytest.approx(expected)
+    assert outcome.summaries["total_latency_s"].n == 2
+    assert outcome.series["token_latency_ms"] == pytest.approx((30, 5, 5, 5, 5))
+    assert outcome.sample_text == "ABCDE"
     facts = {"model_id": "scripted", "device": "cpu", "dtype": "float32", "batch_size": 1}
     facts |= {"prompt_tokens": 4, "prompt_tokens_total": 4}
-    assert {name: done.facts[name] for name in facts} == facts
-    assert 0 < done.started_at <= done.ended_at
+    assert {name: outcome.facts[name] for name in facts} == facts
+    assert 0 < outcome.started_at <= outcome.ended_at
 
 
 def test_pads_do_not_count_as_tokens():
-    done = by_name(measure(Loader(), generating("one", prompts=("abcd", "ab"))))["one"]
-    assert (done.facts["batch_size"], done.facts["prompt_tokens_total"]) == (2, 6)
-    assert done.metrics["prefill_tokens_per_sec"] == pytest.approx(6 / 0.030)
-    assert done.metrics["tokens_generated"] == 10
+    outcome = by_name(measure(Loader(), generating("one", prompts=("abcd", "ab"))))["one"]
+    assert (outcome.facts["batch_size"], outcome.facts["prompt_tokens_total"]) == (2, 6)
+    assert outcome.metrics["prefill_tokens_per_sec"] == pytest.approx(6 / 0.030)
+    assert outcome.metrics["tokens_generated"] == 10
 
 
 def test_without_a_cache_there_is_no_bandwidth_utilization():
     """Each step computes the whole sequence, so that the bytes read say nothing."""
-    done = by_name(measure(Loader(), generating("one", use_cache=False)))["one"]
-    assert "memory_bandwidth_utilization" not in done.metrics
+    outcome = by_name(measure(Loader(), generating("one", use_cache=False)))["one"]
+    assert "memory_bandwidth_utilization" not in outcome.metrics
 
 
 @pytest.mark.parametrize(("side", "prompts", "said"), [
@@ -122,8 +122,8 @@ def test_without_a_cache_there_is_no_bandwidth_utilization():
     ("left", ("abcd", "ab"), False),
 ])  # fmt: skip
 def test_generating_from_right_pads_is_a_warning(side, prompts, said):
-    done = by_name(measure(Loader(), generating("one", prompts=prompts, padding_side=side)))["one"]
-    assert any("right padding" in warning for warning in done.warnings) is said
+    outcome = by_name(measure(Loader(), generating("one", prompts=prompts, padding_side=side)))["one"]
+    assert any("right padding" in warning for warning in outcome.warnings) is said
 
 
 def test_perplexity_is_logged_by_batch_and_measured(tmp_path):
@@ -138,19 +138,19 @@ def test_perplexity_is_logged_by_batch_and_measured(tmp_path):
         "average loss 1.0000 nats, perplexity 2.718 (3 tokens)",
     ]
     assert [event.done for event in events if isinstance(event, Progress) and event.done] == [0.5, 1.0]
-    done = by_name(events)["ppl"]
-    assert done.metrics["perplexity"] == pytest.approx(2.718281828)
-    assert (done.metrics["tokens_scored"], done.metrics["tokens_truncated"]) == (3, 1)
-    assert done.series["batch_loss"] == (1.0, 1.0)
-    warnings = "\n".join(done.warnings)
+    outcome = by_name(events)["ppl"]
+    assert outcome.metrics["perplexity"] == pytest.approx(2.718281828)
+    assert (outcome.metrics["tokens_scored"], outcome.metrics["tokens_truncated"]) == (3, 1)
+    assert outcome.series["batch_loss"] == (1.0, 1.0)
+    warnings = "\n".join(outcome.warnings)
     assert "1 tokens were cut from documents longer than 3" in warnings
     assert "1 document(s) of one token" in warnings
 
 
 def test_without_verbose_no_batches_are_logged():
     events = measure(Loader(), scoring("ppl"))
-    loaded, begun, done = (event.text for event in events if isinstance(event, Log))
-    assert (loaded[:6], "scoring the perplexity" in begun, done[:12]) == ("Loaded", True, "average loss")
+    loaded, begun, result = (event.text for event in events if isinstance(event, Log))
+    assert (loaded[:6], "scoring the perplexity" in begun, result[:12]) == ("Loaded", True, "average loss")
 
 
 def test_scoring_is_announced_before_its_first_batch():
@@ -163,13 +163,13 @@ def test_a_too_long_prompt_fails_alone():
     events = measure(
         Loader(context_length=16), generating("long", prompt_tokens=12), generating("fits", prompt_tokens=11)
     )
-    failed, done = by_name(events)["long"], by_name(events)["fits"]
+    failed, outcome = by_name(events)["long"], by_name(events)["fits"]
     assert isinstance(failed, Failure)
     assert failed.kind == "too_long"
     assert "a prompt of 12 tokens and 5 new ones exceed the context of 16" in failed.reason
     assert "ask for at most 11 prompt tokens" in failed.reason
     assert failed.facts["model_id"] == "scripted"
-    assert isinstance(done, Measurement)
+    assert isinstance(outcome, Measurement)
 
 
 def test_an_error_fails_its_scenario_only():
@@ -215,10 +215,10 @@ def test_an_engine_is_reused_for_its_variant_and_freed_for_another():
     loader = Loader()
     engines = EngineCache(loader)
     first = measure(loader, generating("one"), engines=engines)
-    again = measure(loader, generating("two"), engines=engines)
+    second = measure(loader, generating("two"), engines=engines)
     assert loader.loaded == ["synthetic:tiny"]
     assert as_text(first)[0] == "Log"
-    assert "Log" not in as_text(again), "what was loaded is said once"
+    assert "Log" not in as_text(second), "what was loaded is said once"
     measure(loader, generating("three", Variant("other")), engines=engines)
     assert (loader.loaded, loader.closed) == (["synthetic:tiny", "other"], 1)
     engines.close()
@@ -267,19 +267,19 @@ def with_quality(name, reference=None):
 def test_quality_is_part_of_the_same_measurement():
     loader = Loader()
     reference = Variant("reference")
-    (done,) = by_name(measure(loader, with_quality("one", reference))).values()
+    (outcome,) = by_name(measure(loader, with_quality("one", reference))).values()
     # Every token scores 1 nat, whatever the speed; both engines find all tokens alike.
-    assert done.metrics["loss"] == 1.0
-    assert done.metrics["time_to_first_token_ms"] == pytest.approx(30.0)
-    assert done.metrics["kl_divergence"] == 0.0
-    assert done.metrics["reference_perplexity_ratio"] == 1.0
-    assert done.metrics["tokens_compared"] == 20
-    assert done.facts["reference"] == "reference torch/float32"
-    assert done.facts["reference_tokens"] == 20
-    assert {key for key in done.tags if key.startswith("reference_")} == {
-        f"reference_{key}" for key in done.tags if key.endswith("_digest") and not key.startswith("reference_")
+    assert outcome.metrics["loss"] == 1.0
+    assert outcome.metrics["time_to_first_token_ms"] == pytest.approx(30.0)
+    assert outcome.metrics["kl_divergence"] == 0.0
+    assert outcome.metrics["reference_perplexity_ratio"] == 1.0
+    assert outcome.metrics["tokens_compared"] == 20
+    assert outcome.facts["reference"] == "reference torch/float32"
+    assert outcome.facts["reference_tokens"] == 20
+    assert {key for key in outcome.tags if key.startswith("reference_")} == {
+        f"reference_{key}" for key in outcome.tags if key.endswith("_digest") and not key.startswith("reference_")
     }
-    assert done.facts["corpus"] == "builtin"
+    assert outcome.facts["corpus"] == "builtin"
     assert loader.loaded == [generating("one").variant.model, "reference"]
     assert loader.closed == 1  # the reference; the engine itself stays for what comes next
 
@@ -293,27 +293,27 @@ def test_all_timing_precedes_scoring():
 def test_the_reference_is_not_compared_with_itself():
     scenario = with_quality("one", generating("one").variant)
     loader = Loader()
-    (done,) = by_name(measure(loader, scenario)).values()
-    assert "kl_divergence" not in done.metrics
+    (outcome,) = by_name(measure(loader, scenario)).values()
+    assert "kl_divergence" not in outcome.metrics
     assert len(loader.loaded) == 1
 
 
 def test_speed_is_kept_if_scoring_fails():
     check = QualityCheck(PerplexityTask(corpus="no/such/file.txt"))
     scenario = dataclasses.replace(generating("one"), quality=check)
-    (done,) = by_name(measure(Loader(), scenario)).values()
-    assert isinstance(done, Measurement)
-    assert done.metrics["tokens_per_sec"] > 0
-    assert "loss" not in done.metrics
-    assert any("its quality could not be scored" in warning for warning in done.warnings)
+    (outcome,) = by_name(measure(Loader(), scenario)).values()
+    assert isinstance(outcome, Measurement)
+    assert outcome.metrics["tokens_per_sec"] > 0
+    assert "loss" not in outcome.metrics
+    assert any("its quality could not be scored" in warning for warning in outcome.warnings)
 
 
 def test_a_reference_that_cannot_be_loaded_leaves_a_warning():
     loader = Loader()
     load = EngineCache(lambda variant: loader(variant) if variant.model != "gone" else 1 / 0)
-    (done,) = by_name(measure(loader, with_quality("one", Variant("gone")), engines=load)).values()
-    assert done.metrics["loss"] == 1.0
-    assert any("could not be compared with the reference" in warning for warning in done.warnings)
+    (outcome,) = by_name(measure(loader, with_quality("one", Variant("gone")), engines=load)).values()
+    assert outcome.metrics["loss"] == 1.0
+    assert any("could not be compared with the reference" in warning for warning in outcome.warnings)
 
 
 def test_a_scenario_error_on_loading_keeps_its_kind():
@@ -340,8 +340,8 @@ def test_the_pad_share_counts_only_computed_pads(pads, share):
             engine._info = dataclasses.replace(engine.info, pads=pads)
             return engine
 
-    found = by_name(measure(Packing(), generating("one", prompts=("abcd", "ab"))))["one"]
-    assert found.metrics["pad_share"] == share
+    result = by_name(measure(Packing(), generating("one", prompts=("abcd", "ab"))))["one"]
+    assert result.metrics["pad_share"] == share
 
 
 def variant(backend="torch", **options):

@@ -64,6 +64,6 @@ def test_a_non_finite_loss_beside_a_timing_is_a_failure():
     scenario = Scenario("one", MODEL, generating("one", prompts=("aa",)).task, RepeatPolicy(1, 1, 0, 1), quality=check)
     events = []
     measure_group([scenario], EngineCache(lambda variant: bigram_engine(table)), events.append)
-    (done,) = outcomes(events)
-    assert isinstance(done, Failure)
-    assert done.kind == "non_finite"
+    (outcome,) = outcomes(events)
+    assert isinstance(outcome, Failure)
+    assert outcome.kind == "non_finite"

@@ -113,9 +113,9 @@ def run(done: Measurement) -> Run:
 
 @pytest.mark.parametrize("task", [ROLLING, PerplexityTask(max_length=64)], ids=lambda task: task.protocol)
 def test_all_tracked_names_are_in_the_table(task: PerplexityTask) -> None:
-    done = measured(task)
-    assert set(done.metrics) <= set(METRIC_BY_NAME)
-    assert set(params_of(done.scenario)) | set(done.facts) <= set(PARAM_BY_NAME)
+    outcome = measured(task)
+    assert set(outcome.metrics) <= set(METRIC_BY_NAME)
+    assert set(params_of(outcome.scenario)) | set(outcome.facts) <= set(PARAM_BY_NAME)
 
 
 def test_a_stream_counts_windows_and_documents_count_documents() -> None:
@@ -128,9 +128,9 @@ def test_a_stream_counts_windows_and_documents_count_documents() -> None:
 
 
 def test_tokens_beyond_max_tokens_are_counted_without_a_warning() -> None:
-    done = measured(ROLLING)
-    assert done.metrics["tokens_truncated"] > 10_000
-    assert not any("cut" in warning for warning in done.warnings)
+    outcome = measured(ROLLING)
+    assert outcome.metrics["tokens_truncated"] > 10_000
+    assert not any("cut" in warning for warning in outcome.warnings)
 
 
 def test_the_effective_stride_is_tracked() -> None:
@@ -158,19 +158,19 @@ def test_omitted_and_unknown_tokens_are_counted_and_warned_about(tmp_path: Path)
     corpus = tmp_path / "a.jsonl"
     corpus.write_text('"one xyz"\n""\n"\\u0000xy"\n', encoding="utf-8")
     engine = wrap(word_piece(), unk_token="[UNK]")
-    done = measured(PerplexityTask(corpus=str(corpus)), engine)
-    assert done.facts["corpus_blank_rows"] == 1
-    assert (done.metrics["unknown_tokens_scored"], done.metrics["tokens_scored"]) == (2, 3)
-    assert (done.metrics["bytes_scored"], done.metrics["bytes_without_token"]) == (9, 1)
+    outcome = measured(PerplexityTask(corpus=str(corpus)), engine)
+    assert outcome.facts["corpus_blank_rows"] == 1
+    assert (outcome.metrics["unknown_tokens_scored"], outcome.metrics["tokens_scored"]) == (2, 3)
+    assert (outcome.metrics["bytes_scored"], outcome.metrics["bytes_without_token"]) == (9, 1)
     for words in ("1 blank row(s)", "2 of 3 scored tokens", "no token for 1 bytes"):
-        assert any(words in warning for warning in done.warnings)
+        assert any(words in warning for warning in outcome.warnings)
 
 
 def test_an_uncovered_text_is_a_warning(tmp_path: Path) -> None:
     corpus = tmp_path / "a.txt"
     corpus.write_text("é ab", encoding="utf-8")
-    done = measured(PerplexityTask(corpus=str(corpus)), TokenizingEngine(SlowTokenizer()))
-    assert "bits_per_byte" not in done.metrics
-    assert "scored_text_digest" not in done.facts
-    assert perplexity.reading(Runs([run(done)]))[0].endswith("perplexity 2.718.")
-    assert any("does not report which text its tokens cover" in warning for warning in done.warnings)
+    outcome = measured(PerplexityTask(corpus=str(corpus)), TokenizingEngine(SlowTokenizer()))
+    assert "bits_per_byte" not in outcome.metrics
+    assert "scored_text_digest" not in outcome.facts
+    assert perplexity.reading(Runs([run(outcome)]))[0].endswith("perplexity 2.718.")
+    assert any("does not report which text its tokens cover" in warning for warning in outcome.warnings)

@@ -61,8 +61,8 @@ def train(folder, variant=TINY, watch=lambda event: None, **changes):
         events.append(event)
         watch(event)
 
-    asked = task(folder, **changes)
-    measure_training(Scenario("t", variant, asked), asked, emit, time.perf_counter)
+    requested_task = task(folder, **changes)
+    measure_training(Scenario("t", variant, requested_task), requested_task, emit, time.perf_counter)
     return events
 
 
@@ -84,20 +84,20 @@ def finished(tmp_path_factory):
 @pytest.mark.slow(1)
 def test_training_reduces_the_loss_and_emits_its_steps(finished):
     _, events = finished
-    done = events[-1]
-    assert isinstance(done, Measurement)
-    assert done.metrics["perplexity"] < done.metrics["perplexity_before"] < 700
-    assert done.metrics["steps_done"] == 6
-    assert done.metrics["tokens_trained"] == pytest.approx(6 * 4 * 24, abs=4 * 24)
-    assert "mfu" not in done.metrics, "no CPU's peak is known"
-    assert [row.step for row in done.steps if "val_loss" in row.values] == [0, 2, 4, 6]
-    assert [row.step for row in done.steps if "train_loss" in row.values] == [1, 2, 3, 4, 5, 6]
+    outcome = events[-1]
+    assert isinstance(outcome, Measurement)
+    assert outcome.metrics["perplexity"] < outcome.metrics["perplexity_before"] < 700
+    assert outcome.metrics["steps_done"] == 6
+    assert outcome.metrics["tokens_trained"] == pytest.approx(6 * 4 * 24, abs=4 * 24)
+    assert "mfu" not in outcome.metrics, "no CPU's peak is known"
+    assert [row.step for row in outcome.steps if "val_loss" in row.values] == [0, 2, 4, 6]
+    assert [row.step for row in outcome.steps if "train_loss" in row.values] == [1, 2, 3, 4, 5, 6]
     told = [row for event in events if isinstance(event, Steps) for row in event.rows]
-    assert tuple(told) == done.steps
+    assert tuple(told) == outcome.steps
     (begun,) = [event for event in events if isinstance(event, Begun)]
-    assert begun.run_key == done.run_key
-    assert dict(begun.facts).items() <= dict(done.facts).items()
-    assert set(done.texts) == {"samples.md", "explanation.txt", "validation.jsonl"}
+    assert begun.run_key == outcome.run_key
+    assert dict(begun.facts).items() <= dict(outcome.facts).items()
+    assert set(outcome.texts) == {"samples.md", "explanation.txt", "validation.jsonl"}
     by_hand = next(event.text for event in events if isinstance(event, Log) and "loss by hand" in event.text)
     hand, torch_value = (line.split()[-2] for line in by_hand.splitlines() if " nats" in line and "loss by" in line)
     assert float(hand) == pytest.approx(float(torch_value), abs=2e-6)
@@ -107,15 +107,15 @@ def test_training_reduces_the_loss_and_emits_its_steps(finished):
 def test_metrics_follow_the_perplexity_protocol(finished):
     """The checkpoint, loaded like any model, has the tracked score on the held-out text."""
     folder, events = finished
-    done = events[-1]
-    texts = [json.loads(line)["text"] for line in done.texts["validation.jsonl"].splitlines()]
-    best = checkpoint.path_of(folder, int(done.metrics["best_step"]))
+    outcome = events[-1]
+    texts = [json.loads(line)["text"] for line in outcome.texts["validation.jsonl"].splitlines()]
+    best = checkpoint.path_of(folder, int(outcome.metrics["best_step"]))
     engine = load_engine(str(best), device="cpu")
     quality = score_rolling(engine, texts, max_length=24, bos_rule="model", max_tokens=200)
-    assert quality.perplexity == pytest.approx(done.metrics["perplexity"], rel=1e-6)
-    by_loop = {row.step: row.values["val_loss"] for row in done.steps if "val_loss" in row.values}
-    assert by_loop[done.metrics["best_step"]] == pytest.approx(quality.loss, rel=1e-6)
-    assert by_loop[0] == pytest.approx(done.metrics["loss_before"], rel=1e-12)
+    assert quality.perplexity == pytest.approx(outcome.metrics["perplexity"], rel=1e-6)
+    by_loop = {row.step: row.values["val_loss"] for row in outcome.steps if "val_loss" in row.values}
+    assert by_loop[outcome.metrics["best_step"]] == pytest.approx(quality.loss, rel=1e-6)
+    assert by_loop[0] == pytest.approx(outcome.metrics["loss_before"], rel=1e-12)
 
 
 @pytest.mark.slow(2)
@@ -123,7 +123,7 @@ def test_a_checkpoint_is_an_ordinary_model_folder(finished):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder, events = finished
-    done = events[-1]
+    outcome = events[-1]
     assert {path.name for path in checkpoint.checkpoints(folder)} <= {
         "checkpoint-000006",
         "checkpoint-000004",
@@ -134,7 +134,7 @@ def test_a_checkpoint_is_an_ordinary_model_folder(finished):
     assert tokenizer.decode(tokenizer("Überall ist ☃")["input_ids"]) == "Überall ist ☃"
     model = AutoModelForCausalLM.from_pretrained(newest)
     assert model.dtype == torch.float32
-    assert {name.removeprefix("checkpoint/") for name in done.files} == {path.name for path in newest.iterdir()} - {
+    assert {name.removeprefix("checkpoint/") for name in outcome.files} == {path.name for path in newest.iterdir()} - {
         checkpoint.STATE,
         checkpoint.TENSORS,
     }
@@ -144,7 +144,7 @@ def test_a_checkpoint_is_an_ordinary_model_folder(finished):
 @pytest.mark.slow(3)
 @pytest.mark.parametrize(("variant", "at"), [(TINY, 4), (GPT2, 3)], ids=["at an evaluation", "with dropout"])
 def test_a_resumed_training_is_bit_identical(tmp_path, variant, at):
-    whole = train(tmp_path / "whole", variant)[-1]
+    uninterrupted = train(tmp_path / "whole", variant)[-1]
 
     def interrupt(event):
         if getattr(event, "step", "") == f"step {at}/6":
@@ -158,26 +158,26 @@ def test_a_resumed_training_is_bit_identical(tmp_path, variant, at):
     assert stopped.kind == "interrupted"
     assert f"after step {at} of 6" in stopped.reason
     assert checkpoint.newest(tmp_path / "parts").name == f"checkpoint-00000{at}"
-    again = train(tmp_path / "parts", variant)
-    resumed = again[-1]
+    second = train(tmp_path / "parts", variant)
+    resumed = second[-1]
     assert isinstance(resumed, Measurement), resumed
-    assert next(event for event in again if isinstance(event, Begun)).resumed
-    assert curve(resumed) == curve(whole)
-    assert resumed.run_key == stopped.run_key != whole.run_key
+    assert next(event for event in second if isinstance(event, Begun)).resumed
+    assert curve(resumed) == curve(uninterrupted)
+    assert resumed.run_key == stopped.run_key != uninterrupted.run_key
     assert resumed.started_at == stopped.started_at
     for name in ("loss", "perplexity_before", "best_step", "tokens_trained", "train_loss"):
-        assert resumed.metrics[name] == whole.metrics[name]
-    assert resumed.texts == whole.texts
+        assert resumed.metrics[name] == uninterrupted.metrics[name]
+    assert resumed.texts == uninterrupted.texts
 
 
 def train_into(events, folder, variant, watch):
-    asked = task(folder)
+    requested_task = task(folder)
 
     def emit(event):
         events.append(event)
         watch(event)
 
-    measure_training(Scenario("t", variant, asked), asked, emit, time.perf_counter)
+    measure_training(Scenario("t", variant, requested_task), requested_task, emit, time.perf_counter)
     return events
 
 
@@ -257,36 +257,36 @@ def test_untrainable_scenarios_fail_with_the_reason(tmp_path, variant, changes, 
 
 @pytest.mark.slow(1)
 def test_training_continues_from_weights_in_bfloat16(tmp_path, tiny_model_dir):
-    done = train(
+    outcome = train(
         tmp_path, Variant(str(tiny_model_dir), device="cpu", dtype="bfloat16"), steps=2, log_checkpoint="none"
     )[-1]
-    assert isinstance(done, Measurement), done
-    assert done.facts["start"] == "weights"
-    assert done.facts["dtype"] == "bfloat16 (autocast over float32 weights)"
-    assert not done.files
-    assert done.metrics["perplexity"] != done.metrics["perplexity_before"]
+    assert isinstance(outcome, Measurement), outcome
+    assert outcome.facts["start"] == "weights"
+    assert outcome.facts["dtype"] == "bfloat16 (autocast over float32 weights)"
+    assert not outcome.files
+    assert outcome.metrics["perplexity"] != outcome.metrics["perplexity_before"]
 
 
 @pytest.mark.slow(1)
 def test_early_stop_keeps_the_best(tmp_path):
     spoiling = {"learning_rate": 0.5, "warmup_steps": 0}
-    done = train(tmp_path, steps=40, eval_every=1, patience=1, log_checkpoint="model", **spoiling)[-1]
-    assert isinstance(done, Measurement), done
-    assert done.facts["ended"] == "stopped_early"
-    assert done.metrics["steps_done"] < 40
-    losses = {row.step: row.values["val_loss"] for row in done.steps if "val_loss" in row.values and row.step}
-    assert done.metrics["loss"] == pytest.approx(min(losses.values()), rel=1e-6)
+    outcome = train(tmp_path, steps=40, eval_every=1, patience=1, log_checkpoint="model", **spoiling)[-1]
+    assert isinstance(outcome, Measurement), outcome
+    assert outcome.facts["ended"] == "stopped_early"
+    assert outcome.metrics["steps_done"] < 40
+    losses = {row.step: row.values["val_loss"] for row in outcome.steps if "val_loss" in row.values and row.step}
+    assert outcome.metrics["loss"] == pytest.approx(min(losses.values()), rel=1e-6)
     assert {checkpoint._step(path) for path in checkpoint.checkpoints(tmp_path)} == {
-        done.metrics["best_step"],
-        done.metrics["steps_done"],
+        outcome.metrics["best_step"],
+        outcome.metrics["steps_done"],
     }
     # As an MLflow model, without what belongs to training.
-    held = {path.name for path in Path(done.model_folder).iterdir()}
-    assert held == {name.removeprefix("checkpoint/") for name in done.files}
-    engine = load_engine(done.model_folder, device="cpu")
-    texts = [json.loads(line)["text"] for line in done.texts["validation.jsonl"].splitlines()]
+    held = {path.name for path in Path(outcome.model_folder).iterdir()}
+    assert held == {name.removeprefix("checkpoint/") for name in outcome.files}
+    engine = load_engine(outcome.model_folder, device="cpu")
+    texts = [json.loads(line)["text"] for line in outcome.texts["validation.jsonl"].splitlines()]
     scored = score_rolling(engine, texts, max_length=24, bos_rule="model", max_tokens=200)
-    assert scored.loss == pytest.approx(done.metrics["loss"], rel=1e-6)
+    assert scored.loss == pytest.approx(outcome.metrics["loss"], rel=1e-6)
 
 
 @pytest.mark.slow(1)
@@ -294,7 +294,7 @@ def test_an_interrupted_worker_saves_a_checkpoint_first(tmp_path, monkeypatch):
     """Ctrl-C in the parent: the worker ends its step, saves a checkpoint, reports it, and ends."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     executor, events = ProcessExecutor(start=ForkedWorker), []
-    asked = task(tmp_path, steps=5000, eval_every=10000)
+    requested_task = task(tmp_path, steps=5000, eval_every=10000)
 
     def emit(event):
         events.append(event)
@@ -302,7 +302,7 @@ def test_an_interrupted_worker_saves_a_checkpoint_first(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        executor.run([Scenario("t", TINY, asked)], emit)
+        executor.run([Scenario("t", TINY, requested_task)], emit)
     worker = executor._worker
     executor.close()
     assert not worker.lives()

@@ -201,9 +201,9 @@ def test_the_worker_starts_before_the_store_is_opened_and_ends_if_that_fails(mon
 
     monkeypatch.setattr(entry, "ProcessExecutor", lambda patience: faked(worker, patience=patience))
     monkeypatch.setattr(entry, "open_tracker", refused)
-    asked = declarations()["baseline"].experiment(declarations()["baseline"].config())
+    experiment = declarations()["baseline"].experiment(declarations()["baseline"].config())
     with pytest.raises(type(broken)):
-        entry.run_experiment(asked, declarations()["baseline"].config())
+        entry.run_experiment(experiment, declarations()["baseline"].config())
     assert seen == [True]
     assert not worker.lives()
 

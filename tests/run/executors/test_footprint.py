@@ -104,9 +104,9 @@ def test_a_model_on_a_gpu_is_compared_with_its_free_memory(memory, monkeypatch):
     variant = Variant("synthetic:tiny", device="cuda:0")
     record(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": 3000.0}))
     memory(8 * GIB, 8 * GIB, cards=[type("Card", (), {"uuid": "GPU-1"})])
-    for free, found in ((3_999, False), (4_001, True)):
+    for free, result in ((3_999, False), (4_001, True)):
         monkeypatch.setattr(footprint, "query_driver", lambda *options, free=free: [["10000", str(free)]])
-        assert fits(variant) is found
+        assert fits(variant) is result
     monkeypatch.setattr(footprint, "query_driver", lambda *options: [["[N/A]", "[N/A]"]])
     assert fits(variant), "what the driver does not tell is judged by the machine's memory"
 
@@ -137,11 +137,11 @@ def test_a_pool_frees_the_least_recently_used_model_first(memory):
 
 def test_variants_that_differ_in_call_settings_share_a_model():
     """The baseline stays loaded while its thread counts are measured; its model is counted and freed once."""
-    made = []
+    created = []
 
     def make():
-        made.append(InlineExecutor())
-        return made[-1]
+        created.append(InlineExecutor())
+        return created[-1]
 
     def said(event):
         assert not isinstance(event, Failure), event.reason
@@ -156,7 +156,7 @@ def test_variants_that_differ_in_call_settings_share_a_model():
         pool.run([generating("one", variant)], said)
         assert pool.holds(one)
         assert pool.holds(two)
-    assert (threads, len(made)) == ([1, 2, 1], 1)
+    assert (threads, len(created)) == ([1, 2, 1], 1)
     assert not pool.hold_only(two)
     pool.free(one)
     assert not pool.holds(two)

@@ -24,10 +24,10 @@ def test_recorded_actions_are_not_repeated(tmp_path):
     path = tmp_path / "tune" / "a.jsonl"
     assert acts(Journal(path, False)) == ["A", "B", "C"]
     path.write_text(path.read_text() + '{"key": ["sco')  # a kill
-    again = Journal(path, True)
-    assert acts(again) == ["A", "B", "C"]
-    assert again.taken_over == 3
-    again.done()
+    second = Journal(path, True)
+    assert acts(second) == ["A", "B", "C"]
+    assert second.taken_over == 3
+    second.done()
     assert not path.exists()
 
 
@@ -67,9 +67,9 @@ def test_an_unreadable_journal_is_left_unchanged(kept, monkeypatch):
     said = []
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", no_space)
-        again = Journal(kept, True, said.append)
-        assert acts(again) == ["A", "B", "C"]
-    assert again.taken_over == 0
+        second = Journal(kept, True, said.append)
+        assert acts(second) == ["A", "B", "C"]
+    assert second.taken_over == 0
     assert len(said) == 1
     assert said[0].startswith(f"cannot read {kept} ")
     assert kept.read_bytes() == before
@@ -95,9 +95,9 @@ NO_ACTS = [
 def test_an_invalid_line_ends_the_reuse(kept, line):
     first, _, third = kept.read_bytes().splitlines()
     kept.write_bytes(b"\n".join([first, line, third, b""]))
-    again = Journal(kept, True)
-    assert acts(again) == ["A", "B", "C"]
-    assert again.taken_over == 1
+    second = Journal(kept, True)
+    assert acts(second) == ["A", "B", "C"]
+    assert second.taken_over == 1
     assert [json.loads(each)["gave"] for each in kept.read_bytes().splitlines()] == ["A", "B", "C"]
 
 
@@ -107,24 +107,24 @@ def test_an_invalid_result_is_performed_again(kept):
             raise ValueError("no result")
         return gave.lower()
 
-    again = Journal(kept, True)
-    assert again.act(["score", "a"], lambda: "not done", read) == "a"
-    assert again.act(["score", "b"], lambda: "X", read) == "x"
-    assert again.taken_over == 1
+    second = Journal(kept, True)
+    assert second.act(["score", "a"], lambda: "not done", read) == "a"
+    assert second.act(["score", "b"], lambda: "X", read) == "x"
+    assert second.taken_over == 1
 
 
 def test_actions_in_another_order_replace_the_rest(kept):
-    again = Journal(kept, True)
-    assert [again.act(["score", name], lambda: 1) for name in "axc"] == ["A", 1, 1]
+    second = Journal(kept, True)
+    assert [second.act(["score", name], lambda: 1) for name in "axc"] == ["A", 1, 1]
     third = Journal(kept, True)
     assert [third.act(["score", name], lambda: 2) for name in "axcd"] == ["A", 1, 1, 2]
     assert third.taken_over == 3
 
 
 def test_an_action_of_another_key_replaces_the_rest(kept):
-    again = Journal(kept, True)
-    done = [again.act(["score", name], lambda name=name: f"new {name}") for name in "axc"]
-    assert done == ["A", "new x", "new c"]
-    assert again.taken_over == 1
+    second = Journal(kept, True)
+    results = [second.act(["score", name], lambda name=name: f"new {name}") for name in "axc"]
+    assert results == ["A", "new x", "new c"]
+    assert second.taken_over == 1
     last = Journal(kept, True)
-    assert [last.act(["score", name], lambda: "not done before") for name in "axc"] == done
+    assert [last.act(["score", name], lambda: "not done before") for name in "axc"] == results

@@ -110,42 +110,42 @@ def rounds(*durations, disturbed_since=()):
     ]
     executor, told = Scripted([first], *newer), []
     run_undisturbed(executor, (first.scenario,), told.append, lambda first: None)
-    ((whole,), asked) = told, executor.asked[1:]
-    return first, whole, [each for (each,) in asked]
+    ((complete,), requested) = told, executor.asked[1:]
+    return first, complete, [each for (each,) in requested]
 
 
 STEADY = (1.0, 1.01, 0.99, 1.0, 1.0, 1.01, 0.99, 1.0)
 
 
 def test_a_disturbed_scenario_gets_more_repeats_which_all_count():
-    first, whole, (asked,) = rounds(STEADY)
-    assert asked.quality is None, "its quality is known already"
-    assert asked.repeat == replace(first.scenario.repeat, max_seconds=50.0), "10 of 60 seconds are used"
-    assert whole.samples["total_latency_s"] == (1.0, 3.0, 1.0, 4.0, 1.0, *STEADY)
-    assert whole.summaries["total_latency_s"].n == 13
-    assert whole.metrics["perplexity"] == 20.0
-    assert whole.scenario == first.scenario
-    assert not whole.disturbed
-    assert whole.warnings == (
+    first, complete, (requested,) = rounds(STEADY)
+    assert requested.quality is None, "its quality is known already"
+    assert requested.repeat == replace(first.scenario.repeat, max_seconds=50.0), "10 of 60 seconds are used"
+    assert complete.samples["total_latency_s"] == (1.0, 3.0, 1.0, 4.0, 1.0, *STEADY)
+    assert complete.summaries["total_latency_s"].n == 13
+    assert complete.metrics["perplexity"] == 20.0
+    assert complete.scenario == first.scenario
+    assert not complete.disturbed
+    assert complete.warnings == (
         "random weights: quality is meaningless",
         "disturbed at first, then repeated: the median of all repeats is known to 0.5%",
     )
 
 
 def test_a_scenario_that_stays_disturbed_is_marked():
-    _, whole, asked = rounds(*[(1.0, 5.0)] * MOST_ROUNDS, disturbed_since=range(MOST_ROUNDS))
-    assert len(asked) == MOST_ROUNDS
-    assert whole.disturbed
-    assert whole.warnings[-1] == "still disturbed after more repeats"
-    assert any(line.startswith(DISTURBED) for line in whole.warnings)
-    assert len(whole.samples["total_latency_s"]) == 5 + 2 * MOST_ROUNDS
+    _, merged, policies = rounds(*[(1.0, 5.0)] * MOST_ROUNDS, disturbed_since=range(MOST_ROUNDS))
+    assert len(policies) == MOST_ROUNDS
+    assert merged.disturbed
+    assert merged.warnings[-1] == "still disturbed after more repeats"
+    assert any(line.startswith(DISTURBED) for line in merged.warnings)
+    assert len(merged.samples["total_latency_s"]) == 5 + 2 * MOST_ROUNDS
 
 
 def test_a_disturbed_scenario_without_time_is_unchanged():
-    _, whole, asked = rounds((20.0, 29.0), disturbed_since=(0,))
-    assert len(asked) == 1, "59 of 60 seconds are used"
-    assert whole.samples["total_latency_s"][-2:] == (20.0, 29.0)
-    assert whole.disturbed
+    _, merged, policies = rounds((20.0, 29.0), disturbed_since=(0,))
+    assert len(policies) == 1, "59 of 60 seconds are used"
+    assert merged.samples["total_latency_s"][-2:] == (20.0, 29.0)
+    assert merged.disturbed
 
 
 def test_untimed_scenarios_are_not_repeated():

@@ -196,9 +196,9 @@ def test_another_model_of_the_same_folder_is_measured_again(tracker, console, tm
 
 def test_a_synthetic_model_and_what_is_trained_from_scratch_count_as_finished(tmp_path):
     scenario = lengths(4).scenarios[0]
-    found = identify(scenario)
-    assert found["weights_digest"].startswith("synthetic:")
-    assert found == dict(load_engine("synthetic:tiny", device="cpu").info.tags)
+    result = identify(scenario)
+    assert result["weights_digest"].startswith("synthetic:")
+    assert result == dict(load_engine("synthetic:tiny", device="cpu").info.tags)
     trained = replace(scenario, task=TrainTask(output=str(tmp_path)))
     assert identify(trained) == {}
 
@@ -208,11 +208,11 @@ def test_another_reference_of_the_same_folder_is_compared_with_anew(name, tmp_pa
     save(tmp_path)
     scenario = lengths(4).scenarios[0]
     reference = replace(scenario.variant, model=str(tmp_path))
-    found = identify(replace(scenario, quality=QualityCheck(reference=reference)))
-    assert {each for each in found if each.startswith("reference_")} == set(REFERENCE_DIGESTS)
-    run = Run("id", environment=found)
-    assert resume._measured_the_same(run, found, "")
-    assert not resume._measured_the_same(run, {**found, f"reference_{name}": "another"}, "")
+    result = identify(replace(scenario, quality=QualityCheck(reference=reference)))
+    assert {each for each in result if each.startswith("reference_")} == set(REFERENCE_DIGESTS)
+    run = Run("id", environment=result)
+    assert resume._measured_the_same(run, result, "")
+    assert not resume._measured_the_same(run, {**result, f"reference_{name}": "another"}, "")
     itself = replace(scenario, quality=QualityCheck(reference=scenario.variant))
     assert identify(itself) == identify(scenario), "the reference is not compared with itself"
     gone = replace(scenario, quality=QualityCheck(reference=replace(reference, model=f"{tmp_path}/gone")))
@@ -273,5 +273,5 @@ def test_an_incomplete_run_is_skipped(monkeypatch, warning, taken_over):
     }
     newest_first = Runs([Run("r1", warnings=lines_of(warning), **ids), Run("r0", **ids)])
     monkeypatch.setattr(resume, "tracked_runs", lambda **asked: newest_first)
-    found = resume.finished_runs([scenario], "here", lambda scenario: {})
-    assert [run.run_id for run in found] == taken_over
+    result = resume.finished_runs([scenario], "here", lambda scenario: {})
+    assert [run.run_id for run in result] == taken_over

@@ -106,12 +106,12 @@ def test_each_arm_is_visited_there_and_back_on_one_load():
     # A warm-up before each visit but the one at the turn, where nothing ran in between; three counted calls in each.
     assert "".join(machine.calls) == "aaaa" + "bbbb" + "cccc" + "ccc" + "bbbb" + "aaaa"
     assert machine.loaded == ["a", "b", "c"]
-    done = by_name(events)["a"]
-    assert done.rounds == (1, 1, 1, 2, 2, 2)
-    assert done.scenario == groups()[0][0], "asked as it was"
-    assert done.summaries["total_latency_s"].n == 6
-    assert not done.warnings
-    assert not done.disturbed
+    outcome = by_name(events)["a"]
+    assert outcome.rounds == (1, 1, 1, 2, 2, 2)
+    assert outcome.scenario == groups()[0][0], "asked as it was"
+    assert outcome.summaries["total_latency_s"].n == 6
+    assert not outcome.warnings
+    assert not outcome.disturbed
 
 
 def test_interleaving_cancels_a_linear_drift():
@@ -138,8 +138,8 @@ def test_interleaving_cancels_a_linear_drift():
 @pytest.mark.parametrize("at", [0.5, 3.0, 5.5, 8.0, 10.0, 12.0, 15.0, 18.0])
 def test_a_sudden_slowdown_does_not_change_the_order(at):
     events = in_turn(Machine(lambda now: 3.0 if now > at else 1.0))
-    found = {name: each.expected for name, each in medians(events).items()}
-    assert found["a"] > found["b"] > found["c"]
+    expected = {name: each.expected for name, each in medians(events).items()}
+    assert expected["a"] > expected["b"] > expected["c"]
 
 
 @pytest.mark.slow(1)
@@ -226,10 +226,10 @@ def test_out_of_memory_alone_fails_and_the_others_continue():
 
 def test_a_failure_in_a_later_round_keeps_the_earlier_ones():
     machine = Machine(error={"a": (6, RuntimeError("a cable is loose"))})
-    done = by_name(in_turn(machine))["a"]
-    assert isinstance(done, Measurement)
-    assert done.rounds == (1, 1, 1)
-    assert done.warnings == ("measured in 1 of 2 rounds: the round after failed (error): a cable is loose",)
+    outcome = by_name(in_turn(machine))["a"]
+    assert isinstance(outcome, Measurement)
+    assert outcome.rounds == (1, 1, 1)
+    assert outcome.warnings == ("measured in 1 of 2 rounds: the round after failed (error): a cable is loose",)
 
 
 def interrupted(at, journal=None):
@@ -328,8 +328,8 @@ def test_a_text_is_scored_twice_and_both_speeds_count():
     load = lambda variant: Engine(variant.quantization)  # noqa: E731
     pool = Pool(lambda: InlineExecutor(load, clock), is_full=lambda: False, fits=lambda *variants: True)
     events = []
-    asked = [[scoring(name, variant(name), batch_size=None)] for name in seconds]
-    in_groups(pool, asked, events.append)
+    groups_of_texts = [[scoring(name, variant(name), batch_size=None)] for name in seconds]
+    in_groups(pool, groups_of_texts, events.append)
     for each in outcomes(events):
         tokens, batches = each.metrics["tokens_scored"], len(each.series["batch_loss"])
         spent = batches * sum(seconds[each.scenario.name])
@@ -339,8 +339,8 @@ def test_a_text_is_scored_twice_and_both_speeds_count():
 
 def test_scenarios_of_one_variant_are_not_interleaved_by_rounds():
     machine, events = Machine(), []
-    asked = [generating(f"a{number}", variant("a"), POLICY) for number in range(2)]
-    in_groups(machine.pool(), [asked], events.append)
+    scenarios = [generating(f"a{number}", variant("a"), POLICY) for number in range(2)]
+    in_groups(machine.pool(), [scenarios], events.append)
     assert [each.rounds for each in outcomes(events)] == [(), ()]
     assert [len(each.samples["total_latency_s"]) for each in outcomes(events)] == [5, 5]
 

@@ -59,12 +59,12 @@ def asked(**changes):
 def test_workers_keep_their_models_and_quality_is_unchanged(workers):
     events = []
     in_groups(workers.pool, asked(quality=CHECK), events.append)
-    found = by_name(events)
-    assert set(found) == {"float32", "bfloat16"}
+    result = by_name(events)
+    assert set(result) == {"float32", "bfloat16"}
     loaded = [each.text for each in events if isinstance(each, Log) and each.text.startswith("Loaded:")]
     assert len(loaded) == 2
     assert len(workers.pids) == 2
-    for each in found.values():
+    for each in result.values():
         assert isinstance(each, Measurement)
         assert each.rounds == (1, 1, 2, 2)
         assert each.summaries["total_latency_s"].n == 4
@@ -76,14 +76,14 @@ def test_workers_keep_their_models_and_quality_is_unchanged(workers):
     executor.close()
     for name, each in by_name(alone).items():
         compared = [*QUALITY, *(DRIFT if name == "bfloat16" else ())]
-        assert {key: found[name].metrics[key] for key in compared} == {key: each.metrics[key] for key in compared}
-        assert found[name].series["batch_loss"] == each.series["batch_loss"]
-        assert found[name].items == each.items
+        assert {key: result[name].metrics[key] for key in compared} == {key: each.metrics[key] for key in compared}
+        assert result[name].series["batch_loss"] == each.series["batch_loss"]
+        assert result[name].items == each.items
         assert ("loss_change" in each.items[0].values) == (name == "bfloat16")
         # How near it came to the device's ceilings depends on how busy the machine is.
-        of_ceilings = {*each.facts, *found[name].facts} & {"ceilings_in_doubt", *BOUNDS}
-        assert {*each.facts} - of_ceilings == {*found[name].facts} - of_ceilings
-        assert {key for key in each.tags if "digest" in key} == {key for key in found[name].tags if "digest" in key}
+        of_ceilings = {*each.facts, *result[name].facts} & {"ceilings_in_doubt", *BOUNDS}
+        assert {*each.facts} - of_ceilings == {*result[name].facts} - of_ceilings
+        assert {key for key in each.tags if "digest" in key} == {key for key in result[name].tags if "digest" in key}
 
 
 @pytest.mark.slow(4)
@@ -99,11 +99,11 @@ def test_a_worker_killed_in_a_round_is_replaced(workers):
 
     in_groups(workers.pool, asked(), kill_once)
     assert killed
-    found = by_name(events)
+    result = by_name(events)
     assert len(outcomes(events)) == 2
     # Maybe it was killed for lack of memory: the other model was freed meanwhile, and then loaded again.
     assert len(workers.pids) == 4
-    for each in found.values():
+    for each in result.values():
         assert isinstance(each, Measurement)
         assert each.rounds == (1, 1, 2, 2)
 
@@ -119,9 +119,9 @@ def test_an_interruption_ends_the_workers_and_keeps_completed_rounds(workers):
 
     with pytest.raises(KeyboardInterrupt):
         in_groups(workers.pool, asked(), interrupt)
-    found = by_name(events)
-    assert {name: each.rounds for name, each in found.items()} == {
+    result = by_name(events)
+    assert {name: each.rounds for name, each in result.items()} == {
         "float32": (1, 1),
         "bfloat16": (1, 1, 2, 2),
     }
-    assert found["float32"].warnings[-1] == "measured in 1 of 2 rounds: it was interrupted"
+    assert result["float32"].warnings[-1] == "measured in 1 of 2 rounds: it was interrupted"

@@ -74,22 +74,22 @@ def scenario(workers=2, reference=REFERENCE):
 def run(executor, asked):
     events = []
     run_scenarios(executor, (asked,), events.append)
-    (found,) = outcomes(events)
-    assert found.scenario == asked
-    return found
+    (result,) = outcomes(events)
+    assert result.scenario == asked
+    return result
 
 
 @pytest.mark.slow(1)
 def test_shared_scoring_has_the_results_of_one_worker():
     clock = FakeClock()
     alone = run(InlineExecutor(timed_engine(clock), clock), scenario(workers=1))
-    found = run(Two(), scenario())
+    result = run(Two(), scenario())
     same = [*SCORED, *DRIFT, "tokens_per_sec", "total_latency_s"]
-    assert {name: found.metrics[name] for name in same} == {name: alone.metrics[name] for name in same}
-    assert found.metrics["kl_divergence"] > 0
-    assert found.series["batch_loss"] == alone.series["batch_loss"]
-    assert found.items == alone.items
-    assert "top1_agreement" in found.items[0].values
+    assert {name: result.metrics[name] for name in same} == {name: alone.metrics[name] for name in same}
+    assert result.metrics["kl_divergence"] > 0
+    assert result.series["batch_loss"] == alone.series["batch_loss"]
+    assert result.items == alone.items
+    assert "top1_agreement" in result.items[0].values
     for name in (
         "corpus_digest",
         "scored_tokens_digest",
@@ -98,12 +98,12 @@ def test_shared_scoring_has_the_results_of_one_worker():
         "batch_size",
         "stride",
     ):
-        assert found.facts[name] == alone.facts[name]
-    assert found.facts["score_workers"] == 2
-    assert "workers" not in found.facts, "what is timed is of the same configuration"
-    assert set(found.warnings) == set(alone.warnings)
-    assert set(found.metrics) <= set(METRIC_BY_NAME)
-    assert set(found.facts) <= set(PARAM_BY_NAME)
+        assert result.facts[name] == alone.facts[name]
+    assert result.facts["score_workers"] == 2
+    assert "workers" not in result.facts, "what is timed is of the same configuration"
+    assert set(result.warnings) == set(alone.warnings)
+    assert set(result.metrics) <= set(METRIC_BY_NAME)
+    assert set(result.facts) <= set(PARAM_BY_NAME)
 
 
 @pytest.mark.parametrize("kind", ["killed", "out_of_memory"])
@@ -112,11 +112,11 @@ def test_a_scoring_failure_keeps_the_speed(kind):
         for each in shards:
             emit(Failure(each, kind, "no memory is left"))
 
-    found = run(Two(lose, retries=1), scenario())
-    assert found.metrics["total_latency_s"] > 0
-    assert "loss" not in found.metrics
-    assert found.warnings[-1].startswith("its quality could not be scored: shard ")
-    assert found.warnings[-1].endswith("no memory is left")
+    result = run(Two(lose, retries=1), scenario())
+    assert result.metrics["total_latency_s"] > 0
+    assert "loss" not in result.metrics
+    assert result.warnings[-1].startswith("its quality could not be scored: shard ")
+    assert result.warnings[-1].endswith("no memory is left")
 
 
 def test_a_non_finite_loss_fails_the_scenario():
@@ -128,10 +128,10 @@ def test_a_non_finite_loss_fails_the_scenario():
 
 
 def test_without_the_reference_the_scores_are_kept():
-    found = run(Two(), scenario(reference=Variant("gone")))
-    assert found.metrics["loss"] == pytest.approx(1.0)
-    assert "kl_divergence" not in found.metrics
-    assert any("it could not be compared with the reference: " in each for each in found.warnings)
+    result = run(Two(), scenario(reference=Variant("gone")))
+    assert result.metrics["loss"] == pytest.approx(1.0)
+    assert "kl_divergence" not in result.metrics
+    assert any("it could not be compared with the reference: " in each for each in result.warnings)
 
 
 def test_an_interruption_while_scoring_keeps_the_timing():
@@ -144,9 +144,9 @@ def test_an_interruption_while_scoring_keeps_the_timing():
 
     with pytest.raises(KeyboardInterrupt):
         run_scenarios(Two(), (scenario(),), take)
-    (found,) = (each for each in events if isinstance(each, Measurement))
-    assert found.metrics["total_latency_s"] > 0
-    assert "it was interrupted" in found.warnings[-1]
+    (result,) = (each for each in events if isinstance(each, Measurement))
+    assert result.metrics["total_latency_s"] > 0
+    assert "it was interrupted" in result.warnings[-1]
 
 
 @pytest.mark.slow(2)
@@ -162,16 +162,16 @@ def test_real_workers_score_as_one_although_one_dies(noisy_backend):
                 os.kill(self.pid, signal.SIGKILL)
             return message
 
-    asked = replace(scenario(), variant=Variant("fine", backend="noisy", device="cpu"))
-    check = replace(asked.quality, reference=replace(asked.variant, model="reference"))
+    requested = replace(scenario(), variant=Variant("fine", backend="noisy", device="cpu"))
+    check = replace(requested.quality, reference=replace(requested.variant, model="reference"))
     executor = ProcessExecutor(start=Deadly)
     try:
-        found = run(executor, replace(asked, quality=check))
+        result = run(executor, replace(requested, quality=check))
     finally:
         executor.close()
     assert not deaths
     alone = run(Two(), scenario())
     same = [*SCORED, *DRIFT]
-    assert {name: found.metrics[name] for name in same} == {name: alone.metrics[name] for name in same}
-    assert found.metrics["total_latency_s"] > 0
-    assert found.facts["score_workers"] == 2
+    assert {name: result.metrics[name] for name in same} == {name: alone.metrics[name] for name in same}
+    assert result.metrics["total_latency_s"] > 0
+    assert result.facts["score_workers"] == 2

@@ -97,8 +97,8 @@ def run(executor, *scenarios):
 
 
 def outcome(events):
-    (found,) = outcomes(events)
-    return found
+    (result,) = outcomes(events)
+    return result
 
 
 def test_shards_are_merged_into_one_measurement_and_progress():
@@ -125,9 +125,9 @@ def test_the_speed_counts_the_slowest_worker():
     shards = shards_of(scoring("text"), scoring("text").task, 16)
     # Twelve shards of half a second by one worker, four of two by the other: 16 tokens in 8 s.
     done = [(0, measured(each, 0.5)) for each in shards[:12]] + [(1, measured(each, 2.0)) for each in shards[12:]]
-    found = merge_shards(scoring("text"), scoring("text").task, done)
-    assert found.metrics["score_tokens_per_sec"] == 2.0
-    assert found.texts["shards.txt"].splitlines()[:2] == [
+    result = merge_shards(scoring("text"), scoring("text").task, done)
+    assert result.metrics["score_tokens_per_sec"] == 2.0
+    assert result.texts["shards.txt"].splitlines()[:2] == [
         "shard\tworker\tnode\ttokens\tseconds",
         "1\t1\t\t1\t0.500",
     ]
@@ -142,9 +142,9 @@ def test_nodes_and_warnings_of_workers_are_listed_once():
         )
         for each in shards
     ]
-    found = merge_shards(scoring("text"), scoring("text").task, done)
-    assert found.tags["node"] == "a, b"
-    assert found.warnings == ("random",)
+    result = merge_shards(scoring("text"), scoring("text").task, done)
+    assert result.tags["node"] == "a, b"
+    assert result.warnings == ("random",)
 
 
 def test_only_a_lost_shard_is_scored_again():
@@ -165,24 +165,24 @@ def test_only_a_lost_shard_is_scored_again():
 
 def test_a_shard_lost_each_time_fails_the_scenario():
     fake = Fake(lambda worker, shard: lost(shard) if shard.task.number == 3 else measured(shard))
-    found = outcome(run(fake))
-    assert (found.kind, found.reason) == ("killed", "shard 4/16: lost 3 times: the worker was killed")
-    assert found.scenario == scoring("text", workers=2)
+    result = outcome(run(fake))
+    assert (result.kind, result.reason) == ("killed", "shard 4/16: lost 3 times: the worker was killed")
+    assert result.scenario == scoring("text", workers=2)
     assert [number for _, number in fake.asked].count(3) == 3
 
 
 def test_failures_of_the_work_are_not_retried():
     fake = Fake(lambda worker, shard: lost(shard, "non_finite"), all_at_once=False)
-    found = outcome(run(fake))
-    assert (found.kind, found.reason[-23:]) == ("non_finite", ": the worker was killed")
+    result = outcome(run(fake))
+    assert (result.kind, result.reason[-23:]) == ("non_finite", ": the worker was killed")
     assert len(fake.asked) <= 2, "no further shard is begun"
 
 
 def test_workers_with_different_weights_fail():
     tags = [{"weights_digest": "a"}, {"weights_digest": "b"}]
-    found = outcome(run(Fake(lambda worker, shard: measured(shard, tags=tags[shard.task.number % 2]))))
-    assert isinstance(found, Failure)
-    assert "workers loaded different models" in found.reason
+    result = outcome(run(Fake(lambda worker, shard: measured(shard, tags=tags[shard.task.number % 2]))))
+    assert isinstance(result, Failure)
+    assert "workers loaded different models" in result.reason
 
 
 def test_a_worker_that_reloads_gets_its_share_at_once():
@@ -245,8 +245,8 @@ def test_an_executor_with_one_worker_warns():
 @pytest.mark.slow(5)
 def test_two_real_workers_score_as_one_although_one_is_killed():
     """Bit-identical: each batch is computed as by a single worker."""
-    asked = scoring("text", max_length=48, batch_size=1, workers=2)
-    started, deaths, whole, killed = [], [], [], []
+    scenario = scoring("text", max_length=48, batch_size=1, workers=2)
+    started, deaths, complete, killed = [], [], [], []
 
     class Seen(ForkedWorker):
         def __init__(self, *args):
@@ -262,28 +262,28 @@ def test_two_real_workers_score_as_one_although_one_is_killed():
 
     executor = ProcessExecutor(start=Seen)
     try:
-        run_scenarios(executor, (asked,), whole.append)
+        run_scenarios(executor, (scenario,), complete.append)
         # The workers, and their model, serve the next text.
         run_scenarios(executor, (scoring("other", max_length=32, workers=2),), [].append)
         # The first one answered what machine this is.
         assert len(started) == 3
         deaths.append("one")
-        run_scenarios(executor, (asked,), killed.append)
+        run_scenarios(executor, (scenario,), killed.append)
         assert len(started) == 4
     finally:
         executor.close()
-    alone = outcome(run(InlineExecutor(), replace(asked, task=replace(asked.task, workers=1))))
+    alone = outcome(run(InlineExecutor(), replace(scenario, task=replace(scenario.task, workers=1))))
     exact = [
         name for name in alone.metrics if name.startswith(("loss", "perplexity", "bits", "word", "tokens", "bytes"))
     ]
     assert len(exact) > 6
-    for events in (whole, killed):
-        found = outcome(events)
-        assert isinstance(found, Measurement), found
-        assert {name: found.metrics[name] for name in exact} == {name: alone.metrics[name] for name in exact}
-        assert found.series["batch_loss"] == alone.series["batch_loss"]
-        assert found.facts["scored_tokens_digest"] == alone.facts["scored_tokens_digest"]
-        assert found.facts["workers"] == 2
+    for events in (complete, killed):
+        result = outcome(events)
+        assert isinstance(result, Measurement), result
+        assert {name: result.metrics[name] for name in exact} == {name: alone.metrics[name] for name in exact}
+        assert result.series["batch_loss"] == alone.series["batch_loss"]
+        assert result.facts["scored_tokens_digest"] == alone.facts["scored_tokens_digest"]
+        assert result.facts["workers"] == 2
     assert not any(each.lives() for each in started)
 
 

@@ -27,8 +27,8 @@ SETTINGS = Settings(model="synthetic:tiny", device="cpu", max_new_tokens=5, min_
 
 
 def experiment(name, *lengths, **changes):
-    asked = config_from(prompt_length.Config, replace(SETTINGS, **changes), lengths=lengths)
-    return replace(prompt_length.build(asked), name=name, plots=lambda runs, series: {})
+    config = config_from(prompt_length.Config, replace(SETTINGS, **changes), lengths=lengths)
+    return replace(prompt_length.build(config), name=name, plots=lambda runs, series: {})
 
 
 @pytest.mark.slow(4)
@@ -103,11 +103,11 @@ def test_pooled_repeats_are_merged_and_keep_their_names():
         for name, times in (("one", (1.0, 1.1)), ("two", (2.0, 2.1)))
     )
     assert common.pooled("a", first) == first
-    whole = common.pooled("b", second)
-    assert whole.scenario == second.scenario
-    assert whole.samples["total_latency_s"] == (1.0, 1.1, 2.0, 2.1)
-    assert whole.metrics["total_latency_s"] == 1.55
-    assert json.loads(whole.facts["pooled"]) == {
+    pooled = common.pooled("b", second)
+    assert pooled.scenario == second.scenario
+    assert pooled.samples["total_latency_s"] == (1.0, 1.1, 2.0, 2.1)
+    assert pooled.metrics["total_latency_s"] == 1.55
+    assert json.loads(pooled.facts["pooled"]) == {
         "a/one": {"total_latency_s": 1.0},
         "b/two": {"total_latency_s": 2.0},
     }

@@ -44,17 +44,17 @@ class _Options(ThreadOption):
 
 
 def test_candidates_are_ordered_by_their_changes_to_the_baseline():
-    found = tried()
-    assert names(found)[0] == "torch-float32"
-    assert [each.changes for each in found.candidates] == sorted(each.changes for each in found.candidates)
-    assert len(set(names(found))) == len(names(found))
+    result = tried()
+    assert names(result)[0] == "torch-float32"
+    assert [each.changes for each in result.candidates] == sorted(each.changes for each in result.candidates)
+    assert len(set(names(result))) == len(names(result))
 
 
 def test_each_recipe_is_tried_with_each_number_of_threads():
-    found = names(tried())
+    result = names(tried())
     for recipe in (each for each in recipes() if each.capability is None):
         for threads in ("", "-threads_2", "-threads_1"):
-            assert f"{recipe.backend}-{recipe.name}{threads}" in found
+            assert f"{recipe.backend}-{recipe.name}{threads}" in result
 
 
 def test_a_plugin_backend_is_tried_with_its_declared_options(monkeypatch):
@@ -62,54 +62,54 @@ def test_a_plugin_backend_is_tried_with_its_declared_options(monkeypatch):
     monkeypatch.setattr(search_space, "backends", lambda: ["fast", "torch"])
     monkeypatch.setattr(registry, "_point", lambda name: None)
     monkeypatch.setattr(registry, "extension_backend", lambda point: backend)
-    found = names(tried(narrowed="backend=fast threads=0,3"))
-    assert sorted(found[1:]) == sorted(
+    result = names(tried(narrowed="backend=fast threads=0,3"))
+    assert sorted(result[1:]) == sorted(
         f"fast-{dtype}{turbo}{threads}"
         for dtype in ("float32", "bfloat16")
         for turbo in ("", "-turbo_true")
         for threads in ("", "-threads_3")
     )
     # One that changes more comes after those that change less.
-    assert found.index("fast-float32-turbo_true-threads_3") > found.index("fast-bfloat16")
+    assert result.index("fast-float32-turbo_true-threads_3") > result.index("fast-bfloat16")
 
 
 def test_candidates_that_cannot_run_are_left_out_with_the_reason(monkeypatch):
     monkeypatch.setattr(
         search_space, "missing_modules", lambda backend, recipe="none": ["onnx"] if backend == "onnx" else []
     )
-    found = tried(machine={"devices": "cpu", "bfloat16": "", "threads": "1"})
-    left_out = dict(found.left_out)
+    result = tried(machine={"devices": "cpu", "bfloat16": "", "threads": "1"})
+    left_out = dict(result.left_out)
     assert left_out["onnx"] == "onnx is not installed"
     assert "not supported on CPU" in left_out["torch/bfloat16"]
     assert "forced on CPU" in left_out["torch/float16"]
-    assert not any(name.startswith("onnx") for name in names(found))
-    assert not any("threads" in name for name in names(found))
+    assert not any(name.startswith("onnx") for name in names(result))
+    assert not any("threads" in name for name in names(result))
 
 
 @pytest.mark.parametrize("objective", ["tokens_per_sec", "latency_per_sample_s"])
 def test_batches_are_tried_for_objectives_that_gain_by_them(objective):
-    found = tried(objective, "backend=torch threads=0 precision=float32")
-    assert names(found) == ["torch-float32", "torch-float32-batch_2", "torch-float32-batch_4"]
-    assert [each.task.batch_size for each in found.candidates] == [1, 2, 4]
+    result = tried(objective, "backend=torch threads=0 precision=float32")
+    assert names(result) == ["torch-float32", "torch-float32-batch_2", "torch-float32-batch_4"]
+    assert [each.task.batch_size for each in result.candidates] == [1, 2, 4]
 
 
 @pytest.mark.parametrize("option", ["block_size", "symmetric", "calibration"])
 def test_recipe_options_are_tried_if_the_space_names_them(option):
-    asked = {"block_size": "64,256", "symmetric": "true,false", "calibration": "builtin,pydoc"}[option]
-    found = tried(narrowed=f"backend=onnx recipe=* threads=0 {option}={asked}").candidates
+    requested = {"block_size": "64,256", "symmetric": "true,false", "calibration": "builtin,pydoc"}[option]
+    result = tried(narrowed=f"backend=onnx recipe=* threads=0 {option}={requested}").candidates
     for recipe in (each for each in recipes() if each.backend == "onnx"):
         defaults = {each.name: each.default for config in recipe.option_types for each in parameters(config)}
-        own = [each for each in found if each.variant.quantization == recipe.name]
+        own = [each for each in result if each.variant.quantization == recipe.name]
         told = [dict(each.variant.options).get(option, defaults.get(option)) for each in own]
         # One that takes no such option is tried as it is.
-        assert sorted(map(format_value, told)) == (sorted(asked.split(",")) if option in defaults else ["none"])
-    assert len({each.name for each in found}) == len(found)
+        assert sorted(map(format_value, told)) == (sorted(requested.split(",")) if option in defaults else ["none"])
+    assert len({each.name for each in result}) == len(result)
 
 
 def test_speed_options_are_not_tried_for_the_model_size():
-    found = names(tried("model_size_mib"))
-    assert {f"onnx-{each.name}" for each in recipes() if each.backend == "onnx"} <= set(found)
-    assert not any("threads" in name or "batch" in name or "no_cache" in name for name in found)
+    result = names(tried("model_size_mib"))
+    assert {f"onnx-{each.name}" for each in recipes() if each.backend == "onnx"} <= set(result)
+    assert not any("threads" in name or "batch" in name or "no_cache" in name for name in result)
 
 
 @pytest.mark.parametrize(
@@ -132,17 +132,17 @@ def test_no_cache_is_tried_for_few_new_tokens_only():
 
 
 def test_threads_are_not_tried_on_a_gpu():
-    found = tried(machine={**MACHINE, "devices": "cpu,cuda:0", "bfloat16": "cpu,cuda"})
-    assert not any("threads" in name for name in names(found))
-    assert "torch-float16" in names(found)
+    result = tried(machine={**MACHINE, "devices": "cpu,cuda:0", "bfloat16": "cpu,cuda"})
+    assert not any("threads" in name for name in names(result))
+    assert "torch-float16" in names(result)
 
 
 def test_common_options_are_neither_varied_nor_named():
     narrowed = {"backend": ("torch",), "precision": ("float32", "bfloat16")}
     task = GenerateTask(("text",), prompt_tokens=8)
-    found = make_space(Variant(options=(("threads", 1),)), task, "decode_tokens_per_sec", MACHINE, narrowed).candidates
-    assert [each.name for each in found] == ["torch-float32", "torch-bfloat16"]
-    assert {each.variant.options for each in found} == {(("threads", 1),)}
+    result = make_space(Variant(options=(("threads", 1),)), task, "decode_tokens_per_sec", MACHINE, narrowed).candidates
+    assert [each.name for each in result] == ["torch-float32", "torch-bfloat16"]
+    assert {each.variant.options for each in result} == {(("threads", 1),)}
 
 
 def test_a_space_is_narrowed_by_patterns_and_the_baseline_stays():

@@ -97,7 +97,7 @@ def space(ways=WAYS) -> Space:
 @pytest.fixture
 def go(tracker, console, monkeypatch, _known_bandwidth):
     def tuned(machine, seconds=600.0, resume=False, ways=None, **asked):
-        given = {
+        arguments = {
             "corpus": SHORT,
             "scoring": PerplexityTask(),
             "most_perplexity": 1.01,
@@ -106,7 +106,7 @@ def go(tracker, console, monkeypatch, _known_bandwidth):
         return run_tune(
             replace(tune.build(tune.Config()), plots=lambda runs, series: {}),
             space(ways or machine.ways),
-            TuneGoal("decode_tokens_per_sec", seconds, **given),
+            TuneGoal("decode_tokens_per_sec", seconds, **arguments),
             tracker=tracker,
             pool=machine.pool(),
             console=console,
@@ -274,8 +274,8 @@ def test_a_short_budget_is_kept_and_untried_candidates_are_named(go, uri):
 @pytest.mark.slow(6)
 @pytest.mark.usefixtures("_no_pictures")
 def test_an_interrupted_search_is_tracked_and_resumes(go, uri):
-    whole = Machine(WAYS)
-    go(whole)
+    machine = Machine(WAYS)
+    go(machine)
     stopped = Machine(WAYS, stop_after=20)
     with pytest.raises(KeyboardInterrupt):
         go(stopped)
@@ -283,11 +283,11 @@ def test_an_interrupted_search_is_tracked_and_resumes(go, uri):
     latest = tracked[tracked["study_id"] == tracked["study_id"].iloc[0]]
     assert set(latest["race_place"]) <= {"open", "dropped"}
     assert latest["decode_tokens_per_sec"].notna().sum() >= 3
-    again = Machine(WAYS)
-    result = go(again, resume=True, start=4.0)  # which differs each time
+    second = Machine(WAYS)
+    result = go(second, resume=True, start=4.0)  # which differs each time
     assert result.reading[0].startswith("Run small")
     # Only what it was killed in is done twice, and what has to be warm again.
-    assert again.calls <= whole.calls - stopped.stop_after + 3
+    assert second.calls <= machine.calls - stopped.stop_after + 3
 
 
 @pytest.mark.slow(3)

@@ -122,36 +122,36 @@ def test_file_names_are_localized_on_the_node_and_restored_for_the_driver():
 def written_by(model):
     """Return a measurement whose worker wrote a file and a model, and a function that fetches them."""
     there = {"here.json": str(model / "config.json"), "there.bin": "/nowhere/mine/sub/weights.bin"}
-    done = Measurement(scoring("a"), "w", {}, {"loss": 1.0}, files=there, model_folder="/nowhere/mine")
+    outcome = Measurement(scoring("a"), "w", {}, {"loss": 1.0}, files=there, model_folder="/nowhere/mine")
 
     def fetch(path):
         parcel = node.fetch(str(model.parent) + path.removeprefix("/nowhere"))
         return replace(parcel, written=path, path=path)
 
-    return done, fetch
+    return outcome, fetch
 
 
 def test_output_files_of_a_worker_are_fetched(model):
-    done, fetch = written_by(model)
-    kept = with_files(done, "node b", fetch)
+    outcome, fetch = written_by(model)
+    kept = with_files(outcome, "node b", fetch)
     assert kept.warnings == ()
-    assert kept.files["here.json"] == done.files["here.json"], "what is here already is not fetched"
+    assert kept.files["here.json"] == outcome.files["here.json"], "what is here already is not fetched"
     assert files.Path(kept.files["there.bin"]).read_bytes() == b"\0" * 9
     assert digest_of(files.Path(kept.model_folder)) == digest_of(model)
 
 
 @pytest.mark.parametrize("why", ["too big", "gone"])
 def test_output_files_that_stay_on_a_node_are_a_warning(model, monkeypatch, why):
-    done, fetch = written_by(model)
+    outcome, fetch = written_by(model)
     monkeypatch.setattr(files, "MOST_SENT_MIB", 0)
 
     def lost(path):
         raise LostAnswerError("the node died")
 
-    kept = with_files(done, "node b", fetch if why == "too big" else lost)
+    kept = with_files(outcome, "node b", fetch if why == "too big" else lost)
     assert kept == replace(
-        done,
-        files={"here.json": done.files["here.json"]},
+        outcome,
+        files={"here.json": outcome.files["here.json"]},
         model_folder="",
         warnings=kept.warnings,
     )

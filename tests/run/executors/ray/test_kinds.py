@@ -26,10 +26,10 @@ def test_a_whole_node_means_all_cpus_and_gpus():
 
 
 def test_amounts_are_requested_where_a_node_has_them():
-    asked = read_resources("CPU=4, GPU=1,bench=0.5")
-    assert asked == {"CPU": 4.0, "GPU": 1.0, "bench": 0.5}
-    assert needs_of(node("a", GPU=2.0, bench=1.0), asked) == asked
-    assert needs_of(node("a", GPU=2.0), asked) is None
+    resources = read_resources("CPU=4, GPU=1,bench=0.5")
+    assert resources == {"CPU": 4.0, "GPU": 1.0, "bench": 0.5}
+    assert needs_of(node("a", GPU=2.0, bench=1.0), resources) == resources
+    assert needs_of(node("a", GPU=2.0), resources) is None
     assert read_resources("node") is None
 
 

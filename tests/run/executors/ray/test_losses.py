@@ -55,8 +55,8 @@ def training_in(folder):
 
 def test_an_outcome_names_its_node():
     events = run(FakeCluster([at("b"), measured(ONE), ENDED]), ONE)
-    (found,) = outcomes(events)
-    assert found.tags == {
+    (result,) = outcomes(events)
+    assert result.tags == {
         "weights_digest": "d",
         **FACTS,
         "node": "node b",
@@ -126,13 +126,13 @@ def test_out_of_memory_is_not_retried():
 
 
 def test_a_timing_is_kept_if_its_scoring_is_lost():
-    whole = Measurement(ONE, "w", {}, {"total_latency_s": 1.0})
-    lost = [event(SoFar(whole)), DIED]
+    main_part = Measurement(ONE, "w", {}, {"total_latency_s": 1.0})
+    lost = [event(SoFar(main_part)), DIED]
     cluster = FakeCluster([at("a"), *lost], [at("b"), *lost], [at("a"), *lost])
-    (found,) = outcomes(run(cluster, ONE))
-    assert isinstance(found, Measurement)
-    assert found.tags["node"] == "node a"
-    assert "what is measured after it is missing: lost 3 times in a row" in found.warnings[-1]
+    (result,) = outcomes(run(cluster, ONE))
+    assert isinstance(result, Measurement)
+    assert result.tags["node"] == "node a"
+    assert "what is measured after it is missing: lost 3 times in a row" in result.warnings[-1]
 
 
 def test_a_repeated_outcome_counts_once():
@@ -150,19 +150,19 @@ def test_a_training_resumes_on_the_node_of_its_checkpoints(tmp_path, place, aske
     training = training_in(tmp_path / "out")
     note_home(training.task, Node("old", "node old", place=place))
     cluster = FakeCluster([at("b"), measured(training), ENDED])
-    (found,) = outcomes(run(cluster, training))
+    (result,) = outcomes(run(cluster, training))
     assert [nodes for nodes, _ in cluster.asked] == ([asked] if asked else [])
     if not asked:
-        assert "its checkpoints are on host c, which is not among the nodes" in found.reason
+        assert "its checkpoints are on host c, which is not among the nodes" in result.reason
 
 
 def test_the_node_of_a_training_is_recorded_and_named(tmp_path):
     training = training_in(tmp_path / "out")
     begun = event(Begun(training, "key", {}, {}, 0.0, False))
     lost = event(Failure(training, "interrupted", "its checkpoint is kept"))
-    (found,) = outcomes(run(FakeCluster([at("b"), begun, lost, ENDED]), training))
+    (result,) = outcomes(run(FakeCluster([at("b"), begun, lost, ENDED]), training))
     assert home_of(training.task) == "host b"
-    assert found.reason == "its checkpoint is kept (on node b)"
+    assert result.reason == "its checkpoint is kept (on node b)"
 
 
 def test_a_lost_training_restarts_elsewhere(tmp_path):

@@ -31,19 +31,19 @@ class Worker:
 )
 def test_an_idle_worker_is_reused_for_the_same_devices_only(monkeypatch, variable, values, left):
     """Ray may give a process another GPU for its next task; the old worker would still use the first."""
-    made = []
+    created = []
 
     def make(patience):
-        made.append(Worker(patience))
-        return made[-1]
+        created.append(Worker(patience))
+        return created[-1]
 
     monkeypatch.setattr(node, "ProcessExecutor", make)
     monkeypatch.setattr(node, "_idle", None)
     for value in values:
         monkeypatch.setenv(variable, value)
         with node._worker(Patience(), False) as worker:
-            assert worker is made[-1]
-    assert [each.open for each in made] == left
+            assert worker is created[-1]
+    assert [each.open for each in created] == left
 
 
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch):

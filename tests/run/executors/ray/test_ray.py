@@ -185,15 +185,15 @@ def statuses(uri):
 
 def workers():
     """Return the worker processes of this cluster on this machine."""
-    found = []
+    result = []
     for each in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if (
                 "llmtrack.worker.process" in each.cmdline()
                 and each.environ().get("PACED_LOG") == os.environ["PACED_LOG"]
             ):
-                found.append(each)
-    return found
+                result.append(each)
+    return result
 
 
 @pytest.mark.slow(45)
@@ -207,15 +207,15 @@ def test_a_restarted_driver_measures_only_what_is_missing(cluster, uri, tmp_path
     while workers():
         assert time.monotonic() < until, "workers end with the driver"
         time.sleep(0.5)
-    again = subprocess.run(
+    second = subprocess.run(
         [sys.executable, "-c", DRIVER, cluster.address, uri, model],
         cwd=tmp_path,
         timeout=HANG_S,
         capture_output=True,
         text=True,
     )
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "resume: 1 of 3 scenarios is measured already" in again.stdout
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "resume: 1 of 3 scenarios is measured already" in second.stdout
     assert statuses(uri) == [("one", "FINISHED"), ("three", "FINISHED"), ("two", "FINISHED")]
     assert sorted(studies(tracking_uri=uri)["outcome"]) == ["finished", "killed"]
 
@@ -258,16 +258,16 @@ def test_a_killed_node_loses_only_its_current_scenario(cluster, executor):
 
     model = "s-20.hangs-second"
     executor.run([paced("first", model), paced("second", model, 13), paced("third", model, 4)], kill_once)
-    found = outcomes(events)
-    assert [each.scenario.name for each in found] == ["first", "second", "third"]
-    assert all(isinstance(each, Measurement) for each in found), found
-    assert {each.tags["node"] for each in found[1:]}.isdisjoint(killed)
+    result = outcomes(events)
+    assert [each.scenario.name for each in result] == ["first", "second", "third"]
+    assert all(isinstance(each, Measurement) for each in result), result
+    assert {each.tags["node"] for each in result[1:]}.isdisjoint(killed)
     assert any("the node died" in getattr(each, "text", "") for each in events)
 
 
 @pytest.mark.slow(30)
 def test_a_text_is_scored_on_both_nodes_and_lost_shards_on_the_other(cluster, executor):
-    asked = text("text", "s-20", workers=None)
+    scenario = text("text", "s-20", workers=None)
     names = [each.name for each in executor.kind.nodes]
     events, killed = [], []
 
@@ -277,23 +277,23 @@ def test_a_text_is_scored_on_both_nodes_and_lost_shards_on_the_other(cluster, ex
             killed.append(names[0])
             cluster.kill(names[0])
 
-    run_scenarios(executor, (asked,), kill_once)
-    (found,) = outcomes(events)
-    assert isinstance(found, Measurement), found
-    assert found.scenario == asked
-    assert (found.facts["workers"], found.facts["shards"]) == (2, 2 * SHARDS_EACH)
-    shards = [line.split("\t") for line in found.texts["shards.txt"].splitlines()[1:]]
+    run_scenarios(executor, (scenario,), kill_once)
+    (result,) = outcomes(events)
+    assert isinstance(result, Measurement), result
+    assert result.scenario == scenario
+    assert (result.facts["workers"], result.facts["shards"]) == (2, 2 * SHARDS_EACH)
+    shards = [line.split("\t") for line in result.texts["shards.txt"].splitlines()[1:]]
     assert [int(number) for number, *_ in shards] == list(range(1, 2 * SHARDS_EACH + 1)), "each counts once"
     assert {node for _, _, node, *_ in shards} <= set(names)
-    assert names[1] in found.tags["node"]
+    assert names[1] in result.tags["node"]
     alone = []
-    plain = replace(asked, task=replace(asked.task, workers=1))
+    plain = replace(scenario, task=replace(scenario.task, workers=1))
     load = lambda variant: ScriptedEngine(FakeClock(), Script(1.0, 1.0))  # noqa: E731
     InlineExecutor(load).run((plain,), alone.append)
     (expected,) = outcomes(alone)
     for name in ("loss", "loss_stderr", "perplexity", "tokens_scored", "bits_per_byte", "documents_scored"):
-        assert found.metrics[name] == expected.metrics[name]
-    assert found.series["batch_loss"] == expected.series["batch_loss"]
+        assert result.metrics[name] == expected.metrics[name]
+    assert result.series["batch_loss"] == expected.series["batch_loss"]
     shares = [each.done for each in events if isinstance(each, Progress)]
     assert shares[-1] == 1.0
 
@@ -322,5 +322,5 @@ def test_each_kind_of_hardware_is_measured(two_kinds, uri, tracker, console):
     one, other = (f"study:{result.study.study_id}" for result in results)
     with pytest.raises(UsageError, match=r"different environments .*node_kind: (not given|cooled) against"):
         compare(one, other, ["total_latency_s"], tracking_uri=uri)
-    asked = compare(one, other, ["total_latency_s"], across_environments=True, tracking_uri=uri)
-    assert "not comparable" not in set(asked["verdict"])
+    comparison = compare(one, other, ["total_latency_s"], across_environments=True, tracking_uri=uri)
+    assert "not comparable" not in set(comparison["verdict"])
