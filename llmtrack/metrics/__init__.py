@@ -70,4 +70,4 @@ def params_with(*roles: Role) -> tuple[str, ...]:
 
 def in_column_order(entries: Iterable[Described]) -> list[Described]:
     """Sort metrics or params by the order of their columns."""
-    return sorted(entries, key=lambda entry: (entry.shown or _HIDDEN).place)
+    return sorted(entries, key=lambda entry: (entry.shown or _HIDDEN).order)

@@ -22,22 +22,22 @@ class Shown:
     """Display of a metric or condition in tables.
 
     Attributes:
-        place: column order; entries without one come last, in order of declaration.
+        order: of the columns; entries without one come last, as declared.
         quiet: show a metric only on request, a condition only if runs differ in it.
         spread: show half of the 95 % interval beside the value, as a share of it.
         compared: compare it with the baseline by default.
         change: name in such a comparison; empty for the heading.
-        keep: importance when a table is too wide; the lowest leaves first.
+        priority: when a table is too wide, the lowest leaves first.
     """
 
     title: str
     render: Callable[[Any], str] = str
-    place: int = 1000
+    order: int = 1000
     quiet: bool = False
     spread: bool = False
     compared: bool = False
     change: str = ""
-    keep: int = 0
+    priority: int = 0
 
 
 @dataclass(frozen=True)

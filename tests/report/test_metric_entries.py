@@ -26,7 +26,7 @@ SPEEDY = schema.Metric(
     "whole requests per second",
     "requests / s",
     headline=True,
-    shown=schema.Shown("requests/s", schema.decimals(1), place=15, compared=True),
+    shown=schema.Shown("requests/s", schema.decimals(1), order=15, compared=True),
 )
 WORTH = schema.Metric("worth", "-", "higher", "a figure of the text", "sum", needs=("text",))
 SIZE = schema.Metric("size", "MiB", "lower", "a size", "count", needs=(), tolerance=0.1)
@@ -39,7 +39,7 @@ def added(monkeypatch):
     monkeypatch.setattr(schema, "METRICS", (*schema.METRICS, *metrics))
     for metric in metrics:
         monkeypatch.setitem(schema.METRIC_BY_NAME, metric.name, metric)
-    param = schema.Param("flavour", str, "of what", shown=schema.Shown("flavour", str.upper, place=35))
+    param = schema.Param("flavour", str, "of what", shown=schema.Shown("flavour", str.upper, order=35))
     monkeypatch.setattr(schema, "PARAMS", (*schema.PARAMS, param))
     monkeypatch.setitem(schema.PARAM_BY_NAME, param.name, param)
 

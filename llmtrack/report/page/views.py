@@ -101,7 +101,7 @@ def _axes(runs: Runs, metrics: Sequence[str], params: Sequence[str]) -> tuple[Se
 
 
 def _most_important(keys: Sequence[str], entries: Mapping[str, Any]) -> list[str]:
-    keep = {key: entries[key].shown.keep if entries[key].shown else 0 for key in keys if key in entries}
+    keep = {key: entries[key].shown.priority if entries[key].shown else 0 for key in keys if key in entries}
     return sorted(keep, key=lambda key: -keep[key])[:MOST_OF_EACH]
 
 

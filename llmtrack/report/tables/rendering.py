@@ -1,7 +1,7 @@
 """Render a table: as text, CSV, JSON, Markdown, HTML or LaTeX, and fitted to the width of a terminal.
 
 To fit, values shared by all rows move above the table and empty columns are dropped. Then the least important columns
-leave, by the order of their entries in `llmtrack/metrics/` (`Shown.keep`). Numbers are never truncated.
+leave, by the order of their entries in `llmtrack/metrics/` (`Shown.priority`). Numbers are never truncated.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _least_important(table: Table) -> int | None:
 
 def _importance(key: str) -> int:
     entry = schema.METRIC_BY_NAME.get(key) or schema.PARAM_BY_NAME.get(key)
-    return entry.shown.keep if entry and entry.shown else _KEEP.get(key, 0)
+    return entry.shown.priority if entry and entry.shown else _KEEP.get(key, 0)
 
 
 def _widths(table: Table, width: int, text: int) -> tuple[int, ...] | None:

@@ -190,7 +190,7 @@ def test_columns_are_dropped_in_the_order_of_their_entries():
     for more_room, less_room in itertools.pairwise(left):
         assert more_room <= less_room
     gone = left[-1]
-    importance = {each.name: each.shown.keep for each in (*schema.METRICS, *schema.PARAMS) if each.shown}
+    importance = {each.name: each.shown.priority for each in (*schema.METRICS, *schema.PARAMS) if each.shown}
     staying = [key for key in fit_to_width(table, NARROW).table.keys if key not in STAY]
     assert gone
     assert all(importance[key] > importance[other] for key in staying for other in gone)
@@ -201,7 +201,7 @@ NARROW = 60
 
 def test_no_two_columns_have_the_same_importance():
     # One that states none leaves first.
-    keeps = [each.shown.keep for each in (*schema.METRICS, *schema.PARAMS) if each.shown and each.shown.keep]
+    keeps = [each.shown.priority for each in (*schema.METRICS, *schema.PARAMS) if each.shown and each.shown.priority]
     assert len(set(keeps)) == len(keeps)
 
 
