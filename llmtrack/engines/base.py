@@ -134,8 +134,7 @@ class HostEngine(WithTokenizer, ABC):
         Raises:
             ScenarioError: the rows have pads, which would change this model's output.
         """
-        lengths = [len(row) for row in request.prompt_ids]
-        self._sharing.check(lengths, request.padded_length, request.max_new_tokens)
+        self._sharing.check(request)
         padded = pad_rows(request.prompt_ids, self._pad_id, request.padding_side, request.padded_length)
         ids, mask = (tensor.numpy() for tensor in padded)
         ended = np.zeros(len(ids), dtype=bool)
@@ -226,7 +225,6 @@ class ConvertedEngine(HostEngine):
 
     Args:
         conversion: the folder, with the model's own config and tokenizer.
-        threads: number of threads.
     """
 
     def __init__(self, conversion: Conversion, threads: int) -> None:

@@ -131,10 +131,6 @@ class OnnxEngine(HostEngine):
 
     Args:
         folder: contains graph, config, special ids and tokenizer.
-        facts: params to track.
-        tags: provenance to track.
-        texts: artifacts to track.
-        series: values per step to track.
     """
 
     def __init__(

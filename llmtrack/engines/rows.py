@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from llmtrack.engine import GenerateRequest
 from llmtrack.engines.rounding import Noise, differ, noise_of
 from llmtrack.errors import ScenarioError
 from llmtrack.models.positions import depends_on_length, rotary_settings
@@ -58,15 +59,17 @@ class Sharing:
             groups.setdefault(0 if length <= self.unequal_up_to else length, []).append(index)
         return list(groups.values())
 
-    def check(self, lengths: Sequence[int], padded_length: int, new_tokens: int) -> None:
+    def check(self, request: GenerateRequest) -> None:
         """Reject a batch whose pads would change the generated text.
 
         Raises:
             ScenarioError: rows with pads may not be this long; or there are several rows, and none may share.
         """
+        lengths = [len(row) for row in request.prompt_ids]
         if self.apart and len(lengths) > 1:
             raise ScenarioError(f"{self.reason}: use batch_size=1", kind="unsupported")
-        if any(length != padded_length for length in lengths) and (padded_length + new_tokens > self.unequal_up_to):
+        padded = request.padded_length
+        if min(lengths) < padded and padded + request.max_new_tokens > self.unequal_up_to:
             raise ScenarioError(
                 f"{self.reason}, so rows of unequal lengths cannot be generated from in one batch: use batch_size=1 and "
                 "pad_to_multiple=1, or prompts of one length (prompt_tokens)",

@@ -55,9 +55,7 @@ class ScriptedEngine:
     A token is one character; token 0 is the BOS, which is not added automatically. `calls` counts `generate` calls.
 
     Args:
-        clock: advanced by the scripts.
         scripts: one per call.
-        context_length: reported context length.
         eos_id: end-of-sequence token, if any; the generated ids are 65, 66, 67 ...
         nll: nats of each token of a text, positive; NaN for a model with NaN logits.
         slowness: factor by which everything that starts at a time is slower than scripted, as on a loaded machine.

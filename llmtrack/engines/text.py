@@ -37,7 +37,6 @@ def generate_texts(
 
     Args:
         prompts: at least one text, or the messages of a conversation, answered by the model's chat template.
-        max_new_tokens: maximum new tokens of each.
         pad_to_multiple: pad the batch to a multiple of this many tokens.
 
     Raises:

@@ -22,7 +22,7 @@ class Card:
 
     Attributes:
         uuid: such as `GPU-5c1f...`.
-        driver: driver version.
+        driver: its version.
         instances: UUIDs of its MIG instances.
     """
 

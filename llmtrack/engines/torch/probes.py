@@ -37,12 +37,9 @@ class Batching:
 
 
 def agreeing_passes(model: Any, pad_id: int, probe_cache: ProbeCache) -> Passes:
-    """Return the passes of a model that gives the same logits with and without cache, within and beyond a window.
+    """Return the passes of a transformers model, if it gives the same logits with and without cache.
 
-    Check a model before quantizing it: agreement depends on its code, not on rounding.
-
-    Args:
-        model: a transformers model in `eval()`.
+    Within and beyond a window. Check a model before quantizing it: agreement depends on its code, not on rounding.
 
     Raises:
         ScenarioError: the logits differ.
@@ -53,13 +50,10 @@ def agreeing_passes(model: Any, pad_id: int, probe_cache: ProbeCache) -> Passes:
 
 
 def batching_of(model: Any, passes: Passes, step: Step, pad_id: int, probe_cache: ProbeCache) -> Batching:
-    """Probe which rows of a model may share a batch.
+    """Probe which rows of a transformers model may share a batch.
 
     Probe a model before quantizing its activations: the effect of pads and other rows depends on its code, positions
     and mask, but quantization amplifies a difference of 1e-7 to several percent.
-
-    Args:
-        model: a transformers model in `eval()`.
     """
     return probe_cache.answer("batching", model, Batching, partial(_probe_batching, model, passes, step, pad_id))
 

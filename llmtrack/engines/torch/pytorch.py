@@ -142,10 +142,7 @@ class TorchEngine(WithTokenizer):
 
     Args:
         model: a causal language model on its device, in `eval()`.
-        model_id: name in tracked runs.
         dtype_label: label from `resolve_dtype`, used if it matches the loaded parameters.
-        facts: params to track.
-        tags: provenance to track.
         threads: intra-op CPU threads, during its own calls only; 0 for PyTorch's default.
         arithmetic: of the matrix products, if not the parameters' dtype.
         compile: `none`, `default` or `max-autotune`; on a GPU it also compiles the layers for scoring.
@@ -271,7 +268,7 @@ class TorchEngine(WithTokenizer):
         Raises:
             ScenarioError: it cannot be compiled.
         """
-        self._check(request)
+        self._generating.check(request)
         with threads_set(self._threads):
             return self._decoding.prepare(request)
 
@@ -283,16 +280,12 @@ class TorchEngine(WithTokenizer):
             ScenarioError: the rows have pads, which would change this model's output.
         """
         stamps = Stamps(self._device, on_step)
-        self._check(request)
+        self._generating.check(request)
         self._passes.begin()
         with threads_set(self._threads):
             rows = self._decoding.generate(request, stamps)
         eos_ids = frozenset() if request.ignore_eos else self._eos_ids
         return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows.tolist()), stamps.seconds)
-
-    def _check(self, request: GenerateRequest) -> None:
-        lengths = [len(row) for row in request.prompt_ids]
-        self._generating.check(lengths, request.padded_length, request.max_new_tokens)
 
     @torch.inference_mode()
     def score(

@@ -164,10 +164,8 @@ class Shape:
     """Key of a compiled loop.
 
     Attributes:
-        rows: rows of the batch.
         prompt: tokens per row, including pads.
         length: cache length in tokens.
-        ignore_eos: whether the end of a sequence is suppressed.
     """
 
     rows: int

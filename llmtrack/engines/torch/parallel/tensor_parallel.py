@@ -39,7 +39,6 @@ def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
 
     Args:
         variant: its device is the kind of card, or `cpu`.
-        count: number of processes, one per card.
         load: loads the shard of a rank, given a variant whose model is a folder and whose device is the rank's.
 
     Raises:
