@@ -22,7 +22,7 @@ def queried(*arguments):
 
 # Functions of a CUDA build, which another build needs once it is taken for one.
 for name in ("_cuda_getDeviceCount", "_cuda_init"):
-    setattr(torch._C, name, found)
+    setattr(torch._C, name, queried)
 if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
     torch._C._cuda_getCurrentRawStream = queried
 torch.cuda._lazy_init = torch.cuda._device_count_nvml = queried
