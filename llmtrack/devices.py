@@ -74,10 +74,7 @@ def canonical_dtype(name: str) -> str:
 
 
 def choose_dtype(requested: str, device: str, bfloat16_supported: bool) -> tuple[str, str]:
-    """Choose the dtype to load for a request on a device, without importing torch.
-
-    Returns:
-        The canonical dtype, and its label: the name, with the reason if it is not the one requested.
+    """Return the canonical dtype to load on a device, and its label, with the reason if it is not the one requested.
 
     Raises:
         UsageError: the dtype name is unknown.
@@ -221,11 +218,7 @@ def devices(kind: str) -> list[str]:
 
 
 def require_tried(device: str, feature: str) -> None:
-    """Reject a feature on a kind of device that llmtrack was never tested on.
-
-    Raises:
-        UsageError: the device is of such a kind.
-    """
+    """Raise a UsageError for a feature on a kind of device that llmtrack was never tested on."""
     if not KINDS[kind_of(device)].tried:
         raise UsageError(f"{feature} on {device} is not supported: use device=cpu or cuda")
 

@@ -74,8 +74,7 @@ class Conversion:
 
     Attributes:
         folder: graph and weights, and the model's own config and tokenizer.
-        model_id: the model's name in tracked runs.
-        dtype_label: the storage type of the weights.
+        dtype_label: storage type of the weights.
         facts: params to track.
         tags: provenance to track.
     """

@@ -25,7 +25,7 @@ _LAST_POSITIONS = 64
 """Number of last positions compared of a row: the logits of all would take gigabytes."""
 
 MIN_CORRELATION = 0.5
-"""Minimum correlation of a quantized model's logits with PyTorch's: with 4 bits 0.9 or more, with a wrong graph none."""
+"""Minimum correlation of a quantized model's logits with PyTorch's: 4 bits leave 0.9 or more, a wrong graph none."""
 
 _BYTES = 4
 """Assumed bytes per weight; too few only overestimates the number of compared lengths."""
@@ -37,7 +37,7 @@ class DecodingEngine(Engine, Protocol):
     """An engine that exposes the logits of a decoded token."""
 
     def decoded_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return the (vocabulary) logits after the last token of a row, decoded from the cache of the preceding ones."""
+        """Return the (vocabulary) logits after a row's last token, decoded from the cache of the preceding ones."""
         ...
 
 

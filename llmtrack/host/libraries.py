@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 TELEMETRY_OFF = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # Where its server cannot be reached, MLflow's thread also removes a variable of the environment while requests in other
-    # threads iterate over all of them for proxy settings, which can fail.
+    # If its server is unreachable, MLflow's thread removes an environment variable while requests in other threads iterate
+    # over all of them for proxy settings, which can fail.
     "MLFLOW_DISABLE_TELEMETRY": "true",
     # On by default on Linux since 1.29; it reports names and hashes of the models that a session loads.
     "ORT_DISABLE_TELEMETRY": "1",

@@ -60,12 +60,9 @@ def usable_cpus() -> int:
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
-    """Yield the version (2 or 1) and folder of each control group of this process and of their parents.
+    """Yield version (2 or 1) and folder of this process's control groups and their parents for a controller (`cpu` ...).
 
     A container may see only the mount itself.
-
-    Args:
-        controller: such as `cpu`.
     """
     mount = root / "sys/fs/cgroup"
     for line in read_text(root / "proc/self/cgroup").splitlines():

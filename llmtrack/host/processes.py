@@ -78,7 +78,7 @@ def when_parent_ends(parent: int, act: Callable[[], None]) -> None:
 
 
 def when_launcher_ends(act: Callable[[], None]) -> Callable[[], None]:
-    """Call `act` once, in a thread, when the program that launched this one has ended; return a function to stop watching.
+    """Call `act` once, in a thread, when the program that launched this one ends; return a function to stop watching.
 
     Shells started to run a single command, as by `mlflow run`, are skipped. A program launched by a person from a shell
     is not watched: it may be meant to outlive the shell.

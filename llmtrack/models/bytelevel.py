@@ -36,13 +36,7 @@ def tokenizer_of(model: Any) -> Tokenizer:
 def tokenizer_settings(
     specials: Mapping[str, str | None], context_length: int, chat_template: str | None = None
 ) -> dict[str, Any]:
-    """Return the content of `tokenizer_config.json`.
-
-    Args:
-        specials: tokens by role (`bos_token`, `eos_token`, `pad_token`, `unk_token`).
-        context_length: maximum positions of the model.
-        chat_template: Jinja text.
-    """
+    """Return the content of `tokenizer_config.json`, given tokens by role (`bos_token`, `pad_token` ...)."""
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         # Otherwise token_type_ids are emitted, which a decoder's `generate` rejects.

@@ -1,4 +1,7 @@
-"""Check that a folder holds a causal decoder, that all of it was loaded, and that no token attends to later ones."""
+"""Check that a folder holds a causal decoder, that all of it was loaded, and that no token attends to later ones.
+
+Each `refuse_...` raises a ModelLoadError with cause and remedy.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,7 @@ all, mixtures of experts by 1e-6, random bidirectional models by 2e-3 or more.""
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Reject a folder with an unmerged adapter, since results could not be attributed.
-
-    Raises:
-        ModelLoadError: there is one, with or without its base.
-    """
+    """Reject a folder with an unmerged adapter, since results could not be attributed."""
     if (folder / ADAPTER).is_file() or next(folder.glob("adapter_model.*"), None) is not None:
         location = "beside its base " if weight_files(folder)[1] else ""
         raise ModelLoadError(
@@ -53,11 +52,7 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def refuse_other_architectures(config: Any) -> None:
-    """Reject models whose config is not a causal decoder's.
-
-    Raises:
-        ModelLoadError: it is an encoder-decoder, or was saved for another task.
-    """
+    """Reject encoder-decoders and models saved for another task, by their config."""
     names = ", ".join(getattr(config, "architectures", None) or ()) or config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise ModelLoadError(f"{names} is an encoder-decoder: choose a decoder-only model")
@@ -70,14 +65,7 @@ def refuse_other_architectures(config: Any) -> None:
 
 
 def refuse_incomplete(model: Any, loading: dict[str, Any], files: Sequence[Path]) -> None:
-    """Reject a model that does not match its weight files: missing or unused weights, another head, other rotary angles.
-
-    Args:
-        loading: loading report of `from_pretrained`.
-
-    Raises:
-        ModelLoadError: it does not match.
-    """
+    """Reject missing or unused weights (by the report of `from_pretrained`), another head, or other rotary angles."""
     name = type(model).__name__
     # transformers initializes missing weights randomly and only logs it.
     if missing := sorted(loading["missing_keys"]):
@@ -178,11 +166,7 @@ def _other_head(model: Any, files: Sequence[Path]) -> str | None:
 
 
 def refuse_lookahead(model: Any, tokenizer: Any, probes: ProbeCache) -> None:
-    """Reject a model in `eval()` whose later tokens change earlier logits, so that it has read what it predicts.
-
-    Raises:
-        ModelLoadError: it looks ahead, or gives no logits per token.
-    """
+    """Reject a model in `eval()` whose later tokens change earlier logits, so that it has read what it predicts."""
     if probes.answer("looks ahead", model, bool, lambda: looks_ahead(model, tokenizer.all_special_ids)):
         raise ModelLoadError(
             f"a later token changes earlier logits of {type(model).__name__}: it reads in both directions and is no causal "
@@ -196,7 +180,7 @@ def looks_ahead(model: Any, special_ids: Iterable[int] = ()) -> bool:
     Several rows must agree, since rounding can change a token's experts.
 
     Args:
-        model: a transformers model in `eval()`.
+        model: in `eval()`.
         special_ids: ids to avoid, beside those of the config.
     """
     import torch

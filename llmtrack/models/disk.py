@@ -50,10 +50,7 @@ def is_disk_full(error: BaseException | str) -> bool:
 def full_disk_message(folder: Path, needed: int = 0, setting: str = CACHE, written: int = 0) -> str:
     """Name the full disk (of a folder or of temporary files), its free and the needed bytes, and the remedy.
 
-    Args:
-        needed: bytes needed; 0: unknown.
-        setting: name of the setting that moves the folder.
-        written: bytes of those needed that exist already.
+    `written` of the needed bytes (0: unknown) exist already; the setting moves the folder.
     """
     free = _free(folder)
     # The folder's disk, if the needed bytes are known not to fit there.

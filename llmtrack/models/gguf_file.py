@@ -33,7 +33,6 @@ class GgufFacts:
     """Facts of a GGUF file.
 
     Attributes:
-        architecture: llama.cpp's name.
         file_type: storage type of most weights, such as `Q4_1` or `Q4_K_M`.
         step_bytes: bytes of the weights that a decode step of one row reads.
         cached_values: keys and values per token, over all layers.
@@ -110,12 +109,7 @@ def read_facts(path: Path) -> GgufFacts:
 
 
 def file_type(declared: int | None, types: Mapping[str, int]) -> str:
-    """Return the storage type of a file's weights.
-
-    Args:
-        declared: `general.file_type`, which names mixtures such as Q4_K_M; None if missing.
-        types: bytes of the weights by type.
-    """
+    """Return the storage type of the weights: `general.file_type`, which names mixtures, or the one of most bytes."""
     from gguf import LlamaFileType
 
     main_type = max(types, key=types.__getitem__)
@@ -128,14 +122,9 @@ def file_type(declared: int | None, types: Mapping[str, int]) -> str:
 
 
 def step_bytes(sizes: Mapping[str, int], experts: int, used: int) -> int:
-    """Return the bytes of the weights that a decode step of one row reads.
+    """Return the bytes of the weights that a decode step of one row reads, by the bytes of each tensor.
 
-    A step reads one row of an untied embedding, and the experts that one token is routed to.
-
-    Args:
-        sizes: bytes of each tensor.
-        experts: experts per layer.
-        used: experts per token.
+    A step reads one row of an untied embedding, and the `used` experts of a layer that a token is routed to.
     """
     read = 0.0
     for name, size in sizes.items():

@@ -39,8 +39,7 @@ def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
     resolved to a commit once, and all files are downloaded at that commit.
 
     Raises:
-        ModelLoadError: it is not cached, and the hub is unreachable or the disk is full; or the cached files are
-            damaged.
+        ModelLoadError: the hub is unreachable, the disk is full, or the cached files are damaged.
     """
     cached = cached_snapshot(repo, revision)
     if cached is not None:

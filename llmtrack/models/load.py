@@ -1,4 +1,4 @@
-"""Load a model and its tokenizer from the first candidate that works: offline, without custom code, decoding greedily."""
+"""Load a model and its tokenizer from the first candidate that works: without custom code, for greedy decoding."""
 
 from __future__ import annotations
 
@@ -200,11 +200,7 @@ def load_folder(
 
 
 def refuse_offloaded(places: Mapping[str, Any], device: str) -> None:
-    """Reject a model with parts offloaded from the GPUs: its speed would be meaningless.
-
-    Raises:
-        ModelLoadError: parts are offloaded.
-    """
+    """Raise a ModelLoadError if parts are offloaded from the GPUs: speed would be meaningless."""
     offloaded = [name for name, place in places.items() if str(place) in ("cpu", "disk")]
     if offloaded and device.startswith("cuda"):
         raise ModelLoadError(
@@ -213,11 +209,7 @@ def refuse_offloaded(places: Mapping[str, Any], device: str) -> None:
 
 
 def refuse_unsharded(config: Any) -> None:
-    """Reject a model that cannot be sharded over the ranks of the open group.
-
-    Raises:
-        ModelLoadError: transformers has no plan for it, or its heads are not divisible by the number of ranks.
-    """
+    """Raise a ModelLoadError without a plan to shard the model, or with heads not divisible by the number of ranks."""
     import torch.distributed as dist
 
     text, ranks = config.get_text_config(), dist.get_world_size()

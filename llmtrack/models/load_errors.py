@@ -133,11 +133,7 @@ def refuse_damaged(folder: Path) -> None:
 
 
 def read_settings(path: Path) -> Any:
-    """Parse a JSON file of a model.
-
-    Raises:
-        ModelLoadError: it is damaged, or (perhaps temporarily) unreadable.
-    """
+    """Parse a JSON file of a model; raise a ModelLoadError if it is damaged or (perhaps temporarily) unreadable."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -147,12 +143,7 @@ def read_settings(path: Path) -> Any:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Reject a Git LFS pointer, left by a checkout without Git LFS.
-
-    Raises:
-        ModelLoadError: the file is a pointer.
-        OSError: it cannot be read.
-    """
+    """Raise a ModelLoadError for a Git LFS pointer, left by a checkout without Git LFS."""
     with path.open("rb") as file:
         if file.read(len(POINTER)) == POINTER:
             raise ModelLoadError(
@@ -230,14 +221,7 @@ def known_reason(error: BaseException) -> str:
 
 
 def conversion_failure(tool: str, architecture: str, output: str, remedy: str) -> str:
-    """Return a one-line error for a model that a converter cannot convert.
-
-    Args:
-        tool: name of the converter, such as `openvino's exporter`.
-        architecture: the model's `model_type`.
-        output: of the converter; omitted if it only means that the model is unsupported.
-        remedy: an imperative.
-    """
+    """Explain why a tool cannot convert a model; its output is omitted if it only means "unsupported"."""
     if match := _OTHER_VERSION.search(output):
         direction = "older" if match[1] == "Max" else "newer"
         return (
@@ -258,12 +242,7 @@ def _unreadable(path: Path, error: OSError) -> ModelLoadError:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files that loading may read.
-
-    Raises:
-        ModelLoadError: one is a dangling link or not a file.
-        OSError: the folder cannot be read.
-    """
+    """Yield the files that loading may read; raise a ModelLoadError for a dangling link or a non-file."""
     next(folder.iterdir(), None)  # `glob` treats an unreadable folder as empty
     for path in sorted(set(chain.from_iterable(map(folder.glob, _READ)))):
         if path.is_symlink() and not path.exists():

