@@ -13,7 +13,7 @@ from rich.console import Console
 from experiments import declarations, quantization
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
-from llmtrack.report.terminal import make_console, say
+from llmtrack.report.terminal import make_console, print_line
 from llmtrack.run.command import ConfigCommand
 from llmtrack.run.executors.executor import Executor
 from llmtrack.run.main import (
@@ -205,7 +205,9 @@ def run(config: Config) -> None:
             result = _measure(config, tracker, executor, console)
             print_location(console, tracker, result.study)
             if not tracker.offline:
-                say(console, f"Next: llmtrack recommend --study {result.study.study_id} --max-perplexity-increase 1%")
+                print_line(
+                    console, f"Next: llmtrack recommend --study {result.study.study_id} --max-perplexity-increase 1%"
+                )
             codes.append(result.exit_code)
     sys.exit(max(codes))
 

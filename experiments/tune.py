@@ -26,8 +26,7 @@ from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.host.formatting import significant
 from llmtrack.report.pareto import pareto_plot
 from llmtrack.report.sentences import reading as say
-from llmtrack.report.terminal import make_console
-from llmtrack.report.terminal import say as tell_user
+from llmtrack.report.terminal import make_console, print_line
 from llmtrack.run.command import ConfigCommand
 from llmtrack.run.executors.executor import Executor
 from llmtrack.run.executors.pool import MOST_ON_GPU, Pool
@@ -386,9 +385,9 @@ def run(config: Config) -> None:
     tracked = done.result.tracked
     if tracked is not None:
         for winner in _all_at(tracked, "winner"):
-            tell_user(console, "\n".join(["Run it that way:", "", *reproduce_command(winner), ""]))
+            print_line(console, "\n".join(["Run it that way:", "", *reproduce_command(winner), ""]))
             if config.register is not None and done.result.exit_code == 0:
-                tell_user(console, _register(winner, f"{config.register}@{CHAMPION}", done.tracker.tracking_uri))
+                print_line(console, _register(winner, f"{config.register}@{CHAMPION}", done.tracker.tracking_uri))
     print_location(console, done.tracker, done.result.study)
     sys.exit(done.result.exit_code)
 

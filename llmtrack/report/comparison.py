@@ -35,7 +35,7 @@ from llmtrack.report.tables.table import (
     values_of_runs,
     with_differing_params,
 )
-from llmtrack.report.terminal import make_console, say
+from llmtrack.report.terminal import make_console, print_line
 from llmtrack.tracked.frames import check_columns, column_names, pick
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.read.query import tracked_runs, why_empty
@@ -105,7 +105,7 @@ def show_side_by_side(
     if output is not None:
         files = write_report(output, "llmtrack compare", table, shown)
         if layout.style == "table":
-            say(console, f"Written: {', '.join(str(path) for path in files.values())}")
+            print_line(console, f"Written: {', '.join(str(path) for path in files.values())}")
     if "MLFLOW_RUN_ID" in os.environ:
         named = {"experiment": experiment, "study": study, "model": model, "search": search}
         settings = {name: value for name, value in named.items() if value is not None} | {"every": every}

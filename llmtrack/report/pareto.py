@@ -17,7 +17,7 @@ from llmtrack.report.plots.charts import add_note, axis_label, canvas, separate_
 from llmtrack.report.plots.drawing import BEATEN, COLOR, LINE_COLORS, drawing, label_points, save
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.tables.table import Table, column_of_runs, shared_conditions, values_of_runs
-from llmtrack.report.terminal import make_console, say
+from llmtrack.report.terminal import make_console, print_line
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -72,7 +72,7 @@ def show_pareto(
         with drawing():
             save(pareto_plot(candidates, speed, quality), output)
         if layout.style == "table":
-            say(console, f"Written: {output}")
+            print_line(console, f"Written: {output}")
 
 
 def pareto_table(candidates: Candidates, metrics: Sequence[str]) -> Table:

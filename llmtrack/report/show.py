@@ -16,7 +16,7 @@ from llmtrack.host.formatting import plural
 from llmtrack.report.escape import plain
 from llmtrack.report.tables.rendering import fit_to_width, render, to_blocks, to_rich, without_constants
 from llmtrack.report.tables.table import DASH, ExtraValues, Table, column_of_runs, with_columns
-from llmtrack.report.terminal import make_console, say, width_of
+from llmtrack.report.terminal import make_console, print_line, width_of
 from llmtrack.tracked.frames import check_columns, column_names, frame_of, pick
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
@@ -136,7 +136,7 @@ def show_runs(runs: Runs, layout: Layout) -> None:
         emit(console, render_runs(runs, layout.style, layout.columns))
         return
     show(console, "", listing_table(runs, layout.columns), Layout(wide=layout.wide))
-    say(console, plural(len(runs), "run"))
+    print_line(console, plural(len(runs), "run"))
 
 
 def render_runs(runs: Runs, style: str = "table", chosen: Sequence[str] | None = None) -> str:

@@ -48,6 +48,6 @@ def hanging(text: str, width: int | None, indent: int = 2) -> str:
     return "\n".join(lines)
 
 
-def say(console: Console, text: str) -> None:
+def print_line(console: Console, text: str) -> None:
     """Print a text without wrapping, as logs are also read by programs."""
     console.print(plain(text), soft_wrap=True)

@@ -34,7 +34,7 @@ from llmtrack.host.signals import Terminated, end_on_signal, ignore_signals_at_e
 from llmtrack.measure.best_effort import BestEffort
 from llmtrack.report.page.html import page_template
 from llmtrack.report.plots import drawing
-from llmtrack.report.terminal import make_console, say
+from llmtrack.report.terminal import make_console, print_line
 from llmtrack.run.executors.executor import METHODS, Executor, ManyAtOnce
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.executors.pool import Pool
@@ -97,7 +97,7 @@ def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
 def print_hardware(console: Console, executor: Executor, executors: Sequence[Executor]) -> None:
     """Announce the hardware measured on next, if there are several kinds with a study and table each."""
     if len(executors) > 1 and isinstance(executor, ManyAtOnce):
-        say(console, f"\nOn {executor.where}:")
+        print_line(console, f"\nOn {executor.where}:")
 
 
 def open_tracker(settings: HereOptions) -> Tracker:
@@ -278,13 +278,13 @@ def end_early(console: Console, word: str, number: int) -> NoReturn:
     """Report that a signal ended the work and what remains in the spool; exit with the signal's code."""
     ignore_signals_at_exit()
     with contextlib.suppress(OSError):  # the terminal may be gone
-        say(
+        print_line(
             console,
             f"{word}: what was measured is tracked; the same command with resume=true goes on from there",
         )
         spool = Spool()
         if waiting := len(spool.names()):
-            say(console, f"{waiting} record(s) wait in {spool.folder}; send them with: llmtrack sync")
+            print_line(console, f"{waiting} record(s) wait in {spool.folder}; send them with: llmtrack sync")
     sys.exit(128 + number)
 
 
@@ -298,7 +298,7 @@ def fail(error: LlmtrackError) -> NoReturn:
 def print_location(console: Console, tracker: Tracker, study: Study) -> None:
     """Print where the runs are and how to view them, or that they wait in the spool."""
     if tracker.offline:
-        say(
+        print_line(
             console,
             "The tracking server could not be reached: the measurements are kept; send them with: llmtrack sync, "
             f"then make the table and plots with: llmtrack report {study.study_id}",
@@ -306,24 +306,24 @@ def print_location(console: Console, tracker: Tracker, study: Study) -> None:
         return
     uri = tracker.delivery.display_uri
     experiment = tracker.delivery.experiment
-    say(console, f"Tracked in {uri}, MLflow experiment {experiment}")
+    print_line(console, f"Tracked in {uri}, MLflow experiment {experiment}")
     if experiment == MLFLOW_DEFAULT:
-        say(
+        print_line(
             console,
             f"mlflow run put it there: with --experiment-name {OWN_DEFAULT} it is beside what `llmtrack run` tracks",
         )
     server = uri if uri.startswith("http") else "http://127.0.0.1:5000"
     if server != uri:
-        say(console, f"See the runs: mlflow ui --backend-store-uri {shlex.quote(uri)}")
+        print_line(console, f"See the runs: mlflow ui --backend-store-uri {shlex.quote(uri)}")
     root, views = server.rstrip("/"), existing_views(study.experiment_id or "", tracker.tracking_uri)
     experiment_id, view = str(tracker.delivery.experiment_id), study.study_id if study.study_id in views else ""
     link = runs_link(root, experiment_id, view)
-    say(console, f"{'  and open' if server != uri else 'See the runs:'} {link}")
+    print_line(console, f"{'  and open' if server != uri else 'See the runs:'} {link}")
     if view:
-        say(console, f"Its charts: {runs_link(root, experiment_id, study.study_id, charts=True)}")
+        print_line(console, f"Its charts: {runs_link(root, experiment_id, study.study_id, charts=True)}")
     if study.run_id is not None:
-        say(console, f"Its page: {run_link(root, experiment_id, study.run_id)}")
+        print_line(console, f"Its page: {run_link(root, experiment_id, study.run_id)}")
     if study.run_id is not None and not tracker.delivery.waiting(study.study_id):
         report = local_artifact(study.run_id, "report.html", tracker.tracking_uri)
         remote = run_link(root, experiment_id, study.run_id, "report.html")
-        say(console, f"Its report: {remote if report is None else report}")
+        print_line(console, f"Its report: {remote if report is None else report}")

@@ -17,7 +17,7 @@ from llmtrack.host.secrets import redact, secrets_of
 from llmtrack.report.page.content import Member
 from llmtrack.report.page.output import ReportContext
 from llmtrack.report.page.reports import WrittenReport, write_suite
-from llmtrack.report.terminal import hanging, say, width_of
+from llmtrack.report.terminal import hanging, print_line, width_of
 from llmtrack.run.executors.executor import Executor
 from llmtrack.run.study.announce import announcement, last_duration, print_support
 from llmtrack.run.study.plan import make_plan
@@ -109,12 +109,12 @@ def run_suite(
     progress = SuiteProgress({each.name: _scenario_count(each, machine) for each in experiments}, took)
     print_support(console, machine, [scenario for each in experiments for scenario in each.scenarios])
     for line in (announcement(experiments, progress.total, took), *remarks):
-        say(console, hanging(line, width_of(console)))
+        print_line(console, hanging(line, width_of(console)))
     performed: list[Experiment] = []
     with opened(tracker, executor, console, work, resume, start) as suite:
         for planned in experiments:
             experiment = planned
-            say(console, f"\n{progress.begin(experiment.name)}")
+            print_line(console, f"\n{progress.begin(experiment.name)}")
             try:
                 experiment = cache.prepared(_derived(planned, results))
                 results[experiment.name] = result = run_study(
@@ -131,8 +131,8 @@ def run_suite(
             except Exception as error:
                 # A bug in one experiment's plots or reading must not cost the hours of the others.
                 if not isinstance(error, LlmtrackError):
-                    say(console, redact("".join(traceback.format_exception(error)), secrets_of(os.environ)))
-                say(console, f"  FAILED: {one_line(error)}")
+                    print_line(console, redact("".join(traceback.format_exception(error)), secrets_of(os.environ)))
+                print_line(console, f"  FAILED: {one_line(error)}")
                 results[experiment.name] = None
                 reasons[experiment.name] = in_words(error)
             performed.append(experiment)

@@ -20,7 +20,7 @@ from llmtrack.report.show import print_table, render_runs
 from llmtrack.report.tables.picture import MOST_DRAWN, to_figure
 from llmtrack.report.tables.rendering import render, to_markdown
 from llmtrack.report.tables.summary import summary_table
-from llmtrack.report.terminal import say
+from llmtrack.report.terminal import print_line
 from tests.conftest import HANG_S
 from tests.report.frames import made, run
 
@@ -65,7 +65,7 @@ def table_of(name: str):
 def test_a_console_prints_a_text_without_interpreting_it(name):
     out = io.StringIO()
     console = Console(file=out, width=2000, force_terminal=True)
-    say(console, name)
+    print_line(console, name)
     print_table(console, name, table_of(name)[0], [name])
     text = out.getvalue()
     assert all(line in text for line in neutralize(name).split("\n"))
@@ -191,14 +191,14 @@ def test_pictures_do_not_depend_on_the_users_backend_and_style(backend, tmp_path
 
 
 PRINT = """
-from llmtrack.report.terminal import make_console, say
+from llmtrack.report.terminal import make_console, print_line
 from llmtrack.report.show import print_table
 from llmtrack.report.tables.table import Table
 console = make_console(outlive=True)
-say(console, "± – · … × 中 🦙")
+print_line(console, "± – · … × 中 🦙")
 print_table(console, "t", Table(("a: é", "b"), ("scenario", "tokens/s"), (False, True), (("中", "1"),), ("r",), ("n –",)))
 for _ in range(2000):
-    say(console, "a line that fills the pipe " * 5)
+    print_line(console, "a line that fills the pipe " * 5)
 """
 
 

@@ -33,7 +33,7 @@ from llmtrack.report.show import metrics_block, print_lines, print_table
 from llmtrack.report.tables.rendering import fit_to_width, to_markdown
 from llmtrack.report.tables.summary import compared_by_default, summary_table, tables_by_task
 from llmtrack.report.tables.table import Table
-from llmtrack.report.terminal import say, width_of
+from llmtrack.report.terminal import print_line, width_of
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs, keys
 from llmtrack.tracking.read.query import SUITE, study_run, tracked_runs
@@ -85,7 +85,7 @@ def write_study(experiment: Experiment, tracked: Runs, context: ReportContext) -
         table = summary_table(tracked, own=experiment.table)
         if experiment.show_block:
             for run in tracked:
-                say(console, "\n".join(metrics_block(run, width_of(console))))
+                print_line(console, "\n".join(metrics_block(run, width_of(console))))
         print_table(console, experiment.name, table, lines, more=_wide_command(tracked, "study_id"))
         files |= write_report(folder, experiment.name, table, tracked, lines, parts)
         prepare_views(table, tracked, "study_id", context.experiment_id, context.tracking_uri)
@@ -188,7 +188,7 @@ def rebuild_report(
         written = (_rebuild_suite if run.experiment == SUITE else _rebuild_study)(run, context)
         add_report(run.run_id, written.note, written.files, parts.problems, uri, written.metrics)
     if output is not None:
-        say(console, f"Written: {', '.join(map(str, written.files.values()))}")
+        print_line(console, f"Written: {', '.join(map(str, written.files.values()))}")
     return tuple(parts.problems)
 
 
@@ -230,10 +230,10 @@ def print_incomplete(console: Console, study_id: str, problems: Sequence[str], s
         spooled: whether records of the study still wait to be sent.
     """
     for problem in problems:
-        say(console, f"warning: the report is not complete: {problem}")
+        print_line(console, f"warning: the report is not complete: {problem}")
     if problems:
         first = "llmtrack sync, then " if spooled else ""
-        say(console, f"What was measured is tracked; make the report again: {first}llmtrack report {study_id}")
+        print_line(console, f"What was measured is tracked; make the report again: {first}llmtrack report {study_id}")
 
 
 def _wide_command(tracked: Runs, key: str) -> str:

@@ -11,7 +11,7 @@ from llmtrack.devices import KINDS, kind_of
 from llmtrack.experiment import Experiment
 from llmtrack.host.formatting import clock_text, plural
 from llmtrack.models import durations
-from llmtrack.report.terminal import hanging, say, width_of
+from llmtrack.report.terminal import hanging, print_line, width_of
 from llmtrack.run.study.plan import device_of
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.serialization import digest
@@ -63,7 +63,7 @@ def record_duration(experiment: Experiment, environment_id: str, seconds: float)
 def print_support(console: Console, machine: Mapping[str, str], scenarios: Iterable[Scenario]) -> None:
     """Print `support_notes`."""
     for note in support_notes(machine, scenarios):
-        say(console, hanging(f"  {note}", width_of(console)))
+        print_line(console, hanging(f"  {note}", width_of(console)))
 
 
 def support_notes(machine: Mapping[str, str], scenarios: Iterable[Scenario], system: str | None = None) -> list[str]:

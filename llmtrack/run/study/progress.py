@@ -18,7 +18,7 @@ from llmtrack.decide.goal import SearchState
 from llmtrack.decide.verdicts import warning_kind
 from llmtrack.host.console import on_one_line
 from llmtrack.host.formatting import clock_text, plural, significant
-from llmtrack.report.terminal import say
+from llmtrack.report.terminal import print_line
 from llmtrack.spec.events import Event, Log, Warn
 from llmtrack.spec.events import Progress as Step
 
@@ -96,7 +96,7 @@ class StudyProgress:
     def line(self, text: str) -> None:
         """Print a line above the bar."""
         self._last_event = self._printed = self._clock()
-        say(self._console, text)
+        print_line(self._console, text)
 
     def tick(self) -> None:
         """Print a status line after a period of silence, as something slow or hanging runs.
@@ -109,9 +109,9 @@ class StudyProgress:
             return
         self._printed = now
         if silence < QUIET_SECONDS:
-            say(self._console, f"    {self.times}, at {self._at}")
+            print_line(self._console, f"    {self.times}, at {self._at}")
         else:
-            say(self._console, f"    quiet for {clock_text(silence)}, still at: {self._at}")
+            print_line(self._console, f"    quiet for {clock_text(silence)}, still at: {self._at}")
 
     def warn(self, text: str) -> None:
         """Print a warning, only the first of its kind; the reading lists all runs that have it."""

@@ -22,7 +22,7 @@ from llmtrack.host.signals import defer_signals
 from llmtrack.report.page.output import Parts, ReportContext
 from llmtrack.report.page.reports import WrittenReport, print_incomplete, write_study
 from llmtrack.report.sentences.reading import outcome_line, outcome_note
-from llmtrack.report.terminal import hanging, say, width_of
+from llmtrack.report.terminal import hanging, print_line, width_of
 from llmtrack.run.executors.executor import Executor
 from llmtrack.run.study.announce import announcement, last_duration, print_support, record_duration
 from llmtrack.run.study.groups import run_groups
@@ -183,21 +183,21 @@ def _prepare(
     if resume and not tracker.offline:
         earlier = finished_runs(experiment.scenarios, environment_id(facts), executor.identify, tracker.tracking_uri)
         plan = plan.without(set(earlier.scenarios))
-        say(
+        print_line(
             console,
             f"  resume: {len(earlier)} of {plural(len(experiment.scenarios), 'scenario')} "
             f"{'is' if len(earlier) == 1 else 'are'} measured already and skipped",
         )
     reused = cache.reused([scenario for group in plan.groups for scenario in group]) if cache else []
     for run in reused:
-        say(console, f"  {run.scenario}: not measured again, reused: {link_to(run)}")
+        print_line(console, f"  {run.scenario}: not measured again, reused: {link_to(run)}")
     plan = plan.without({run.scenario for run in reused})
     earlier = Runs((*earlier, *reused))
     seconds = None if earlier else last_duration(experiment, environment_id(facts))
     prepared = _Prepared(plan, facts, earlier, seconds)
     if suite_id is None and not earlier:
         known = {} if seconds is None else {experiment.name: seconds}
-        say(console, hanging(announcement([experiment], prepared.scenarios, known), width_of(console)))
+        print_line(console, hanging(announcement([experiment], prepared.scenarios, known), width_of(console)))
     return prepared
 
 
@@ -364,7 +364,7 @@ def opened(
     study: Study | None = None
     try:
         with defer_signals():
-            study = open_claimed(tracker, work, resume, partial(say, console), start)
+            study = open_claimed(tracker, work, resume, partial(print_line, console), start)
         yield study
     except BaseException as error:
         with defer_signals():

@@ -24,7 +24,7 @@ from llmtrack.host.formatting import plural
 from llmtrack.host.signals import defer_signals
 from llmtrack.measure.statistics import summarize
 from llmtrack.report.sentences.reading import outcome_note
-from llmtrack.report.terminal import say
+from llmtrack.report.terminal import print_line
 from llmtrack.run.executors.pool import Pool
 from llmtrack.run.reproduce import as_loaded, generate_command, generate_program, measured_comment
 from llmtrack.run.study.announce import print_support
@@ -107,12 +107,12 @@ def run_tune(
     fetch_checkpoints(scenarios[:1], tracker.tracking_uri)
     pool.check(scenarios[:1])
     facts = environment(pool.machine(), model_folders(scenarios))
-    say(console, f"{experiment.name}: {experiment.question}")
-    say(console, f"  {len(scenarios)} candidates, {goal.seconds:.0f} s; the baseline is {scenarios[0].name}")
+    print_line(console, f"{experiment.name}: {experiment.question}")
+    print_line(console, f"  {len(scenarios)} candidates, {goal.seconds:.0f} s; the baseline is {scenarios[0].name}")
     print_support(console, pool.machine(), scenarios)
     for reason in dict.fromkeys(reason for _, reason in space.left_out):
         names = ", ".join(name for name, why in space.left_out if why == reason)
-        say(console, f"  left out: {names}: {reason}")
+        print_line(console, f"  left out: {names}: {reason}")
     # Without the start time of a worker, which varies; by the name of the class that earlier versions hashed.
     request = repr(replace(goal, start=0.0)).replace("TuneGoal", "Asked", 1)
     work = digest([[scenario.scenario_id for scenario in scenarios], environment_id(facts), request])
@@ -127,7 +127,7 @@ def run_tune(
         )
         goal = replace(goal, earlier=ratios)
         if ratios:
-            say(console, f"  known from earlier runs here: {plural(len(ratios), 'candidate')}")
+            print_line(console, f"  known from earlier runs here: {plural(len(ratios), 'candidate')}")
     start = partial(
         tracker.start_study,
         experiment.name,
