@@ -22,10 +22,8 @@ pytestmark = pytest.mark.skipif(find_uv() is None, reason="uv is not installed: 
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+def offline(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_OFFLINE", "1")
-    return tmp_path / "cache"
 
 
 @pytest.fixture

@@ -196,7 +196,6 @@ def test_a_quantized_model_with_a_window_is_first_compared_in_float(windowed, mo
     assert [check for _, _, check in conversions[1:]] == ([] if quantization == "none" else [require_correlation])
 
 
-def test_parity_is_tracked(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
+def test_parity_is_tracked(own_cache):
     folder = build_once("made", lambda folder: {"arguments": ["x"], "parity_max_share": 1e-6})
     assert parity_facts(folder) == {"parity_max_share": 1e-6}

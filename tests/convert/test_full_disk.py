@@ -36,9 +36,8 @@ WEIGHTS = 30 * MIB
 
 
 @pytest.fixture
-def free(tmp_path, monkeypatch):
+def free(own_cache, tmp_path, monkeypatch):
     """Set the free MiB of the cache's disk; other disks have plenty."""
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     cache_disk: dict[str, float] = {"MiB": 14}

@@ -18,13 +18,12 @@ Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
+def cache(own_cache, tmp_path, monkeypatch):
     """A cache on a disk with 10 MiB free; that of temporary files has 90."""
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path.parent))
     free = {False: 90 * MIB, True: 10 * MIB}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, free[str(path).startswith(str(tmp_path))]))
-    return tmp_path / "cache" / "models"
+    return own_cache / "models"
 
 
 def raising(error):

@@ -17,15 +17,11 @@ from llmtrack.models.safe_view import safe_view, visible_files
 from tests.models.folders import edit
 from tests.models.planted import plant
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 def files_in(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def test_a_view_contains_only_the_model(folder, tmp_path):
@@ -110,8 +106,8 @@ def test_a_view_is_cached_until_the_folder_or_the_view_changes(folder):
     assert (safe_view(folder) / "vocab.txt").read_text() == "a"
 
 
-def test_without_a_cache_views_are_temporary(folder, cache):
-    cache.write_text("not a folder")
+def test_without_a_cache_views_are_temporary(folder, own_cache):
+    own_cache.write_text("not a folder")
     assert (safe_view(folder) / "config.json").is_file()
 
 
