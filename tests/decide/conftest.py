@@ -24,15 +24,15 @@ IDS = ("study_id", "run_id", "experiment_id")
 
 @pytest.fixture
 def measured(filled_once: Callable) -> Callable[..., list[SimpleNamespace]]:  # noqa: F811
-    """Fill the store with studies, each told by its seed and how much slower it is; return their ids."""
+    """Fill the store with studies, each given by its seed and slowdown; return their ids."""
 
-    def fill(*asked: tuple[int, float]) -> list[SimpleNamespace]:
-        def studies(own: Tracker) -> list[dict[str, str]]:
-            found = [measure(own, seed, slower).study for seed, slower in asked]
-            return [{key: getattr(each, key) for key in IDS} for each in found]
+    def fill(*studies: tuple[int, float]) -> list[SimpleNamespace]:
+        def ids_of(store: Tracker) -> list[dict[str, str]]:
+            measured = [measure(store, seed, slower).study for seed, slower in studies]
+            return [{key: getattr(study, key) for key in IDS} for study in measured]
 
-        name = "-".join(f"{seed}x{slower}" for seed, slower in asked)
-        return [SimpleNamespace(**each) for each in filled_once(f"measured-{name}", studies)]
+        name = "-".join(f"{seed}x{slower}" for seed, slower in studies)
+        return [SimpleNamespace(**ids) for ids in filled_once(f"measured-{name}", ids_of)]
 
     return fill
 

@@ -1,4 +1,4 @@
-"""Studies measured on scripted engines: known times with known noise, and a slowdown where one is asked for."""
+"""Studies measured on scripted engines, with known times, noise and slowdown."""
 
 from __future__ import annotations
 

@@ -41,15 +41,15 @@ def test_quality_is_the_runs_own_or_joined_by_variant():
         scored("ppl", 20.0, experiment="perplexity"),
         scored("ppl16", 20.5, experiment="perplexity", dtype="bfloat16"),
     )
-    points = gather_candidates(runs)
-    assert {run.scenario: run.get("perplexity") for run in points.runs} == {
+    candidates = gather_candidates(runs)
+    assert {run.scenario: run.get("perplexity") for run in candidates.runs} == {
         "fp32": 20.0,
         "bf16": 20.5,
         "int8": 25.0,
         "alone": None,
     }
-    assert points.notes == ()
-    table = pareto_table(points, ("tokens_per_sec", "perplexity"))
+    assert candidates.notes == ()
+    table = pareto_table(candidates, ("tokens_per_sec", "perplexity"))
     last = {row[0]: row[-1] for row in table.rows}
     assert last == {
         "int8": "inconclusive against fp32, bf16 (tokens_per_sec: 0.33x, one value each: noise unknown)",
@@ -61,9 +61,9 @@ def test_quality_is_the_runs_own_or_joined_by_variant():
 
 def test_an_ambiguous_quality_is_not_joined():
     runs = made(timed("a", 10.0), scored("ppl", 20.0), scored("ppl_32", 25.0), scored("again", 20.001))
-    points = gather_candidates(runs)
-    assert not points.runs[0].has("perplexity")
-    assert points.notes == ("a has no perplexity of its own, and the runs of its variant disagree",)
+    candidates = gather_candidates(runs)
+    assert not candidates.runs[0].has("perplexity")
+    assert candidates.notes == ("a has no perplexity of its own, and the runs of its variant disagree",)
 
 
 def test_incomparable_runs_are_left_out_with_a_note():
@@ -76,10 +76,10 @@ def test_incomparable_runs_are_left_out_with_a_note():
         scored("ppl8", 21.0, quantization="int8"),
         scored("rolling", 9.0, protocol="rolling"),
     )
-    points = gather_candidates(runs)
-    assert list(column(points.runs, "scenario")) == ["a", "b"]
-    assert list(column(points.runs, "perplexity")) == [20.0, 21.0]
-    assert [note.split(" is left")[0] for note in points.notes] == [
+    candidates = gather_candidates(runs)
+    assert list(column(candidates.runs, "scenario")) == ["a", "b"]
+    assert list(column(candidates.runs, "perplexity")) == [20.0, 21.0]
+    assert [note.split(" is left")[0] for note in candidates.notes] == [
         "1 run of another workload",
         "1 run measured in another environment",
         "1 run whose perplexity is of another convention",
@@ -87,14 +87,14 @@ def test_incomparable_runs_are_left_out_with_a_note():
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changed",
     [
         {"scored_tokens_digest": "k2", "tokens_scored": 2500.0},
         {"scored_text_digest": "t2", "bytes_scored": 900.0},
         {"scored_tokens_digest": None, "scored_text_digest": None},
     ],
 )
-def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_with_a_note(other):
+def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_with_a_note(changed):
     same = {"scored_tokens_digest": "k", "scored_text_digest": "t", "tokens_scored": 1000.0}
     same["bytes_scored"] = 4000.0
     runs = made(
@@ -103,11 +103,11 @@ def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_with_a_note(ot
         timed("c", 30.0, quantization="int4"),
         scored("ppl", 20.0, **same),
         scored("ppl8", 21.0, quantization="int8", **same),
-        scored("ppl4", 12.0, quantization="int4", **{**same, **other}),
+        scored("ppl4", 12.0, quantization="int4", **{**same, **changed}),
     )
-    points = gather_candidates(runs)
-    assert column(points.runs, "perplexity") == [20.0, 21.0, None]
-    assert points.notes[0].startswith("1 run whose perplexity is of other tokens or another text is left out")
+    candidates = gather_candidates(runs)
+    assert column(candidates.runs, "perplexity") == [20.0, 21.0, None]
+    assert candidates.notes[0].startswith("1 run whose perplexity is of other tokens or another text is left out")
 
 
 def test_without_a_timed_run_there_is_nothing_to_choose():
@@ -130,18 +130,18 @@ def test_quality_is_not_joined_across_configs_or_tokenizers(name, values, qualit
 
 
 def test_infinite_values_do_not_count():
-    points = gather_candidates(
+    candidates = gather_candidates(
         made(timed("a", math.inf, perplexity=1.0), timed("b", 10.0, perplexity=math.inf), timed("c", 5.0, perplexity=9.0))
     )  # fmt: skip
-    assert points.runs.scenarios == ["b", "c"]
-    assert column(points.runs, "perplexity") == [None, 9.0]
+    assert candidates.runs.scenarios == ["b", "c"]
+    assert column(candidates.runs, "perplexity") == [None, 9.0]
 
 
 def test_an_unfinished_newer_run_does_not_replace_a_finished_one():
     done = run("a", tokens_per_sec=1.0, model="m")
-    again = {**done, "run_id": "newer", "start_time": "2026-11-29T10:00:00Z", "tokens_per_sec": None}
-    points = gather_candidates(made(done, {**again, "status": "RUNNING", "outcome": None}))
-    assert list(column(points.runs, "run_id")) == ["id-a"]
+    newer = {**done, "run_id": "newer", "start_time": "2026-11-29T10:00:00Z", "tokens_per_sec": None}
+    candidates = gather_candidates(made(done, {**newer, "status": "RUNNING", "outcome": None}))
+    assert list(column(candidates.runs, "run_id")) == ["id-a"]
 
 
 def test_of_one_configuration_in_several_studies_the_newest_counts():
@@ -156,8 +156,8 @@ def test_of_one_configuration_in_several_studies_the_newest_counts():
         **late,
     }
     newest = {**same, "tokens_per_sec": 2.5, **interval("tokens_per_sec", 2.5, 2.4, 2.6, 8)}
-    points = gather_candidates(made(lucky, newest))
-    assert list(column(points.runs, "run_id")) == ["later"]
-    assert points.notes == (
+    candidates = gather_candidates(made(lucky, newest))
+    assert list(column(candidates.runs, "run_id")) == ["later"]
+    assert candidates.notes == (
         "torch-bfloat16 was measured 2 times in one configuration: the newest counts (tokens_per_sec 2.5; before: 20.9)",
     )

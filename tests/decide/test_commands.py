@@ -28,7 +28,7 @@ def run(*arguments: str, code: int = 0):
 @pytest.fixture
 def studies(measured, uri, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    return [f"study:{each.study_id}" for each in measured((1, 1.0), (2, 1.2))]
+    return [f"study:{study.study_id}" for study in measured((1, 1.0), (2, 1.2))]
 
 
 @pytest.fixture
@@ -41,10 +41,7 @@ def mixed(filled_once, uri, monkeypatch):
 def mixed_runs(tracker):
     study = tracker.start_study("quantization", "q", {}, ENVIRONMENT)
     base = {"model_id": "packaged:tiny", "device": "cpu", "batch_size": 2}
-    facts = {
-        "plain": {"dtype": "float32"},
-        "int8": {"dtype": "int8 <weights>", "block_size": 32},
-    }
+    facts_of = {"plain": {"dtype": "float32"}, "int8": {"dtype": "int8 <weights>", "block_size": 32}}
     ids = {
         name: tracker.log(
             study,
@@ -55,7 +52,7 @@ def mixed_runs(tracker):
                 metrics={"tokens_per_sec": speed, "perplexity": 20.0} if name == "plain" else {"tokens_per_sec": speed},
             ),
         )
-        for (name, facts), speed in zip(facts.items(), (10.0, 20.0), strict=True)
+        for (name, facts), speed in zip(facts_of.items(), (10.0, 20.0), strict=True)
     }
     tracker.log(study, failure("int4", scenario=scenario("int4")))
     return ids
@@ -65,7 +62,7 @@ def mixed_runs(tracker):
 def test_compare_against_a_baseline(studies):
     output = run("--baseline", studies[0], "--metric", "tokens_per_sec").stdout
     assert "model: scripted" in output
-    assert "differs in" not in output, "nothing was asked differently"
+    assert "differs in" not in output, "the settings are equal"
     lines = [line for line in output.splitlines() if line.startswith("prompt_")]
     assert len(lines) == 2
     assert all("- slower: 0." in line for line in lines)
@@ -94,8 +91,8 @@ def test_compare_lists_differences_and_states_the_rest_once(mixed):
 
 @pytest.mark.slow(2)
 def test_compare_writes_every_format(mixed):
-    facts = run("--format", "html").output
-    assert "block_size" not in facts, "the columns of the study's own table"
+    page = run("--format", "html").output
+    assert "block_size" not in page, "the columns of the study's own table"
     page = run("--format", "html", "--wide").stdout
     assert "int8 &lt;weights&gt;" in page
     assert "block_size" in page
@@ -141,7 +138,7 @@ def test_compare_filters_by_tag_and_time(mixed):
 
 @pytest.fixture
 def named(filled_once, uri, monkeypatch):
-    """Return every name of one study, and of the run of its scenario `scenario_names`; another study is newer."""
+    """Return every name of one study, and of the run of its scenario `fast`; another study is newer."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     return filled_once("named", every_name)
 
@@ -182,10 +179,10 @@ def every_name(tracker):
 
 
 def stdout_of(*arguments: str) -> str:
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code in (0, 1, 3), f"{arguments}: {done.output} {done.exception}"
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.stdout
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code in (0, 1, 3), f"{arguments}: {result.output} {result.exception}"
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.stdout
 
 
 COMMANDS_BY_STUDY = {
@@ -197,40 +194,27 @@ COMMANDS_BY_STUDY = {
 }
 
 
+GATE = ["gate", "--fail-if", "perplexity > 50%"]
 COMMANDS_BY_SELECTOR = {
     "compare --baseline": ["compare", "--candidate", "latest:other", "--baseline"],
     "compare --candidate": ["compare", "--baseline", "latest:precision#plain", "--candidate"],
-    "gate --baseline": [
-        "gate",
-        "--fail-if",
-        "perplexity > 50%",
-        "--candidate",
-        "latest:other",
-        "--baseline",
-    ],
-    "gate --candidate": [
-        "gate",
-        "--fail-if",
-        "perplexity > 50%",
-        "--baseline",
-        "latest:precision#plain",
-        "--candidate",
-    ],
+    "gate --baseline": [*GATE, "--candidate", "latest:other", "--baseline"],
+    "gate --candidate": [*GATE, "--baseline", "latest:precision#plain", "--candidate"],
 }
 
 
 @pytest.mark.slow(4)
 def test_every_command_takes_every_selector(named):
-    """Two names each, in turn: that each name means the same, `test_selectors.py` tells of the functions behind them."""
+    """Two selectors each, in turn; `test_selection.py` tests all of them."""
     study_names, scenario_names, run_names = named
-    names, ones = itertools.cycle(study_names.values()), itertools.cycle([*scenario_names.values()])
+    of_study, of_scenario = itertools.cycle(study_names.values()), itertools.cycle(scenario_names.values())
     for command, words in COMMANDS_BY_STUDY.items():
-        for name in (next(names), next(ones)):
+        for name in (next(of_study), next(of_scenario)):
             assert "fast" in stdout_of(*words, name), f"{command} {name}"
-    names = itertools.cycle([*study_names.values(), "branch:main"])
-    ones = itertools.cycle([*run_names.values(), *scenario_names.values()])
+    of_study = itertools.cycle([*study_names.values(), "branch:main"])
+    of_scenario = itertools.cycle([*run_names.values(), *scenario_names.values()])
     for command, words in COMMANDS_BY_SELECTOR.items():
-        for name in (next(names), next(ones)):
+        for name in (next(of_study), next(of_scenario)):
             assert "fast" in stdout_of(*words, name), f"{command} {name}"
 
 
@@ -247,31 +231,18 @@ def test_an_alias_is_given_to_any_selector_of_one_run(named):
 
 @pytest.mark.slow(4)
 def test_a_report_is_of_a_whole_study(named):
-    done = CliRunner().invoke(main, ["report", "latest:precision#fast"])
-    assert done.exit_code == 2
-    assert "name the whole study, 'latest:precision'" in done.output
+    result = CliRunner().invoke(main, ["report", "latest:precision#fast"])
+    assert result.exit_code == 2
+    assert "name the whole study, 'latest:precision'" in result.output
 
 
+PAIR = ["--baseline", "latest:precision#plain", "--candidate", "latest:precision"]
 TABLES = {
     "compare": ["compare"],
     "runs": ["runs"],
     "pareto": ["pareto"],
-    "compare --baseline": [
-        "compare",
-        "--baseline",
-        "latest:precision#plain",
-        "--candidate",
-        "latest:precision",
-    ],
-    "gate": [
-        "gate",
-        "--fail-if",
-        "perplexity > 50%",
-        "--baseline",
-        "latest:precision#plain",
-        "--candidate",
-        "latest:precision",
-    ],
+    "compare --baseline": ["compare", *PAIR],
+    "gate": [*GATE, *PAIR],
 }
 
 
@@ -283,5 +254,5 @@ def test_every_table_takes_columns():
         rows = list(csv.reader(io.StringIO(stdout_of(*words, "--columns", chosen, "--format", "csv"))))
         assert {"candidate", "peak_memory_mib", "peak MiB"} & set(rows[0]), command
         assert len(rows[0]) <= 5, command
-        done = CliRunner().invoke(main, [*words, "--columns", "nonsense_of_mine"])
-        assert (done.exit_code, "no column 'nonsense_of_mine'" in done.output) == (2, True), command
+        result = CliRunner().invoke(main, [*words, "--columns", "nonsense_of_mine"])
+        assert (result.exit_code, "no column 'nonsense_of_mine'" in result.output) == (2, True), command

@@ -1,4 +1,4 @@
-"""Verdicts: an arm against itself is called different no more often than promised, a real slowdown is found."""
+"""Differences: equals are called different no more often than promised, a real slowdown is found."""
 
 from __future__ import annotations
 
@@ -71,18 +71,18 @@ def test_p_values_of_many_samples_match_scipy(ties):
     stats = pytest.importorskip("scipy.stats", reason="a dependency of mlflow")
     generator = np.random.default_rng(5)
     for _ in range(5):
-        one, other = generator.normal(size=70), generator.normal(0.3, size=60)
+        baseline, candidate = generator.normal(size=70), generator.normal(0.3, size=60)
         if ties:
-            one, other = one.round(1), other.round(1)
+            baseline, candidate = baseline.round(1), candidate.round(1)
         for side in ("two-sided", "less", "greater"):
-            expected = stats.mannwhitneyu(other, one, alternative=side, method="asymptotic").pvalue
-            assert mann_whitney_p(list(one), list(other), side) == pytest.approx(expected, rel=1e-9)
+            expected = stats.mannwhitneyu(candidate, baseline, alternative=side, method="asymptotic").pvalue
+            assert mann_whitney_p(list(baseline), list(candidate), side) == pytest.approx(expected, rel=1e-9)
 
 
 def test_exact_and_approximate_p_values_agree_at_the_border():
     generator = np.random.default_rng(6)
-    one, other = list(generator.normal(size=50)), list(generator.normal(0.4, size=50))
-    exact, approximate = mann_whitney_p(one, other), mann_whitney_p([*one, 0.0], other)
+    baseline, candidate = list(generator.normal(size=50)), list(generator.normal(0.4, size=50))
+    exact, approximate = mann_whitney_p(baseline, candidate), mann_whitney_p([*baseline, 0.0], candidate)
     assert exact == pytest.approx(approximate, rel=0.1)
 
 
@@ -96,10 +96,10 @@ def test_ratio_of_medians_by_hand():
     assert result == ratio_of_medians([1.0, 2.0, 4.0], [2.0, 3.0, 10.0])
 
 
-@pytest.mark.parametrize(("one", "other"), [([], [1.0]), ([1.0], []), ([0.0, 1.0], [1.0])])
-def test_samples_without_a_ratio_are_refused(one, other):
+@pytest.mark.parametrize(("baseline", "candidate"), [([], [1.0]), ([1.0], []), ([0.0, 1.0], [1.0])])
+def test_samples_without_a_ratio_are_refused(baseline, candidate):
     with pytest.raises(ValueError, match="samples"):
-        ratio_of_medians(one, other)
+        ratio_of_medians(baseline, candidate)
 
 
 def test_holm_by_hand():
@@ -140,8 +140,8 @@ def self_comparisons(n):
 @pytest.mark.parametrize("n", [5, 8, 20])
 def test_an_arm_against_itself_is_rarely_called_different(n):
     pairs = self_comparisons(n)
-    alone = [judge([each])[0].verdict for each in pairs]
-    assert alone.count("same") >= COMPARISONS * 0.95
+    verdicts = [judge([pair])[0].verdict for pair in pairs]
+    assert verdicts.count("same") >= COMPARISONS * 0.95
 
 
 @pytest.mark.slow(1)
@@ -160,7 +160,7 @@ def test_a_corrected_family_of_equals_is_rarely_called_different():
 def test_a_slowdown_of_ten_percent_is_found(n, power):
     generator = np.random.default_rng(7)
     pairs = [compared(latencies(generator, n), latencies(generator, n, 0.55)) for _ in range(COMPARISONS)]
-    verdicts = [judge([each])[0].verdict for each in pairs]
+    verdicts = [judge([pair])[0].verdict for pair in pairs]
     assert verdicts.count("worse") >= COMPARISONS * power
     assert verdicts.count("better") == 0
 
@@ -172,11 +172,11 @@ def test_three_repeats_are_too_few():
 
 
 def test_many_comparisons_need_more_repeats():
-    one = compared([1.0, 1.01, 1.02, 1.03, 1.04], [2.0, 2.01, 2.02, 2.03, 2.04])
-    assert judge([one])[0].verdict == "worse"
-    result = judge([one] * 8)
+    difference = compared([1.0, 1.01, 1.02, 1.03, 1.04], [2.0, 2.01, 2.02, 2.03, 2.04])
+    assert judge([difference])[0].verdict == "worse"
+    result = judge([difference] * 8)
     # 8 x 2/252 = 0.063; with six of each it is 8 x 2/924 = 0.017.
-    assert {each.words for each in result} == {
+    assert {judged.words for judged in result} == {
         "too few repeats among 8 comparisons, 5 against 5: measure at least 6 of each"
     }
 
@@ -196,8 +196,10 @@ def test_a_change_in_words():
 
 def test_the_ratio_of_a_rate_is_that_of_its_headline_values():
     # Four repeats: the median of rates is not the rate at the median time.
-    times, other = [1.0, 1.0, 2.0, 4.0], [2.0, 2.0, 2.0, 2.0]
-    result = build_difference("tokens_per_sec", 1 / 1.5, 1 / 2, [1 / t for t in times], [1 / t for t in other])
+    before, after = [1.0, 1.0, 2.0, 4.0], [2.0, 2.0, 2.0, 2.0]
+    result = build_difference(
+        "tokens_per_sec", 1 / 1.5, 1 / 2, [1 / time for time in before], [1 / time for time in after]
+    )
     assert result.ratio.value == pytest.approx(1.5 / 2)
 
 
@@ -263,11 +265,11 @@ def test_quality_differences_are_formatted(ratio, text):
     assert change_text(ratio) == text
 
 
-# A number before an `x` that says how many times, or a signed percentage, made on the spot.
+# Code that formats a multiple (`x`) or a signed percentage.
 OWN_FORMAT = re.compile(r"""\.\d[fg]\}x\b|:\+[.,\d]*[fg]\} ?%|:\+\.\d%\}""")
 
 
-# What is no comparison of runs: the sizes of what a limit says, and figures within one run.
+# Modules that format no comparison of runs, or may not import this one.
 ELSEWHERE = {
     "llmtrack/decide/differences.py": "writes them",
     "llmtrack/decide/gate.py": "says the limit as it was given",

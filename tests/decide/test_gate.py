@@ -30,7 +30,7 @@ TIMES = [1.0, 1.002, 1.004, 0.998, 0.996, 1.001, 0.999, 1.003]
 
 
 def rates(slower: float = 1.0) -> list[float]:
-    return [1 / (slower * each) for each in TIMES]
+    return [1 / (slower * time) for time in TIMES]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_more_rules_need_more_repeats():
     assert decide_checks([alone])[0].outcome == "broken"
     # 13 x 1/252 is above 0.05, with six repeats 13 x 1/924 is not.
     many = decide_checks([alone] * 13)
-    assert {each.outcome for each in many} == {"inconclusive"}
+    assert {check.outcome for check in many} == {"inconclusive"}
     assert "among 13 comparisons, 5 against 5: measure at least 6 of each" in many[0].why
 
 
@@ -135,9 +135,9 @@ def run_gate(uri, *arguments):
 
 @pytest.mark.slow(4)
 def test_a_gate_passes_on_the_same_sleep_and_fails_on_a_longer_one(tracker, uri, console, tmp_path):
-    base, again, slow = (measure_asleep(tracker, console, sleep_s) for sleep_s in (0.008, 0.008, 0.02))
+    base, same, slow = (measure_asleep(tracker, console, sleep_s) for sleep_s in (0.008, 0.008, 0.02))
     rules = ["--fail-if", "total_latency_s > +60%", "--fail-if", "peak_memory_mib > +5%"]
-    passed = run_gate(uri, "--baseline", f"study:{base}", "--candidate", f"study:{again}", *rules)
+    passed = run_gate(uri, "--baseline", f"study:{base}", "--candidate", f"study:{same}", *rules)
     assert passed.exit_code == 0, passed.output
     assert passed.output.endswith("gate passed: 2 kept\n")
     junit = tmp_path / "out" / "gate.xml"
@@ -215,9 +215,9 @@ OUTCOMES = {
 }
 DOUBTS = ("the machine was busy: 82%", "noisy: 134%")
 OUTCOMES |= {
-    f"{name}{again}": measurement(warnings=warnings)
+    f"{name}{suffix}": measurement(warnings=warnings)
     for name, warnings in (("quiet", ()), ("doubted", DOUBTS))
-    for again in ("", " again", " elsewhere")
+    for suffix in ("", " again", " elsewhere")
 }
 
 
@@ -261,7 +261,7 @@ CONTROLS = "".join(map(chr, (*range(1, 9), 11, 12, *range(14, 32), 127, 0x85, 0x
 
 @pytest.mark.slow(1)
 def test_control_characters_leave_the_junit_file_readable(tracker, uri):
-    """In a scenario's name, a reason and a warning: what a model's folder or a program's message brings along."""
+    """In a scenario's name, a reason and a warning."""
     study = tracker.start_study("e", "q", {}, ENVIRONMENT)
     name = f"p{CONTROLS}64"
     base = tracker.log(study, measurement(name, warnings=(f"noisy {CONTROLS}",)))
@@ -269,7 +269,7 @@ def test_control_characters_leave_the_junit_file_readable(tracker, uri):
     arguments = ["--baseline", base, "--candidate", failed, "--fail-if", "tokens_per_sec < -5%"]
     assert run_gate(uri, *arguments, "--junit", "gate.xml").exit_code == 3
     suite = ElementTree.parse("gate.xml").getroot()
-    texts = [text for each in suite.iter() for text in (each.text or "", *each.attrib.values())]
+    texts = [text for element in suite.iter() for text in (element.text or "", *element.attrib.values())]
     assert not {character for text in texts for character in text} & set(map(chr, range(32))) - set("\n\t")
     assert suite.find("testcase").get("classname").startswith("e.p")
 
@@ -338,18 +338,18 @@ def test_an_unfinished_candidate_does_not_pass(uri, state):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize(
-    ("rule", "other", "message"),
+    ("rule", "candidate", "message"),
     [
         ("perplexity > 1%", "quiet again", "checks nothing: no run has perplexity"),
         ("total_latency_s > 5%", "quiet elsewhere", "checks nothing.*threads: 2 against 8.*nevertheless"),
         ("total_latency_s", "quiet again", "invalid rule"),
     ],
 )
-def test_a_gate_that_checks_nothing_is_refused(tracked, uri, rule, other, message):
-    base, other = tracked["quiet"], tracked[other]
+def test_a_gate_that_checks_nothing_is_refused(tracked, uri, rule, candidate, message):
+    ids = tracked["quiet"], tracked[candidate]
     with pytest.raises(UsageError, match=message):
-        gate(base, other, [rule], tracking_uri=uri)
-    result = run_gate(uri, "--baseline", base, "--candidate", other, "--fail-if", rule)
+        gate(*ids, [rule], tracking_uri=uri)
+    result = run_gate(uri, "--baseline", ids[0], "--candidate", ids[1], "--fail-if", rule)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert len(result.stderr.splitlines()) == 1
@@ -357,11 +357,13 @@ def test_a_gate_that_checks_nothing_is_refused(tracked, uri, rule, other, messag
 
 @pytest.mark.slow(1)
 def test_scenarios_on_one_side_are_named(tracker, uri):
-    one, other = (tracker.start_study("e", "q", {}, ENVIRONMENT) for _ in range(2))
-    for study, names in ((one, ("a", "b")), (other, ("b", "c"))):
+    baseline, candidate = (tracker.start_study("e", "q", {}, ENVIRONMENT) for _ in range(2))
+    for study, names in ((baseline, ("a", "b")), (candidate, ("b", "c"))):
         for name in names:
             tracker.log(study, measurement(name, warnings=()))
-    result = gate(f"study:{one.study_id}", f"study:{other.study_id}", ["total_latency_s > 5%"], tracking_uri=uri)
+    result = gate(
+        f"study:{baseline.study_id}", f"study:{candidate.study_id}", ["total_latency_s > 5%"], tracking_uri=uri
+    )
     assert result.notes == ("c is not in the baseline: not checked", "a is only in the baseline: not checked")
 
 
@@ -370,9 +372,9 @@ def test_scenarios_on_one_side_are_named(tracker, uri):
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_value_that_is_not_finite_is_missing(side, value):
     figures = {"baseline": 20.0, "candidate": 20.0, side: value}
-    runs = [made(run("a", run_id=each, perplexity=figures[each])) for each in ("baseline", "candidate")]
+    runs = [made(run("a", run_id=name, perplexity=value)) for name, value in figures.items()]
     result = gate(*runs, ["perplexity > +1%"])
-    assert (result.exit_code, [each.check.outcome for each in result.checks]) == (2, ["missing"])
+    assert (result.exit_code, [checked.check.outcome for checked in result.checks]) == (2, ["missing"])
 
 
 def precision(side, same_as="float32", **float16):
@@ -393,12 +395,12 @@ def precision(side, same_as="float32", **float16):
     return made(*rows)
 
 
-@pytest.mark.parametrize("one", [False, True])
-def test_a_scenario_same_as_another_is_checked_as_that_one(one):
+@pytest.mark.parametrize("single", [False, True])
+def test_a_scenario_same_as_another_is_checked_as_that_one(single):
     baseline, candidate = precision("a"), precision("b")
-    result = gate(baseline[:1] if one else baseline, candidate, ["perplexity > +1%"])
+    result = gate(baseline[:1] if single else baseline, candidate, ["perplexity > +1%"])
     assert result.exit_code == 0
-    assert [each.check.outcome for each in result.checks] == ["kept"]
+    assert [checked.check.outcome for checked in result.checks] == ["kept"]
     assert "float16 is the same as float32: no float16 here" in result.notes
 
 
@@ -410,10 +412,10 @@ def test_a_scenario_now_same_as_another_has_the_values_of_that_one():
         ((precision("a"), precision("b", **measured)), "kept"),
     ):
         result = gate(*sides, ["perplexity > +1%"])
-        assert [each.check.outcome for each in result.checks] == ["kept", outcome]
+        assert [checked.check.outcome for checked in result.checks] == ["kept", outcome]
 
 
 def test_a_scenario_same_as_an_absent_one_is_missing():
     measured = {"outcome": "finished", "same_as": None, "perplexity": 15.0}
     result = gate(precision("a", **measured), precision("b", same_as="bfloat16"), ["perplexity > +1%"])
-    assert (result.exit_code, [each.check.outcome for each in result.checks]) == (2, ["kept", "missing"])
+    assert (result.exit_code, [checked.check.outcome for checked in result.checks]) == (2, ["kept", "missing"])

@@ -1,4 +1,4 @@
-"""The front by hand, what is joined and what is left out, and a plot that can be read."""
+"""Positions on the front, by hand, within noise and by the command."""
 
 from __future__ import annotations
 
@@ -33,22 +33,24 @@ def test_positions_by_hand():
 
 @pytest.mark.slow(1)
 @given(st.lists(verdicts, max_size=5))
-def test_a_scenario_is_off_if_surely_beaten_and_open_if_possibly(found):
-    against = dict(enumerate(found))
-    ways = {"unknown": ("better", "same", "worse")}
+def test_a_scenario_is_off_if_surely_beaten_and_open_if_possibly(rivals):
+    outcomes = {"unknown": ("better", "same", "worse")}
 
-    def beaten(result):
-        return any(set(each) <= {"better", "same"} and "better" in each for each in result)
+    def beaten(by):
+        return any(set(rival) <= {"better", "same"} and "better" in rival for rival in by)
 
-    known = [each for each in found if "unknown" not in each]
-    possible = itertools.product(*(itertools.product(*(ways.get(v, (v,)) for v in each)) for each in found))
-    might = any(beaten(result) for result in possible)
-    assert position_of(against)[0] == ("off" if beaten(known) else "open" if might else "on")
+    conclusive = [rival for rival in rivals if "unknown" not in rival]
+    possible = itertools.product(
+        *(itertools.product(*(outcomes.get(verdict, (verdict,)) for verdict in rival)) for rival in rivals)
+    )
+    possibly = any(map(beaten, possible))
+    expected = "off" if beaten(conclusive) else "open" if possibly else "on"
+    assert position_of(dict(enumerate(rivals)))[0] == expected
 
 
 def places(*rows, metrics=("tokens_per_sec", "perplexity")):
     runs = made(*rows)
-    return dict(zip(runs.scenarios, (each.position for each in pareto_front(runs, metrics)), strict=True))
+    return dict(zip(runs.scenarios, (standing.position for standing in pareto_front(runs, metrics)), strict=True))
 
 
 def test_insignificant_differences_decide_no_position():
@@ -66,7 +68,7 @@ def test_insignificant_differences_decide_no_position():
 def test_an_inconclusive_position_comes_with_the_command_to_settle_it():
     runs = made(repeated("plain", 10.0, 20.0), repeated("once", 30.0, 21.0, n=1))
     plain, once = pareto_front(runs, ("tokens_per_sec", "perplexity"))
-    assert (plain.position, once.position) == ("on", "open"), "the perplexity of the one is better for sure"
+    assert (plain.position, once.position) == ("on", "open"), "plain is surely better in perplexity"
     assert "inconclusive against plain (tokens_per_sec: too few repeats, 1 against 8" in once.why
     assert "min_repeats=4" in once.command
     table = pareto_table(gather_candidates(runs), ("tokens_per_sec", "perplexity"))
@@ -120,6 +122,6 @@ def test_mistakes_are_one_line(arguments, message):
     (mistake,) = result.stderr.splitlines()
     assert mistake.startswith("error: ")
     assert message in mistake
-    # Which runs were looked at, where nothing chooses them, is told behind an answer only.
+    # The default selection is reported with an answer only.
     unchosen = CliRunner().invoke(main, ["pareto", *arguments])
     assert (unchosen.exit_code, unchosen.stdout, unchosen.stderr.splitlines()) == (2, "", [mistake])

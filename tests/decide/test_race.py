@@ -1,4 +1,4 @@
-"""Candidates are compared within blocks of samples, dropped beyond doubt, and claimed from fresh samples."""
+"""Candidates are compared within blocks of samples, and dropped when significantly worse."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from hypothesis import strategies as st
 from llmtrack.decide.race import Race, Rules, t_quantile
 
 
-def race_of(blocks: list[list[tuple[str, float]]], names: str, **options) -> Race:
-    """Return a race with samples added block by block."""
+def race_of(blocks, names, **options) -> Race:
+    """Return a race with samples added block by block.
+
+    Args:
+        blocks: each a list of (name, value); the name None marks the block as disturbed.
+    """
     race = Race(list(names), **options)
     for block in blocks:
         race.begin_block()
+        disturbed = any(name is None for name, _ in block)
         for name, value in block:
-            race.add_sample(name, value)
+            if name is not None:
+                race.add_sample(name, value, disturbed)
     return race
 
 
 def test_a_ratio_is_estimated_within_blocks():
-    # Logarithms of the ratio b / a in the two blocks: ln 2 and ln 2.42, whose mean is ln 2.2; the machine is 3 times slower in the
-    # second. Four samples, two blocks, two candidates: 4 - 2 - 1 = 1 degree of freedom.
+    # Logarithms of the ratio b / a in the two blocks: ln 2 and ln 2.42, whose mean is ln 2.2. Four samples, two blocks, two candidates: 4 - 2 - 1 = 1 degree of freedom.
     race = race_of([[("a", 3.0), ("b", 6.0)], [("b", 2.42), ("a", 1.0)]], "ab")
     ratio = race.ratio("b", "a")
     assert ratio is not None
@@ -53,18 +58,13 @@ def test_unconnected_candidates_are_not_compared():
 
 
 def test_a_noisier_candidate_is_compared_by_its_own_noise():
+    values = [1.2, 2.4, 1.2, 2.4, 1.2, 2.4]
     quiet = [[("a", 1.0), ("b", 1.5)] for _ in range(6)]
-    noisy = [[("a", 1.0), ("c", value)] for value in (1.2, 2.4, 1.2, 2.4, 1.2, 2.4)]
-    race = race_of([*quiet, *noisy], "abc")
-    pooled = race_of(quiet, "abc").ratio("b", "a")
+    race = race_of([*quiet, *([("a", 1.0), ("c", value)] for value in values)], "abc")
     wide = race.ratio("c", "a")
     assert wide is not None
-    assert pooled is not None
-    differences = np.log([1.2, 2.4, 1.2, 2.4, 1.2, 2.4])
-    assert (
-        math.log(wide.high / wide.value)
-        >= t_quantile(0.05 / 2 / 42, 20) * float(differences.std(ddof=1)) / math.sqrt(6) * 0.99
-    )
+    half = t_quantile(0.05 / 2 / 42, 20) * float(np.log(values).std(ddof=1)) / math.sqrt(6)
+    assert math.log(wide.high / wide.value) >= 0.99 * half
 
 
 def test_a_significantly_worse_candidate_is_dropped_and_one_within_the_margin_is_not():
@@ -75,10 +75,10 @@ def test_a_significantly_worse_candidate_is_dropped_and_one_within_the_margin_is
         for name, speed in (("fast", 3.0), ("fastish", 2.98), ("slow", 1.0)):
             if name in race.alive:
                 race.add_sample(name, speed * math.exp(0.01 * generator.standard_normal()))
-    out = race.dropped["slow"]
-    assert out.ratio is not None
-    assert 1 < out.ratio.low < 3 < out.ratio.high * 1.05
-    assert out.why.startswith(f"{out.by} is ")
+    slow = race.dropped["slow"]
+    assert slow.ratio is not None
+    assert 1 < slow.ratio.low < 3 < slow.ratio.high * 1.05
+    assert slow.why.startswith(f"{slow.by} is ")
     assert not race.open_against("fast")
     assert race.equal() == ["fast", "fastish"]
     assert race.choice() == "fast"
@@ -86,7 +86,7 @@ def test_a_significantly_worse_candidate_is_dropped_and_one_within_the_margin_is
 
 def test_a_single_sample_drops_a_candidate_only_if_far_behind():
     pairs = [[("a", 1.0), ("b", 0.999)] for _ in range(6)]
-    race = race_of([*pairs, [("a", 1.0), ("near", 0.7)], [("a", 1.0), ("far", 0.6)]], ["a", "b", "near", "far"])  # type: ignore[arg-type]
+    race = race_of([*pairs, [("a", 1.0), ("near", 0.7)], [("a", 1.0), ("far", 0.6)]], ["a", "b", "near", "far"])
     assert "near" not in race.dropped  # 1 / 0.7 is below 1.5
     assert race.dropped["far"].by == "a"
 
@@ -167,45 +167,38 @@ def false_drops(rules: Rules, races: int, rounds: int = 25) -> int:
 
 @pytest.mark.slow(3)
 def test_equals_are_rarely_dropped_over_many_looks():
-    """Without the correction over looks every other race drops one, with it at most alpha of them may."""
+    """Without the correction over looks, every other race drops one."""
     assert false_drops(Rules(), 16) <= 2
 
 
-def race_of_blocks(*blocks, names=("base", "wide", "narrow")):
-    """Return a race of blocks: name -> value, where None marks the block as disturbed."""
-    race = Race(names)
-    for block in blocks:
-        race.begin_block()
-        for name, value in block.items():
-            if name is not None:
-                race.add_sample(name, value, disturbed=None in block)
-    return race
-
-
-CALM = ({"base": 10.0, "wide": 20.0}, {"base": 10.1, "wide": 20.2}, {"base": 9.9, "wide": 19.9})
+NAMES = ("base", "wide", "narrow")
+CALM = [
+    [("base", 10.0), ("wide", 20.0)],
+    [("base", 10.1), ("wide", 20.2)],
+    [("base", 9.9), ("wide", 19.9)],
+]
+DISTURBED = [("wide", 5.0), ("narrow", 9.0), (None, None)]
 
 
 def test_a_disturbed_block_alone_neither_drops_a_leader_nor_makes_one():
-    """A way that uses all cores fell behind one that uses half of them while another program ran."""
-    burst = {"wide": 5.0, "narrow": 9.0, None: None}
-    race = race_of_blocks(*CALM, burst)
+    """A candidate on all cores fell behind one on half of them while another program ran."""
+    race = race_of([*CALM, DISTURBED], NAMES)
     assert race.leader() == "wide"
     assert "wide" not in race.dropped
     assert not race.comparable("wide", "narrow")
-    # Calm again: the one is far behind the other, and 1.8 times ahead of it nevermore.
-    race = race_of_blocks(*CALM, burst, {"wide": 20.1, "narrow": 12.0}, {"narrow": 12.1, "wide": 19.9})
+    # Calm again, it is far ahead.
+    calm = [[("wide", 20.1), ("narrow", 12.0)], [("narrow", 12.1), ("wide", 19.9)]]
+    race = race_of([*CALM, DISTURBED, *calm], NAMES)
     assert (race.leader(), list(race.dropped)) == ("wide", ["base", "narrow"])
 
 
 def test_a_race_that_is_always_disturbed_is_judged_like_a_calm_one():
-    calm, noisy = ([dict(block) | more for block in CALM] for more in ({}, {None: None}))
-    races = [race_of_blocks(*blocks, names=("base", "wide")) for blocks in (calm, noisy)]
-    ratios = [race.ratio("wide", "base") for race in races]
-    assert ratios[0].low == pytest.approx(ratios[1].low)
-    assert races[0].dropped.keys() == races[1].dropped.keys()
+    calm = race_of(CALM, ("base", "wide"))
+    disturbed = race_of([[*block, (None, None)] for block in CALM], ("base", "wide"))
+    assert calm.ratio("wide", "base").low == pytest.approx(disturbed.ratio("wide", "base").low)
+    assert calm.dropped.keys() == disturbed.dropped.keys()
 
 
 def test_three_common_disturbed_blocks_make_candidates_comparable():
-    burst = {"wide": 5.0, "narrow": 9.0, None: None}
-    assert not race_of_blocks(*CALM, burst, burst).comparable("wide", "narrow")
-    assert race_of_blocks(*CALM, burst, burst, burst).comparable("wide", "narrow")
+    assert not race_of([*CALM, *[DISTURBED] * 2], NAMES).comparable("wide", "narrow")
+    assert race_of([*CALM, *[DISTURBED] * 3], NAMES).comparable("wide", "narrow")

@@ -1,4 +1,4 @@
-"""A recommendation names its reason, what was ruled out by what, and says when nothing fits."""
+"""A recommendation gives its reason, what was ruled out and why, or that nothing fits."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_single_baseline_repeat_is_inconclusive_with_the_command_to_measure_mo
     assert f"(too few repeats, {n} against 8); to settle it run: mlflow run" in answer.sentence
     assert answer.measure == "mlflow run . -e quantization --env-manager local -P model=m -P min_repeats=4"
     assert answer.sentence.endswith(f"to settle it run: {answer.measure}")
-    assert {f"read with care: torch-float32: {each}" for each in ("noisy: 134%", BUSY)} <= set(answer.notes)
+    assert {f"read with care: torch-float32: {line}" for line in ("noisy: 134%", BUSY)} <= set(answer.notes)
 
 
 @pytest.mark.slow(1)
@@ -129,7 +129,7 @@ def test_single_values_and_few_repeats_have_no_winner(objective, n):
     runs = made(measured("a", 10.0, baseline=True), measured("b", 20.0), measured("c", 400.0))
     for limits in (Limits(), Limits(0.01)):
         assert recommend(runs, limits, objective).scenario is None
-        # Where the limits leave one, nothing is won: what is not known of it is said.
+        # With a single scenario there is nothing to win; its unknown variation is noted.
     (only,) = [recommend(made(measured("a", 10.0)), Limits(), objective)]
     assert bool(only.notes) == (n < 2)
 

@@ -1,4 +1,4 @@
-"""Selectors name the runs that a person means, and say so when there are none."""
+"""Selectors by id, study, branch, tag and alias, and those that match nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def two_branches(tracker):
     newer = tracker.start_study("batching", "q", {}, {**ENVIRONMENT, "git_branch": "feature"})
     ids["c"] = tracker.log(newer, measurement("c", started_at=1_790_000_100.0, tags={"llmtrack.label": "x"}))
     tracker.finish_study(newer, "finished")
-    return *({"study_id": each.study_id, "run_id": each.run_id} for each in (older, newer)), ids
+    return *({"study_id": study.study_id, "run_id": study.run_id} for study in (older, newer)), ids
 
 
 def chosen(selector, uri, **more):
@@ -137,7 +137,7 @@ def test_an_alias_moves_to_its_newest_run(studies, uri):
     for run_id in (ids["a"], ids["c"]):
         tags = MlflowClient(uri).get_run(run_id).data.tags
         assert not [key for key in tags if key.startswith("llmtrack.alias.")]
-    assert set_alias("production", ids["c"], uri) == ids["c"], "given again, it stays"
+    assert set_alias("production", ids["c"], uri) == ids["c"], "unchanged"
     assert chosen("alias:production", uri) == ["c"]
     set_alias("production", older.run_id, uri)
     assert chosen("alias:production", uri) == ["a", "b"], "a study's alias means all its scenarios"
@@ -206,7 +206,7 @@ def test_invalid_aliases(studies, uri):
 
 @pytest.mark.slow(2)
 def test_latest_is_the_newest_suite_or_study_outside_of_one(tracker, uri):
-    """A suite and not the last of its studies; a study where it was started by itself; each by its own name still."""
+    """The last study of a suite is not, except by its experiment's name."""
     suite = tracker.start_study("suite", "q", {}, ENVIRONMENT)
     last = None
     for experiment in ("precision", "training"):

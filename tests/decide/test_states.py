@@ -1,4 +1,4 @@
-"""Runs in every state stand in every command: a run in progress, a killed one and a bare one are shown, never a traceback."""
+"""Commands and reports handle runs in every state: in progress, killed, failed, and without our tags."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STATES = ["RUNNING", "KILLED", "SCHEDULED", "FAILED"]
 
 @pytest.fixture
 def store(measured, uri, monkeypatch):
-    """A study of two finished runs with further ones in each other state, with all of our tags or hardly any."""
+    """Two finished runs, and one in each other state with our tags and without."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     (study,) = measured((1, 1.0))
     client = MlflowClient(uri)
@@ -112,13 +112,13 @@ def test_values_may_be_missing_in_all_runs(name):
 
 
 def test_missing_values_agree_with_each_other_only():
-    one, other = made(run("a", outcome=None), run("b", outcome=None))
-    assert one.agrees(other, "outcome")
-    assert not one.agrees(made(run("c"))[0], "outcome")
-    assert not one.has("outcome")
-    assert one.text("outcome") == ""
-    assert one.number("perplexity") is None
-    assert one.get("no such value") is None
+    first, second = made(run("a", outcome=None), run("b", outcome=None))
+    assert first.agrees(second, "outcome")
+    assert not first.agrees(made(run("c"))[0], "outcome")
+    assert not first.has("outcome")
+    assert first.text("outcome") == ""
+    assert first.number("perplexity") is None
+    assert first.get("no such value") is None
 
 
 def test_unfinished_runs_are_listed_by_state():

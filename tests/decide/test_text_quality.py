@@ -1,4 +1,4 @@
-"""A bound on perplexity is kept or broken once that is sure of the whole text."""
+"""A bound on perplexity is decided once the interval of the whole text is on one side of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_many_looks_at_random_parts_are_rarely_wrong():
     for seed in range(100):
         generator = np.random.default_rng(seed)
         drawn = generator.normal(0.012, 0.02, 12)
-        parts = [ComparedPart(100 * (2 + each), 200.0, 100) for each in drawn]
+        parts = [ComparedPart(100 * (2 + difference), 200.0, 100) for difference in drawn]
         truth = judge_bound(perplexity_ratio(parts, 12), 1.01)
         for n in range(1, 13):
             verdict = judge_bound(perplexity_ratio(parts[:n], 12, looks=12), 1.01)
@@ -49,7 +49,7 @@ def test_many_looks_at_random_parts_are_rarely_wrong():
 
 
 def test_far_from_the_bound_few_parts_suffice():
-    parts = [ComparedPart(100.0 + each, 90.0, 50) for each in (0.0, 0.2, 0.1)]
+    parts = [ComparedPart(100.0 + nats, 90.0, 50) for nats in (0.0, 0.2, 0.1)]
     assert judge_bound(perplexity_ratio(parts, 12, looks=12, tests=8), 1.01) == "broken"
 
 
