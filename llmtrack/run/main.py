@@ -63,7 +63,6 @@ class Performed:
     """Result of an experiment or suite.
 
     Attributes:
-        tracker: where it is tracked.
         experiment: None for a suite.
     """
 

@@ -197,12 +197,7 @@ class Settings(EngineOptions, TimingOptions, RunOptions):
 
 
 def unknown_parameter(experiment: str, config: type, name: str, value: object = None) -> UsageError:
-    """Return the error for an unknown parameter, suggesting the one probably meant.
-
-    Args:
-        config: the experiment's config.
-        value: the given value; None if unknown.
-    """
+    """Return the error for an unknown parameter, suggesting the one probably meant."""
     known = [each.name for each in parameters(config)]
     elsewhere = name in {each.name for each in parameters(Settings)}
     near = [each for each in known if each.rstrip("s") in (name.rstrip("s"), name.rstrip("s").rpartition("_")[2])]

@@ -43,9 +43,6 @@ class SuiteResult:
         study: the suite's own run.
         results: by experiment; None if it could not be completed.
         reasons: why not, by experiment.
-        reading: interpretation of all runs together.
-        tracked: all runs as read back; None if that failed.
-        problems: parts of the suite's own report that failed, and why.
     """
 
     study: Study
@@ -84,9 +81,6 @@ def run_suite(
     The executor keeps a model loaded between experiments that share it.
 
     Args:
-        experiments: in order.
-        question: question of the whole suite.
-        settings: tracked with the suite.
         remarks: notes for the reader of the report about how it was measured.
         resume: take over finished runs, as in `run_study`.
         same: handling of scenarios shared by several experiments; see `llmtrack.run.study.suite_cache`.
@@ -165,7 +159,6 @@ def _derived(experiment: Experiment, results: Mapping[str, StudyResult | None]) 
 
 
 def _scenario_count(experiment: Experiment, machine: Mapping[str, str]) -> int:
-    """Return the number of scenarios to measure; 0 for an experiment that will be rejected."""
     try:
         return sum(map(len, make_plan(experiment.scenarios, machine).groups))
     except LlmtrackError:
@@ -202,7 +195,6 @@ def _report(
 
 
 def _members(result: SuiteResult, experiments: Sequence[Experiment], tracker: Tracker) -> list[Member]:
-    """Return all studies with their runs as read back, in order."""
     runs_of_suite: Runs | None = None
     members = []
     for experiment in experiments:

@@ -97,8 +97,6 @@ def energy_figures(
 
     Args:
         intervals: readings before and after each call.
-        tokens: produced by all calls.
-        prefix: of the metric names.
     """
     counters = gauges.gauge_of(device)
     energy = energy_of(intervals, counters.period_s) if counters else None
@@ -158,7 +156,6 @@ def generation_roofline(
 
     Args:
         requests: the calls of a repeat.
-        metrics: the timing.
         use_cache: without a cache, each step is a full pass, to which the decode bound does not apply.
     """
     figures, facts = _ceilings(roof), _conditions(info, roof)
@@ -180,7 +177,6 @@ def scoring_roofline(info: EngineInfo, read: Iterable[Sequence[int]], seconds: f
 
     Args:
         read: tokens read of each row, per batch.
-        seconds: total duration.
     """
     figures, facts = _ceilings(roof), _conditions(info, roof)
     if seconds > 0:

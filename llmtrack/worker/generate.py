@@ -74,7 +74,6 @@ def _timed(
     engine: Engine,
     started: float,
 ) -> Measurement:
-    """Build the measurement from the timing alone."""
     pads = pad_share(arm.requests) if engine.info.pads else 0.0
     metrics = dict(timing.metrics) | engine_metrics(engine, timing.peak_memory_bytes) | {"pad_share": pads}
     facts = engine_facts(engine) | _prompt_facts(arm.requests) | dict(prompts.facts)
@@ -155,9 +154,7 @@ def generations_of(
     Greedy decoding repeats itself, so these are usually one per prompt.
 
     Args:
-        prompts: the requested texts, one per row.
         ids: the tokens that the engine read, per row.
-        clock: the clock of the timing.
     """
     to_epoch = time.time() - clock()
     durations = [sum(call.end - call.start for call in calls) for calls in timing.calls]

@@ -141,8 +141,6 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
 
 
 class _PreparationLog(logging.Handler):
-    """Emits log records as lines."""
-
     def __init__(self, emit: Emit) -> None:
         super().__init__(logging.INFO)
         self._emit_event = emit

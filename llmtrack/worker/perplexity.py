@@ -107,7 +107,6 @@ def with_quality(
 
     Args:
         load: load the reference, kept only during the comparison.
-        clock: times the scoring.
     """
     name = timed.scenario.name
     try:
@@ -217,7 +216,6 @@ def measure_shard(
     Args:
         ready: texts prepared by this engine.
         load: return the reference, which stays loaded for further shards.
-        clock: times the work.
     """
     started_at = time.time()
     try:

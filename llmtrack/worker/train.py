@@ -78,8 +78,6 @@ class _StepLog:
 
 
 class _Training:
-    """A training in progress."""
-
     def __init__(
         self,
         scenario: Scenario,
@@ -219,7 +217,6 @@ class _Training:
             self._emit(Log(f"    {' '.join(text.split())}"))
 
     def _system_values(self) -> dict[str, float]:
-        """Return the system metrics since the last evaluation."""
         before, self._system = self._system, self._beside.get("the state of the machine", self._read_system, None)
         return system_values([(before, self._system)]) if before is not None and self._system is not None else {}
 

@@ -75,7 +75,6 @@ def _weights(source: ModelSource) -> int:
 
 
 def _hub_cache() -> Path:
-    """Return the cache folder of the hub library."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
     return Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
 

@@ -19,7 +19,6 @@ class InlineExecutor:
     Args:
         load: load a variant as an engine; by default through the installed backends. The files that a scenario names do
             not identify the model of a custom one.
-        clock: monotonic clock in seconds.
         time_limit: maximum seconds per call, checked between calls; 0 for none.
     """
 

@@ -39,9 +39,6 @@ class Pool:
     """Measures each variant in an executor of its own, which keeps the model loaded while there is room.
 
     Args:
-        make: create an executor.
-        is_full: whether memory is short.
-        most: maximum number of loaded models.
         fits: whether variants are predicted to fit into the free memory.
         reuse: keep a freed worker, with its imports, for the next variant of the same backend.
 

@@ -34,10 +34,6 @@ class ProcessExecutor:
     A model that exhausts memory, crashes or is killed takes down only its worker, and a silent worker is killed after a
     timeout. The current scenario then fails, unless its main part is measured (`SoFar`), and the others continue in a
     new worker.
-
-    Args:
-        patience: timeouts of a silent worker.
-        start: start a worker.
     """
 
     def __init__(self, patience: Patience | None = None, start: Callable[..., WorkerProcess] = WorkerProcess) -> None:
@@ -203,7 +199,6 @@ class ProcessExecutor:
         return [waiting.pop(at.scenario, None) or waiting.pop(next(iter(waiting)))]
 
     def _end_in_order(self, emit: Emit) -> None:
-        """Ask the worker to save its state and end, and forward its remaining events."""
         worker = self._worker
         assert worker is not None
         worker.ask_to_end()
@@ -254,8 +249,6 @@ def _early_death(code: int | None) -> str:
 
 
 class _At:
-    """The current step of a worker, as reported."""
-
     def __init__(self, scenario: str) -> None:
         self.progress = Progress(scenario, STARTING)
 

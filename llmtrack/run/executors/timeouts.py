@@ -51,8 +51,6 @@ class StepTimeout:
 
     Args:
         emit: receives every event; its own time is not counted.
-        seconds: maximum time between events.
-        clock: monotonic clock in seconds.
         first: scenario that the time before the first call counts for.
     """
 

@@ -70,7 +70,6 @@ def support_notes(machine: Mapping[str, str], scenarios: Iterable[Scenario], sys
     """Return a line for each unsupported or unused part of the measuring machine.
 
     Args:
-        machine: facts from `llmtrack.worker.machine.describe`.
         system: operating system as in `platform.system`; None for this machine's.
     """
     used = {kind_of(device_of(scenario.variant.device, machine)) for scenario in scenarios}

@@ -29,9 +29,7 @@ def run_groups(
 
     Args:
         groups: scenarios of one variant each.
-        on_event: receives every relevant event.
         on_disturbed: receives the first measurement of a remeasured baseline.
-        open_journal: open the journal for the rounds of interleaved groups.
     """
     if isinstance(executor, Pool):
         executor.hold_only(*(group[0].variant for group in groups))

@@ -21,11 +21,6 @@ class Journal:
     The file is only appended to, or replaced atomically by a rename, so that a failed write loses nothing. If it cannot
     be read or written, or another process uses it, work continues without it and the user is notified.
 
-    Args:
-        path: the file; its folder is created.
-        resume: reuse its actions; else start anew.
-        notify: receives messages for the user.
-
     Attributes:
         taken_over: number of actions reused.
     """
@@ -87,7 +82,6 @@ class Journal:
             self._lock.release(force=True)
 
     def _locked(self) -> bool:
-        """Acquire the lock; the system releases it with this process."""
         try:
             self._lock.acquire(blocking=False)
         except Timeout:

@@ -40,7 +40,6 @@ def merge_measurements(measurements: Sequence[Measurement], policy: RepeatPolicy
 
     Args:
         measurements: in order, at least one.
-        policy: to judge the merged repeats by.
     """
     last = measurements[-1]
     samples: dict[str, tuple[float, ...]] = {}
@@ -81,7 +80,6 @@ def merge_measurements(measurements: Sequence[Measurement], policy: RepeatPolicy
 
 
 def _thinned(rows: Sequence[StepValues]) -> tuple[StepValues, ...]:
-    """Return evenly spaced rows, numbered anew."""
     stride = max(1, math.ceil(len(rows) / MAX_POINTS))
     return tuple(replace(row, step=number) for number, row in enumerate(rows[::stride]))
 

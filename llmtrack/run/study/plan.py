@@ -18,9 +18,7 @@ class SameAs:
     """A scenario that is not measured because it equals another one once its dtype is resolved.
 
     Attributes:
-        scenario: the scenario that is skipped.
         measured: the equal one, earlier in the study.
-        dtype_label: the resolved dtype.
     """
 
     scenario: Scenario
@@ -45,7 +43,6 @@ def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan
     """Plan the scenarios of a study for a machine.
 
     Args:
-        scenarios: in order.
         machine: facts from `worker.machine.describe`; `devices` and `bfloat16` are used.
 
     Raises:
@@ -87,7 +84,6 @@ def model_folders(scenarios: Sequence[Scenario]) -> tuple[Path, ...]:
 
 
 def _check(variant: Variant, machine: Mapping[str, str]) -> None:
-    """Reject an unusable variant before the study starts."""
     parse_candidates(variant.model)
     if variant.backend not in backends():
         raise UsageError(f"unknown backend {variant.backend!r}: there are {', '.join(backends())}")

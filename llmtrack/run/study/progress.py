@@ -33,10 +33,7 @@ class StudyProgress:
     """Progress of one study, as a context manager.
 
     Args:
-        scenarios: number of scenarios to measure.
-        suite: the suite that the study belongs to.
         took: last duration of the study in seconds.
-        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -167,9 +164,7 @@ class SuiteProgress:
     """Progress of a suite; each study's progress counts toward it.
 
     Args:
-        scenarios: number of scenarios per experiment, in order.
         took: last duration in seconds per experiment. If one is unknown, all scenarios count equally.
-        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -219,13 +214,7 @@ class SuiteProgress:
 
 
 class SearchProgress(StudyProgress):
-    """Progress of a search, as a context manager: a bar of its budget on a terminal, a line per step in a log.
-
-    Args:
-        seconds: the budget.
-        began: start time by the clock.
-        clock: monotonic clock in seconds.
-    """
+    """Progress of a search, as a context manager: a bar of its budget on a terminal, a line per step in a log."""
 
     def __init__(
         self, console: Console, seconds: float, began: float, clock: Callable[[], float] = time.monotonic
@@ -262,9 +251,7 @@ def seconds_left(elapsed: float, finished: float, total: float) -> float | None:
     """Estimate the remaining seconds by the mean duration of the finished scenarios; None while nothing is finished.
 
     Args:
-        elapsed: seconds since the first scenario started.
         finished: finished scenarios, with the known share of the current one.
-        total: number of scenarios.
     """
     if finished <= 0 or total <= 0:
         return None

@@ -37,7 +37,6 @@ def run_undisturbed(
     more repeats while they fit into `max_seconds`; all repeats count.
 
     Args:
-        group: scenarios of one variant.
         on_event: receives every event; for a remeasured baseline, the newer outcome.
         on_disturbed: receives the first measurement of a remeasured baseline, no longer marked as a baseline.
     """

@@ -21,9 +21,7 @@ def finished_runs(
     """Return the newest finished run of each scenario that has one, under the scenario's current name.
 
     Args:
-        environment_id: of this machine and installation.
         identify: return the model tags that a run of a scenario would have now.
-        tracking_uri: the store.
     """
     runs = tracked_runs(
         status=FINISHED,

@@ -149,7 +149,6 @@ class _Arm:
         """Merge all visits into one measurement.
 
         Args:
-            rounds: started rounds.
             cut: why there were no more.
         """
         merged, unpaired = self._merged(), len(self.visits) % VISITS
@@ -204,8 +203,6 @@ def _decode(visit: list[Any]) -> list[Outcome]:
 
 
 class _Laps:
-    """The laps of a study."""
-
     def __init__(
         self,
         executor: Executor,

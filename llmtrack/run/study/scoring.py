@@ -91,7 +91,6 @@ def score_beside(executor: Executor, timed: Measurement, emit: Emit) -> Measurem
 
 
 def _combined(timed: Measurement, scored: Measurement | Failure) -> Measurement | Failure:
-    """Combine a timed measurement with separately scored quality."""
     if isinstance(scored, Measurement):
         return replace(
             timed,
@@ -109,7 +108,6 @@ def _combined(timed: Measurement, scored: Measurement | Failure) -> Measurement 
 
 
 def _workers(scenario: Scenario) -> int | None:
-    """Return the requested number of scoring workers."""
     task = scenario.task if scenario.quality is None else scenario.quality.perplexity
     return task.workers if isinstance(task, PerplexityTask) else 1
 

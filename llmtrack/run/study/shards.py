@@ -54,12 +54,7 @@ class SharedScores:
     """Merged scores of a text.
 
     Attributes:
-        metrics: the scores and the speed.
-        facts: the text, and how it was distributed.
-        warnings: of the workers and about the text.
         batch_losses: mean loss of each batch, in the order of a single worker.
-        batch_size: rows of the largest batch.
-        items: results of the first documents.
         table: tab-separated table of each shard's worker, node and duration.
     """
 
@@ -146,7 +141,6 @@ def score_shards(
     Args:
         scenario: the whole, which progress and failures refer to.
         parallel: the workers; a shard lost with a worker is retried.
-        emit: receives events, in this thread only.
     """
     work = _Work(scenario, shards, parallel, emit)
     jobs = [partial(work.run, number) for number in range(len(parallel.runs))]

@@ -64,8 +64,6 @@ class StudyResult(Reported):
 
     Attributes:
         study: identity in the tracking store.
-        measured: number of measured scenarios.
-        failed: number of failed scenarios.
         refused: number of failed scenarios with a broken backend plug-in.
     """
 
@@ -99,9 +97,7 @@ def run_study(
     tracked and the study ends as killed.
 
     Args:
-        suite_id: id of the suite that the study belongs to.
         resume: take over finished runs of the same scenario, work and machine instead of measuring again.
-        suite_progress: progress of the suite.
         cache: measurements of its suite, to reuse or pool.
 
     Raises:
@@ -144,8 +140,6 @@ class _Prepared:
     """What a study will measure.
 
     Attributes:
-        environment: facts of the machine and versions.
-        earlier: runs that are taken over.
         seconds: last duration; None if unknown.
     """
 
@@ -169,7 +163,6 @@ def _prepare(
     resume: bool,
     cache: SuiteCache | None,
 ) -> _Prepared:
-    """Plan a study, check its scenarios, and announce it."""
     machine = executor.machine()
     fetch_checkpoints(experiment.scenarios, tracker.tracking_uri)
     plan = make_plan(experiment.scenarios, machine)
@@ -202,13 +195,7 @@ def _prepare(
 
 
 class _Outcomes:
-    """Tracks and prints the outcomes of a study as they arrive, and counts them.
-
-    Attributes:
-        measured: number of measured scenarios.
-        failed: number of failed scenarios.
-        refused: number of failed scenarios with a broken backend plug-in.
-    """
+    """Tracks and prints the outcomes of a study as they arrive, and counts them."""
 
     def __init__(
         self,
@@ -301,7 +288,6 @@ def end_study(
     store is unreachable.
 
     Args:
-        failed: whether a scenario failed.
         write: read the runs, print, and write files.
 
     Returns:
@@ -359,7 +345,6 @@ def opened(
 
     Args:
         work: identity of what is measured, which only one process may resume at a time.
-        start: open the study.
     """
     study: Study | None = None
     try:

@@ -25,8 +25,6 @@ class SuiteCache:
     Args:
         mode: `measure`: by each experiment, which shows the noise floor; `reuse`: once, with the most repeats that any
             needs; `pool`: by each, pooling the repeats with the earlier ones.
-        experiments: all experiments of the suite, as far as known.
-        machine: facts of the measuring machine.
     """
 
     def __init__(self, mode: str, experiments: Sequence[Experiment], machine: Mapping[str, str]) -> None:

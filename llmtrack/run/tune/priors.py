@@ -57,7 +57,6 @@ def prior_of(candidate: Candidate, cpus: int, measured: Mapping[str, float]) -> 
 
     Args:
         cpus: number of CPUs used; 0 for a GPU.
-        measured: metrics of the baseline so far.
     """
     variant, task = candidate.variant, candidate.task
     compiled = variant.option("compile", NO_COMPILE) != NO_COMPILE
@@ -117,7 +116,6 @@ def earlier_ratios(
     An unreadable store yields nothing: the search continues without.
 
     Args:
-        objective: metric to optimize.
         environment_id: hardware and versions, which must match.
         cpus: number of CPUs used by default; 0 for a GPU.
     """

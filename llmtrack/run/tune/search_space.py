@@ -43,8 +43,6 @@ class Candidate:
 
     Attributes:
         name: names its differences from the baseline.
-        variant: the loaded model.
-        task: the call.
         changes: number of settings that differ from the baseline's.
     """
 
@@ -99,9 +97,7 @@ def make_space(
 
     Args:
         variant: the model, the device, and options common to all candidates, such as a number of threads.
-        task: the work: prompts and lengths.
         objective: metric to optimize; determines which call settings matter.
-        machine: facts from `llmtrack.worker.machine.describe`.
         narrowed: patterns by name, from `parse_space`; the values of a setting without a fixed list of them.
 
     Raises:
@@ -161,10 +157,7 @@ def _check_restriction(
     """Reject a restriction of the space with unknown or unused names, or patterns that match nothing.
 
     Args:
-        known: names of all settings.
         used: names of the settings of the remaining backends and recipes.
-        offered: available backends, precisions and recipes.
-        left_out: what cannot run here, and why.
     """
     if unknown := sorted(set(narrowed) - known):
         raise UsageError(f"space has no {', '.join(unknown)}: use {', '.join((*KNOWN, *sorted(known - {*KNOWN})))}")
@@ -246,11 +239,8 @@ def _options(
     """Yield option combinations of a backend and its recipe with their labels, leaving out defaults.
 
     Args:
-        options: option classes.
         cpus: number of CPUs used; 0 for another device.
-        narrowed: values by name, instead of the suggested ones.
         timed: whether to vary options that only affect speed.
-        common: options common to all candidates.
     """
     axes: list[list[tuple[str, Any, bool]]] = []
     for parameter in (parameter for config in options for parameter in parameters(config)):

@@ -45,16 +45,11 @@ class TuneGoal:
     """What to tune for.
 
     Attributes:
-        objective: metric to optimize.
-        seconds: time budget.
-        corpus: text that quality is judged by.
         scoring: scoring convention; its corpus is replaced.
         most_perplexity: maximum perplexity relative to the baseline, such as 1.01; None for any, and then only the
             answer is scored.
-        limits: maximum values of metrics.
         margin: candidates that differ by less are considered equal.
         cpus: number of CPUs used; 0 for a GPU.
-        start: seconds to start a worker.
         earlier: ratio to the baseline in earlier runs, by candidate; see `llmtrack.run.tune.priors`.
     """
 
@@ -76,7 +71,6 @@ class Act:
 
     Attributes:
         what: `measure`, `fresh` (the final comparison), `score` or `answer` (the whole text).
-        name: the candidate.
         began_s: seconds after the start of the search.
         seconds: duration, including loading and building.
         value: the measured objective; NaN if none.
@@ -233,7 +227,6 @@ class Trials:
         return name in self.answers
 
     def _whole_ratio(self, name: str, base: str) -> float:
-        """Return the perplexity ratio of two candidates on the whole text."""
         return math.exp(self.answers[name].metrics["loss"] - self.answers[base].metrics["loss"])
 
     def dropped(self, name: str) -> None:

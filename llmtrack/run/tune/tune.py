@@ -88,9 +88,6 @@ def run_tune(
     On interruption, what is measured is tracked, and the same command with `resume` continues.
 
     Args:
-        experiment: question, plots and reading.
-        goal: what to tune for.
-        resume: continue an interrupted search.
         clock: monotonic clock in seconds that decides when the time is up.
         began: start of the time budget; None for now.
 
@@ -292,7 +289,6 @@ def _perplexity_ratio(name: str, tuning: Tuning) -> Ratio | None:
 
 
 def _result_params(name: str, tuning: Tuning) -> dict[str, Scalar]:
-    """Return a candidate's result and its reason as params."""
     result, reason = _result(name, tuning)
     return {"race_place": result, "race_reason": reason}
 

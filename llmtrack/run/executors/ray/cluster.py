@@ -45,7 +45,6 @@ class RayTask:
     Attributes:
         key: address of its messages.
         letters: messages received so far; `{"lost": reason, "final": ...}` if it ended without reporting.
-        ref: Ray's object reference.
     """
 
     key: str

@@ -39,8 +39,6 @@ def open_cluster(
         address: see `Cluster`.
         nodes: `same` (the most common kind) or `each` (every kind).
         resources: see `kinds.read_resources`.
-        patience: timeouts of a silent worker.
-        notify: receives lines about the nodes used, and those not used with the reason.
 
     Raises:
         LlmtrackError: there is no cluster, or no usable node.
@@ -83,8 +81,6 @@ class RayExecutor:
     of its group continues on another node.
 
     Args:
-        kind: the nodes to use.
-        patience: timeouts of a silent worker.
         alone: whether a measurement has its node to itself.
     """
 
@@ -238,7 +234,6 @@ class RayExecutor:
         return parcel
 
     def _alive(self) -> list[str]:
-        """Return the live nodes of the kind."""
         alive = self._cluster.alive()
         return [node_id for node_id in self._nodes_by_id if node_id in alive]
 
@@ -274,7 +269,6 @@ class RayExecutor:
                 raise Stopped
 
     def _end_in_order(self, task: RayTask, group: Group) -> None:
-        """Interrupt a task, and forward its remaining events."""
         self._cluster.interrupt(task)
         until = time.monotonic() + self._patience.ending
         with contextlib.suppress(queue.Empty, LostGroupError, LlmtrackError):

@@ -33,8 +33,6 @@ class Parcel:
     Attributes:
         written: its name in the scenario.
         path: path at the sender.
-        digest: of its content.
-        size: bytes.
         content: result of `pack`, or Ray's reference to it, or None if too big to send.
     """
 
@@ -91,9 +89,6 @@ def awaited(reference: Any, seconds: float | None = None) -> Any:
 def unpack(parcel: Parcel, fetch: Callable[[Any], Mapping[str, bytes]] = awaited) -> str:
     """Return the path of a parcel on this node: the same path if its content is the same, else that of a copy.
 
-    Args:
-        fetch: get the sent content.
-
     Raises:
         LlmtrackError: it is neither here nor small enough to send, or it changed in transit.
     """
@@ -145,9 +140,6 @@ def unlocalized(data: Any, names: Mapping[str, str]) -> Any:
 def with_files(measurement: Measurement, node: str, fetch: Callable[[str], Parcel]) -> Measurement:
     """Return a measurement with its files, named by their paths on a node, fetched to this machine; warn about the
     rest.
-
-    Args:
-        fetch: fetch a path from the node, with content.
     """
     missing: list[str] = []
 

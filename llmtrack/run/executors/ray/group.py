@@ -33,9 +33,6 @@ class Group:
     """The unfinished scenarios of a group, and the history of its attempts.
 
     Args:
-        scenarios: of one variant.
-        emit: receives the events.
-        nodes: by id.
         fetch: fetch a path from a node, by the node's id.
     """
 

@@ -35,7 +35,6 @@ class Node:
     Attributes:
         id: Ray's node id.
         name: host name, address and the first digits of the id.
-        resources: Ray resources, such as `CPU` and `GPU`.
         facts: hardware facts; `HARDWARE` lists those that distinguish kinds.
         versions: versions that must agree everywhere.
         place: host name and address, unchanged by a restart.
@@ -55,7 +54,6 @@ class Kind:
 
     Attributes:
         name: what distinguishes it from other kinds.
-        needs: Ray resources of a measurement.
     """
 
     name: str

@@ -53,12 +53,7 @@ def versions() -> dict[str, str]:
 
 
 def describe(patience: Patience, alone: bool, facts: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts of the environment in which a worker on this node measures.
-
-    Args:
-        alone: whether a measurement has the node to itself.
-        facts: known to the cluster only.
-    """
+    """Return the facts of the environment in which a worker on this node measures."""
     with _worker(patience, alone) as executor:
         return _environment(executor, facts)
 
@@ -95,7 +90,6 @@ def measure(
     When interrupted, a training worker first saves its state.
 
     Args:
-        send: send a message to the driver.
         alone: whether the measurement has the node to itself.
         facts: known to the cluster only.
         scenarios: as JSON.
@@ -149,7 +143,6 @@ def _worker(patience: Patience, alone: bool) -> Iterator[ProcessExecutor]:
 
 @contextmanager
 def _beating(send: Send) -> Iterator[None]:
-    """Send heartbeats."""
     over = threading.Event()
 
     def beat() -> None:
