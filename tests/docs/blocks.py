@@ -48,18 +48,18 @@ def blocks() -> list[Block]:
 def blocks_of(path: Path) -> Iterator[Block]:
     """Return the fenced blocks of a document."""
     text = path.read_text(encoding="utf-8")
-    for found in _FENCED.finditer(text):
-        line = text[: found.start()].count("\n") + 2
-        yield Block(f"{path.relative_to(ROOT).as_posix()}:{line}", found["language"], found["text"])
+    for match in _FENCED.finditer(text):
+        line = text[: match.start()].count("\n") + 2
+        yield Block(f"{path.relative_to(ROOT).as_posix()}:{line}", match["language"], match["text"])
 
 
 def commands(block: Block) -> list[str]:
     """Return the commands of a shell block or of a workflow's steps, one line each, without comments."""
     scripts = [block.text] if block.language == "bash" else list(_scripts(yaml.safe_load(block.text)))
     lines = "\n".join(scripts).replace("\\\n", " ").splitlines()
-    # As a shell, and unlike shlex, take # inside a word for what it is.
+    # Like a shell, and unlike shlex, keep # inside a word.
     words = (shlex.split(_COMMENT.sub("", line)) for line in lines)
-    return [shlex.join(each) for each in words if each]
+    return [shlex.join(line) for line in words if line]
 
 
 def _scripts(part: Any) -> Iterator[str]:

@@ -40,16 +40,16 @@ def run(command: str) -> None:
         if command.startswith(start):
             handle(words[len(start.split()) :])
             return
-    raise AssertionError(f"tests/docs/runner.py does not say how to run: {command}")
+    raise AssertionError(f"tests/docs/runner.py has no kind for: {command}")
 
 
-def comes_to(command: str) -> str:
+def resolved(command: str) -> str:
     """Return the command that is run for a documented one, after substitutions."""
     if not command.startswith("mlflow run "):
         return command
     try:
         return str(entry_point_of(shlex.split(command)[2:]))
-    except (AssertionError, KeyError):  # what the test of this command then says
+    except (AssertionError, KeyError):  # the test of this command reports it
         return command
 
 
@@ -61,17 +61,17 @@ def entry_point(words: list[str]) -> None:
 
 def entry_point_of(words: list[str]) -> tuple[str, dict[str, str]]:
     """Return the entry point of an `mlflow run` command, and its parameters."""
-    where, *rest = words
-    assert where == "." or where.startswith("https://"), f"not this project: {where}"
-    given = options(rest, allowed={"-e", "-P", "--env-manager", "--experiment-name"})
-    (name,) = given.pop("-e")
-    assert given.pop("--env-manager") == ["local"], "MLflow's default needs conda"
-    asked = dict(each.split("=", 1) for each in given.pop("-P", []))
+    project, *rest = words
+    assert project == "." or project.startswith("https://"), f"not this project: {project}"
+    flags = options(rest, allowed={"-e", "-P", "--env-manager", "--experiment-name"})
+    (name,) = flags.pop("-e")
+    assert flags.pop("--env-manager") == ["local"], "MLflow's default needs conda"
+    parameters = dict(pair.split("=", 1) for pair in flags.pop("-P", []))
     known = declared(name)
-    values = {key: value for key, value in UNLESS_GIVEN.items() if key in known} | asked
+    values = {key: value for key, value in UNLESS_GIVEN.items() if key in known} | parameters
     values |= {key: value for key, value in PARAMETERS.items() if key in known}
-    values |= {key: value for key, value in WHERE_GIVEN.items() if key in asked}
-    for key in WITH_IT.keys() & asked.keys():
+    values |= {key: value for key, value in WHERE_GIVEN.items() if key in parameters}
+    for key in WITH_IT.keys() & parameters.keys():
         values |= WITH_IT[key]
     if name == "compare":
         values["model"] = known["model"]
@@ -119,7 +119,7 @@ def check(result: Result, codes: Iterable[int] = (0,)) -> None:
 def skip_without_onnx() -> None:
     """Skip if ONNX Runtime is reported missing, and assert that it is."""
     if absent := missing_modules("onnx", "any"):
-        pytest.skip(f"asks for the onnx backend, and {', '.join(absent)} are not installed")
+        pytest.skip(f"needs the onnx backend, and {', '.join(absent)} are not installed")
 
 
 def make(words: list[str]) -> None:
@@ -148,9 +148,9 @@ def pip_install(words: list[str]) -> None:
 def mlflow_server(words: list[str]) -> None:
     """Start the server on a free port, wait until it answers, and stop it."""
     port = str(free_port())
-    given = options(words, allowed={"--backend-store-uri"})
+    flags = options(words, allowed={"--backend-store-uri"})
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", port]
-    command += ["--backend-store-uri", *given["--backend-store-uri"]]
+    command += ["--backend-store-uri", *flags["--backend-store-uri"]]
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with Path("server.log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -175,11 +175,11 @@ def wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
 
 def options(words: list[str], allowed: set[str]) -> dict[str, list[str]]:
     """Read `OPTION VALUE` pairs."""
-    found: dict[str, list[str]] = {}
+    pairs: dict[str, list[str]] = {}
     for option, value in zip(words[::2], words[1::2], strict=True):
         assert option in allowed, f"tests/docs/runner.py does not know the option {option}"
-        found.setdefault(option, []).append(value)
-    return found
+        pairs.setdefault(option, []).append(value)
+    return pairs
 
 
 KINDS: dict[str, Callable[[list[str]], None]] = {

@@ -5,41 +5,41 @@ Everything else runs as written.
 
 from __future__ import annotations
 
-# Parameters of entry points; only those are set that an experiment has.
+# Parameters of entry points, as far as an experiment has them.
 PARAMETERS = {
     "model": "synthetic:tiny",
     "executor": "inline",
     "max_new_tokens": "2",
     "min_repeats": "2",
     "min_seconds": "0",
-    # So many seconds each scenario takes: a tiny model's calls vary by more than any number of repeats would settle.
+    # Seconds per scenario: the calls of a tiny model vary too much for their intervals to become narrow.
     "max_seconds": "0.2",
     # The tiny model's context holds 1,024 tokens.
     "lengths": "16,128",
-    # Of a suite.
+    # Suite.
     "experiments": "precision,perplexity",
     "quick": "true",
     "focus": "none",
-    # Of quantization; end-to-end tests run the others.
+    # Quantization; end-to-end tests run the other recipes.
     "recipes": "onnx/int8-weight-only",
-    # Of training.
+    # Training.
     "steps": "2",
     "sequence_length": "32",
     "validation_tokens": "64",
     "sample_tokens": "2",
-    # Of tuning; that test_tune.py has the rest of. The budget is a limit: of two ways, the search ends by itself.
+    # Tuning; test_tune.py covers the rest. The budget is a limit: with two candidates, the search ends by itself.
     "new_tokens": "2",
     "budget": "10m",
     "space": "backend=torch precision=float32,bfloat16 threads=0",
 }
-# Only where the document gives a value, since others forbid one.
+# Only if the document sets the parameter, since other commands forbid it.
 WHERE_GIVEN = {"max_tokens": "500"}
-# What else a parameter asks for where the document gives it: a recipe that takes it, and few tokens for its search.
+# Further parameters that a documented one requires: a recipe that uses it, and few tokens for its search.
 WITH_IT = {"keep_quality": {"recipes": "onnx/int8-static", "calibration_tokens": "128"}}
-# Only where it gives none.
+# Only if the document does not set the parameter.
 UNLESS_GIVEN = {"corpus": "my_texts.txt", "max_length": "256", "reference_tokens": "256"}
 
-# Random weights have no chat template: pieces of code in which this stands run as they are.
+# Random weights have no chat template: code that contains this runs unchanged.
 REAL_MODEL = "messages = "
 
 CODE = {
@@ -48,18 +48,17 @@ CODE = {
     "min_seconds=0.0": "min_seconds=0.0, max_seconds=0.2",
 }
 
-# Files of the reader's own that documents speak of.
+# Files of the reader that documents mention.
 FILES = {
     "my_texts.jsonl": '{"text": "The first small text."}\n{"text": "And a second one."}\n',
     "my_texts.txt": "A text of the reader's own, long enough to train on. " * 40,
 }
 
-# A command may end with these, if not with 0: the gate says by 3 that a rule is broken, by 2 that a figure is missing; a search,
-# by 4 and 1, that its budget was too short on this machine to prove an answer or to find one; a recommendation, by 1, that two
-# or three repeats do not tell the best.
+# Accepted exit codes: of a gate 3 (a rule is broken) and 2 (a value is missing); of a search 4 and 1 (the budget is too short
+# here to prove or to find an answer); of a recommendation 1 (too few repeats to choose the best).
 EXIT_CODES = {"gate": {0, 2, 3}, "tune": {0, 1, 4}, "recommend": {0, 1}}
 
-# Words of a llmtrack command: what the reader's store does not have, and what it has instead.
+# Words of llmtrack commands that the reader's store does not have, and their replacements.
 WORDS = {
     "branch:main": "latest:precision#float32",
     "alias:production": "latest:precision#float32",

@@ -24,7 +24,7 @@ READ_ONLY = {"text", ""}
 PLACES: dict[str, dict[str, list[str]]] = {}
 for _block in BLOCKS:
     for _line in commands(_block) if _block.language in SHELL else ():
-        PLACES.setdefault(runner.comes_to(_line), {}).setdefault(_line, []).append(_block.place)
+        PLACES.setdefault(runner.resolved(_line), {}).setdefault(_line, []).append(_block.place)
 LINES = [
     pytest.param(
         next(iter(lines)),
@@ -65,7 +65,7 @@ def _in_it(reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undraw
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_documented_command_runs(line: str, request: pytest.FixtureRequest):
-    if "packaged:smollm2" in runner.comes_to(line):
+    if "packaged:smollm2" in runner.resolved(line):
         request.getfixturevalue("smollm2_spec")
     runner.run(line)
 

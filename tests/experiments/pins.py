@@ -1,7 +1,7 @@
 """Default ids of every experiment: python -m tests.experiments.pins > tests/experiments/pins.json.
 
-An id that changes makes finished runs be measured again and parts them from the new ones, so pins.json changes only where a
-change means it to, and the commit says which and why.
+A changed id separates old runs from new ones and causes them to be measured again, so pins.json changes only deliberately,
+and the commit says which id and why.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmtrack.spec.task import workload_id
 from llmtrack.tracking.write.records import StudyContext, scenario_record
 
 ROOT = Path(__file__).resolve().parents[2]
-# What runs by default depends on what is installed.
+# The defaults depend on what is installed.
 RECIPES = (
     "torch/bfloat16",
     "onnx/float32",
@@ -32,13 +32,10 @@ RECIPES = (
     "onnx/int8-weight-only",
     "onnx/int4-weight-only",
 )
-
-
-# Likewise of runtimes.
 RUNTIME_RECIPES = ("torch/bfloat16", "onnx/int8-weight-only", "genai/int4", "openvino/int8")
 
 
-def asked(name: str, quick: bool) -> Experiment:
+def default_experiment(name: str, quick: bool) -> Experiment:
     """Build an experiment with its default options."""
     if name == "quantization" and not quick:
         return quantization.build(quantization.Config(recipes=RECIPES))
@@ -63,12 +60,14 @@ def pins() -> dict[str, Any]:
     project = yaml.safe_load((ROOT / "MLproject").read_text(encoding="utf-8"))
     return {
         "ids": {
-            f"{name} {'quick' if quick else 'full'}": {each.name: ids(each) for each in asked(name, quick).scenarios}
+            f"{name} {'quick' if quick else 'full'}": {
+                scenario.name: ids(scenario) for scenario in default_experiment(name, quick).scenarios
+            }
             for name in NAMES
             for quick in (False, True)
         },
         "parameters": {
-            name: {key: each["default"] for key, each in entry["parameters"].items()}
+            name: {key: parameter["default"] for key, parameter in entry["parameters"].items()}
             for name, entry in project["entry_points"].items()
         },
     }

@@ -24,28 +24,28 @@ MOST_STEPS = 120
 """More steps are drawn as one block, because separate lines would merge."""
 GLOSSARY = (
     ("token", "the piece of text that a model reads and writes: a short word or a part of one"),
-    ("prefill", "the pass over the whole prompt, at whose end the first new token is chosen"),
-    ("decode", "the steps after it, each of which makes one further token of every row"),
+    ("prefill", "the pass over the whole prompt, which ends with the first new token"),
+    ("decode", "the steps after prefill, each of which adds one token to every row"),
     ("TTFT", "time to first token: from the call to the first new token"),
     ("ITL", "inter-token latency: the mean gap between consecutive new tokens"),
     ("latency s", "seconds of the whole call"),
     ("tokens/s", "new tokens of all rows per second of the whole call"),
     ("ms/token", "milliseconds of the whole call per new token of a row"),
-    ("batch", "prompts that are generated from together; each is a row"),
-    ("KV cache", "keys and values of the tokens so far, kept so that no step computes them again"),
+    ("batch", "prompts that are processed in one call; each is a row"),
+    ("KV cache", "stored keys and values of earlier tokens, so that no step recomputes them"),
     ("MBU", "memory bandwidth utilization: the share of the device's copy bandwidth that decoding reaches"),
     (
         "roofline, floor",
-        "the least time that the device could take: for the bytes that must be moved at its copy bandwidth, or for the "
-        "operations at its rate of matrix products, whichever takes longer",
+        "the shortest time that the device could take: for the bytes to move at its copy bandwidth, or for the operations "
+        "at its rate of matrix products, whichever takes longer",
     ),
     ("MFU", "model FLOPs utilization: the share of the device's rate of matrix products that is reached"),
     ("loss, perplexity", "how badly the model predicts a text, lower is better; perplexity is exp(loss)"),
-    ("peak MiB", "most memory in use while it was measured"),
-    ("baseline", "the scenario that the others of its experiment are compared with"),
+    ("peak MiB", "peak memory while measuring"),
+    ("baseline", "the scenario with which the others of its experiment are compared"),
     (
         "no significant difference",
-        "no difference was shown: the repeats of both could be of one speed, or equal settings differed by as much",
+        "the repeats of both are compatible with equal speed, or equal settings differed by as much",
     ),
 )
 

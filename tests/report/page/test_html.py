@@ -127,7 +127,7 @@ def test_the_page_is_well_formed_and_complete():
         "Conditions",
         "All runs",
         "Prefill and decode",
-        "Words",
+        "Glossary",
         "What the model wrote plain, float32",
         "It says",
         "Study run: 0123456789abcdef",
