@@ -29,8 +29,8 @@ class Candidates:
     Attributes:
         runs: one per timed scenario, with its quality, in order of time.
         notes: what was left out, and why.
-        scored: runs with the quality under the common convention, timed or not.
-        reference: the run that determines model, workload and machine.
+        scored: runs with the quality, timed or not.
+        reference: determines model, workload and machine.
     """
 
     runs: Runs
@@ -80,10 +80,7 @@ def reference_of(timed: Runs) -> Run:
     """Return the run that determines model, workload and machine of the choice.
 
     It is the baseline of the newest study that measured another loaded model beside it; else of the newest that
-    measured anything beside it; else of the newest; else the newest run.
-
-    Args:
-        timed: runs in order of time, at least one.
+    measured anything beside it; else of the newest; else the newest run. At least one run must be given, in order of time.
     """
     cells = keys(timed, ("study_id", *_SHARED))
     runs_of_cell = Counter(cells)

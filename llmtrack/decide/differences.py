@@ -71,7 +71,6 @@ def _resampled_medians(samples: bytes, seed: int) -> np.ndarray:
 
     Args:
         samples: float64 bytes.
-        seed: different for the two sides of a pair.
     """
     import numpy as np
 
@@ -228,11 +227,7 @@ def build_difference(
     candidate_samples: Sequence[float] = (),
     spreads: tuple[Spread, Spread] | None = None,
 ) -> Difference:
-    """Build the difference of two headline values without a verdict; see `judge`.
-
-    Args:
-        spreads: tracked spreads of both, used without raw samples.
-    """
+    """Build the difference of two headline values without a verdict; the spreads count without raw samples."""
     if not baseline_samples or not candidate_samples or min(*baseline_samples, *candidate_samples) <= 0:
         return _without_samples(metric, baseline, candidate, spreads)
     return Difference(
@@ -361,13 +356,7 @@ def comparison_text(metric: str, ratio: Ratio, interval: bool = True) -> str:
 
 
 def too_few_text(n_baseline: int, n_candidate: int, tests: int, alpha: float = ALPHA, sides: int = 2) -> str:
-    """Explain that there are too few repeats for significance, and how many are needed.
-
-    Args:
-        tests: number of comparisons.
-        alpha: accepted probability of a false alarm.
-        sides: 2 for a two-sided test, 1 for one-sided.
-    """
+    """Explain that there are too few repeats for significance among some tests, and how many are needed."""
     among = f" among {tests} comparisons" if tests > 1 else ""
     return (
         f"too few repeats{among}, {n_baseline} against {n_candidate}: "

@@ -28,11 +28,6 @@ class Evidence:
     """The measurements of a search and their conclusion.
 
     Attributes:
-        goal: what to search for.
-        race: samples and eliminations.
-        quality: perplexity of each model relative to the baseline's.
-        proofs: fresh comparisons of candidates with the baseline.
-        forecast: predictions of candidates and times.
         untried: why each candidate that was never measured was not.
         spent: elapsed seconds.
         ending: `proven`: measured afresh and within the bound; `unproven`: the best so far; `none`: no answer.

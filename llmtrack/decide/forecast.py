@@ -28,7 +28,6 @@ class Costs:
     Attributes:
         start_s: seconds to start a worker process.
         prestarted: whether the next worker is started in advance.
-        converted: finished conversions.
         given_up_s: seconds after which a conversion was given up.
         slower: observed over predicted seconds of first samples.
     """
@@ -77,12 +76,7 @@ class Costs:
 
 
 class Forecast:
-    """Predictions from the state of a search.
-
-    Attributes:
-        priors: prior knowledge of each candidate.
-        costs: times to try a candidate.
-    """
+    """Predictions from the state of a search and prior knowledge of each candidate."""
 
     def __init__(
         self, goal: Goal, race: Race, quality: TextQuality, proofs: Proofs, priors: Mapping[str, Prior]
@@ -103,11 +97,7 @@ class Forecast:
     # --- learning
 
     def set_baseline(self, values: Mapping[str, float], priors: Mapping[str, Prior]) -> None:
-        """Base all predictions on the baseline's metrics.
-
-        Args:
-            priors: of each candidate, given these metrics.
-        """
+        """Base all predictions on the baseline's metrics, and on priors given these metrics."""
         name = self._goal.baseline
         step = values.get("inter_token_latency_ms", 0.0) / 1000
         prefill = values.get("time_to_first_token_ms", 0.0) / 1000
@@ -123,11 +113,7 @@ class Forecast:
         self._predictor = Predictor(self.priors, baseline, self._goal.work)
 
     def add_trial(self, name: str, trial: Trial, first: bool) -> None:
-        """Learn from the duration of a sample.
-
-        Args:
-            first: whether the candidate was loaded for it.
-        """
+        """Learn from the duration of a sample; for the first one, the candidate was loaded."""
         call_s = trial.seconds if trial.repeat_s is None else trial.repeat_s
         self._call_s[name] = call_s
         if not first:

@@ -71,7 +71,7 @@ class Check:
         ratio: candidate over baseline.
         floor: noise floor of the runs, as a share.
         verdict: on the two runs (`llmtrack.decide.verdicts`), which no outcome contradicts; None if not determined.
-        words: explanation of the verdict.
+        words: of the verdict.
     """
 
     rule: Rule
@@ -134,10 +134,7 @@ def check_samples(rule: Rule, baseline: Sequence[float], candidate: Sequence[flo
     """Build a check from positive raw samples, without an outcome; see `decide_checks`.
 
     The baseline's samples are scaled to the limit and compared with the candidate's, one-sided (Mann-Whitney), in both
-    directions.
-
-    Args:
-        floor: noise floor of the runs, as a share.
+    directions. The noise floor is a share.
     """
     ratio = sampled_ratio(rule.metric, baseline, candidate)
     at_limit = [(1 + rule.limit) * value for value in baseline]

@@ -20,7 +20,6 @@ class Trial:
     Attributes:
         values: its metrics; empty if it failed.
         seconds: duration, including loading.
-        failure: reason, or empty.
         repeat_s: expected seconds of a further sample; None for the same duration.
         timed_out_in: phase in which it timed out, such as `loading`, or empty.
         disturbed: whether other programs disturbed the machine, or the calls varied or drifted.
@@ -41,8 +40,6 @@ class PartScore:
     Attributes:
         nats: summed negative log-likelihood.
         tokens: predicted tokens; 0 if it failed.
-        seconds: duration.
-        failure: reason, or empty.
     """
 
     nats: float
@@ -61,7 +58,7 @@ class SearchState:
         spent: elapsed seconds.
         leader: best candidate so far, or empty.
         value: its objective.
-        ratio: how many times as good as the baseline it is, if known.
+        ratio: of the leader to the baseline, if known.
         alive: number of candidates that may still win.
         samples: number taken so far.
     """
@@ -80,27 +77,21 @@ class Measurer(Protocol):
 
     def measure(self, name: str, seconds: float) -> Trial:
         """Measure a candidate once, within a time limit."""
-        ...
 
     def score(self, name: str, part: int, seconds: float) -> PartScore:
         """Score a part of the text with a candidate, within a time limit."""
-        ...
 
     def measure_afresh(self, name: str, proven: str, seconds: float) -> Trial:
         """Measure the candidate to be proven or the baseline once, reloaded for this proof."""
-        ...
 
     def dropped(self, name: str) -> None:
         """Handle the elimination of a candidate."""
-        ...
 
     def show(self, state: SearchState) -> None:
         """Show the progress."""
-        ...
 
     def priors(self, measured: Mapping[str, float]) -> Mapping[str, Prior]:
         """Return prior knowledge of each candidate, given the baseline's metrics so far."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,6 @@ class Goal:
 
     Attributes:
         names: candidates, simplest first; the first is the baseline and the reference of quality.
-        objective: metric to optimize.
         better: `higher` or `lower`.
         seconds: time budget.
         most_perplexity: maximum perplexity relative to the baseline (1.01: 1 % more); None for any.
@@ -135,7 +125,7 @@ class Goal:
 
     @property
     def baseline(self) -> str:
-        """The first."""
+        """The first candidate."""
         return self.names[0]
 
     @property

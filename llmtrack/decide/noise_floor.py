@@ -112,12 +112,7 @@ def noise_floor_of(metric: str, *runs: Run) -> float:
 
 
 def noise_floor_lines(runs: Runs, *metrics: str) -> list[str]:
-    """Describe the noise floor of these runs; empty if nothing was measured twice.
-
-    Args:
-        runs: from `with_floors`, or a part of them.
-        metrics: metrics to mention.
-    """
+    """Describe the noise floor of runs from `with_floors` in some metrics; empty if nothing was measured twice."""
     floors: dict[Place, dict[str, NoiseFloor]] = {}
     kinds: dict[Place, str] = {}
     for run in runs:

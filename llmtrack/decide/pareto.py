@@ -22,7 +22,6 @@ class Standing:
 
     Attributes:
         position: `on` the front; `off` it, because another dominates it; `open` if inconclusive; `missing` a value.
-        why: explanation.
         command: measures more if that could settle it; else empty.
         dominated_by: names of scenarios.
     """
@@ -34,13 +33,12 @@ class Standing:
 
 
 def pareto_front(runs: Runs, metrics: Sequence[str]) -> list[Standing]:
-    """Compare each scenario with all others; return their positions in order of the runs.
+    """Compare each scenario with all others in some metrics; return their positions in order of the runs.
 
     Quality metrics are compared as they are: `llmtrack.decide.candidates` leaves out other texts.
 
     Args:
         runs: comparable runs, such as those of `gather_candidates`; raw samples count if `with_samples` has added them.
-        metrics: metrics of the front.
     """
     runs = with_context(runs)
     complete = [all(map(run.has, metrics)) for run in runs]

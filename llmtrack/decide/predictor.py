@@ -79,13 +79,7 @@ class Prior:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is measured and optimized.
-
-    Attributes:
-        objective: metric to optimize.
-        higher: whether higher is better.
-        new_tokens: per row.
-    """
+    """What is measured and optimized, with so many new tokens per row."""
 
     objective: str = "decode_tokens_per_sec"
     higher: bool = True
@@ -120,12 +114,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted log goodness of a candidate; higher is better.
-
-    Attributes:
-        sd: standard deviation.
-        bound: that the memory bandwidth allows, or None.
-    """
+    """Predicted log goodness of a candidate (higher is better), and the bound by the memory bandwidth, if any."""
 
     mean: float
     sd: float
@@ -173,11 +162,7 @@ class Predictor:
             self._covariance = self._covariance - gain @ self._covariance[known]
 
     def predict(self, measured: Mapping[str, float]) -> dict[str, Prediction]:
-        """Predict each candidate.
-
-        Args:
-            measured: log goodness of the measured candidates.
-        """
+        """Predict each candidate from the log goodness of the measured ones."""
         known = [self._index[name] for name in measured]
         residuals = np.array(list(measured.values())) - self._means[known]
         among_known = self._covariance[np.ix_(known, known)] + _OWN**2 * np.eye(len(known))
@@ -193,11 +178,7 @@ class Predictor:
 
 
 def keeps_quality(prior: Prior, decided: Sequence[tuple[Prior, bool]]) -> float:
-    """Return the probability that a candidate keeps the quality bound.
-
-    Args:
-        decided: candidates, and whether each keeps the bound.
-    """
+    """Return the probability that a candidate keeps the quality bound, given whether the decided ones keep it."""
     for other, keeps in decided:
         if other.model == prior.model:
             return float(keeps)

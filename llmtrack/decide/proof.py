@@ -18,13 +18,7 @@ LEAST, USUAL, MOST = 4, 5, 12
 
 @dataclass(frozen=True)
 class Sample:
-    """Result of measuring a candidate once.
-
-    Attributes:
-        value: the objective; None if it failed.
-        seconds: duration.
-        disturbed: whether the machine was disturbed meanwhile.
-    """
+    """The objective of a candidate, None if it failed; `disturbed` says whether the machine was, meanwhile."""
 
     value: float | None
     seconds: float
@@ -41,10 +35,10 @@ def duel(
     """Measure two candidates afresh against each other; return the samples of each by round.
 
     The number of rounds is fixed from the remaining time and the first sample of each, before any comparison. The order
-    alternates (A B B A), so that drift affects both. A disturbed round is repeated while the time allows.
+    alternates (A B B A), so that drift affects both. A disturbed round is repeated while the time allows. A failed sample
+    ends the duel.
 
     Args:
-        measure: measures a candidate once; a failure ends the duel.
         seconds: time limit.
         least: minimum samples of each, regardless of time.
         most: maximum samples of each.
@@ -78,12 +72,7 @@ def valid_rounds(samples: Mapping[str, Sequence[Sample]], least: int) -> list[in
 
 @dataclass
 class Proofs:
-    """Fresh comparisons of candidates with the baseline; each is corrected for their number.
-
-    Args:
-        objective: the measured metric.
-        baseline: name of the baseline.
-    """
+    """Fresh comparisons of candidates with the baseline in the objective; each is corrected for their number."""
 
     objective: str
     baseline: str

@@ -88,7 +88,6 @@ class _Fit:
     Attributes:
         index: position of each candidate in the arrays.
         covariance: of the effects, up to the noise variance.
-        component: connected component of each candidate.
         variance: of the noise, with its degrees of freedom.
     """
 
@@ -102,14 +101,12 @@ class _Fit:
 
 @dataclass
 class Race:
-    """Compares candidates by their samples.
+    """Compares candidates, of which the simplest is first, by their samples.
 
     Deterministic: the same samples in the same order give the same race, so that an interrupted one can be replayed.
 
     Args:
-        names: candidates, simplest first.
         better: whether `higher` or `lower` samples are better.
-        rules: rules of the race.
         exact: whether samples have no noise, like a size.
     """
 

@@ -32,12 +32,7 @@ _SUPERLATIVES = {"tokens/s": "the fastest", "s": "the quickest", "ms": "the quic
 
 @dataclass(frozen=True)
 class Limits:
-    """Constraints on a scenario.
-
-    Attributes:
-        perplexity_increase: relative to the baseline, such as 0.01; None for any.
-        memory_mib: peak memory; None for any.
-    """
+    """Maximum perplexity increase over the baseline (0.01: 1 %) and peak memory; None for any."""
 
     perplexity_increase: float | None = None
     memory_mib: float | None = None
@@ -49,7 +44,6 @@ class Recommendation:
 
     Attributes:
         scenario: to run, or None if none fits or the result is inconclusive.
-        run_id: its run, or None.
         sentence: the choice with its reason.
         ruled_out: each other scenario with the reason.
         notes: runs left out, and warnings of the runs behind the choice.
@@ -66,11 +60,7 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Violation:
-    """A violated limit, or one whose value is unknown.
-
-    Attributes:
-        excess: amount as a share of the limit; None if the value is unknown.
-    """
+    """A violated limit, and by which share of it; None if the value is unknown."""
 
     words: str
     excess: float | None = None

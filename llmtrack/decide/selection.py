@@ -75,10 +75,6 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
 def single_run_id(selector: str, tracking_uri: str | None = None) -> str:
     """Return the id of the one run that a selector matches: of a scenario, or of a study.
 
-    Args:
-        selector: as in `select`, or any selector of a study.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
-
     Raises:
         UsageError: it matches several runs, or none.
         TrackingError: the store cannot be read.
@@ -148,15 +144,11 @@ class Pair:
 
 
 def pair_runs(baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]:
-    """Pair runs, and name the scenarios without a counterpart.
+    """Pair runs, newest first, and name the scenarios without a counterpart.
 
     A baseline of one scenario is paired with every candidate. Otherwise scenarios are paired by name. Of several runs
     of one cell (see `llmtrack.tracked.runs`) the newest is taken, whatever its work; of the baselines, the newest of
     the same work and machine, preferably of the same variant.
-
-    Args:
-        baselines: runs, newest first.
-        candidates: likewise.
 
     Raises:
         UsageError: no two different runs can be paired.
@@ -189,12 +181,8 @@ def pair_runs(baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]
 def counterpart(baselines: Sequence[Run], candidate: Run, configuration: Sequence[str]) -> Run:
     """Choose the baseline run to compare a candidate with.
 
-    It is the newest of the same work on the same machine, preferably of the same configuration, else of the same
-    variant; else the newest of the same work, else the newest.
-
-    Args:
-        baselines: runs, newest first.
-        configuration: result of `Runs.configuration`.
+    It is the newest of the same work on the same machine, preferably of the same configuration (`Runs.configuration`),
+    else of the same variant; else the newest of the same work, else the newest. Baselines are given newest first.
     """
     for names in (_CHOSEN_BY, _CHOSEN_BY[:2], _CHOSEN_BY[:1]):
         alike = [baseline for baseline in baselines if baseline.agrees(candidate, *names)]
@@ -204,11 +192,6 @@ def counterpart(baselines: Sequence[Run], candidate: Run, configuration: Sequenc
 
 
 def _runs_named(runs: Runs, names: Sequence[Key], name: Key) -> list[Run]:
-    """Return the runs of a scenario, of the same experiment if possible.
-
-    Args:
-        names: experiment and scenario of each run.
-        name: experiment and scenario.
-    """
+    """Return the runs of a scenario, of the same experiment if possible; a name is experiment and scenario."""
     same_scenario = [(run, other) for run, other in zip(runs, names, strict=True) if other[1] == name[1] != ""]
     return [run for run, other in same_scenario if other == name] or [run for run, _ in same_scenario]

@@ -25,13 +25,7 @@ _SCORED_SHARE = 0.7
 
 @dataclass(frozen=True)
 class ComparedPart:
-    """Losses of two models on one part of a text.
-
-    Attributes:
-        nats: summed negative log-likelihood of the model.
-        reference_nats: the same of the reference.
-        tokens: predicted tokens.
-    """
+    """Summed negative log-likelihoods of two models on one part of a text, over its predicted tokens."""
 
     nats: float
     reference_nats: float
@@ -45,10 +39,8 @@ def perplexity_ratio(
 
     Args:
         parts: scored parts, a random sample of all.
-        parts_of_text: number of all.
         looks: planned number of looks before all is scored.
         tests: number of models judged.
-        alpha: probability that any interval fails to cover.
 
     Raises:
         ValueError: no part is scored.
