@@ -65,7 +65,9 @@ class ExecutorConformance:
         scenarios = [self.scenario(name, count) for name, count in new_tokens.items()]
         measured = outcomes(executor, scenarios)
         assert sorted(outcome.scenario.name for outcome in measured) == sorted(new_tokens)
-        assert {outcome.scenario.scenario_id for outcome in measured} == {each.scenario_id for each in scenarios}
+        assert {outcome.scenario.scenario_id for outcome in measured} == {
+            scenario.scenario_id for scenario in scenarios
+        }
         for outcome in measured:
             assert isinstance(outcome, Measurement), outcome
             assert outcome.metrics["tokens_generated"] == new_tokens[outcome.scenario.name]

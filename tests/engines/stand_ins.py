@@ -92,12 +92,12 @@ def _keep_cache(graph: Any) -> None:
     from openvino import opset13 as ops
     from openvino._offline_transformations import apply_make_stateful_transformation
 
-    (ids,) = (each for each in graph.inputs if each.get_any_name() == "input_ids")
+    (ids,) = (node for node in graph.inputs if node.get_any_name() == "input_ids")
     zero = ops.constant(np.array([0], dtype=np.int64))
     rows = ops.gather(ops.shape_of(ids), zero, ops.constant(np.array(0, dtype=np.int64)))
-    past = [each for each in graph.inputs if each.get_any_name().startswith("past_key_values")]
-    names = {each.get_any_name(): each.get_any_name().replace("past_key_values", "present") for each in past}
-    shapes = {each.get_any_name(): each.get_partial_shape() for each in past}
+    past = [node for node in graph.inputs if node.get_any_name().startswith("past_key_values")]
+    names = {node.get_any_name(): node.get_any_name().replace("past_key_values", "present") for node in past}
+    shapes = {node.get_any_name(): node.get_partial_shape() for node in past}
     apply_make_stateful_transformation(graph, names)
     for node in graph.get_ops():
         if node.get_type_name() == "ReadValue":

@@ -92,7 +92,7 @@ def test_a_recipes_check_precedes_loading(monkeypatch):
     def check(options):
         raise ScenarioError("no such rounding here", kind="unsupported")
 
-    refusing = tuple(replace(each, check=check) for each in recipe.recipes())
+    refusing = tuple(replace(known, check=check) for known in recipe.recipes())
     monkeypatch.setattr(registry, "recipes", lambda: refusing)
     with pytest.raises(ScenarioError, match="no such rounding here"):
         load_engine("synthetic:nothing-of-the-kind", backend="plugin", quantization="rounded")
@@ -100,13 +100,13 @@ def test_a_recipes_check_precedes_loading(monkeypatch):
 
 @pytest.mark.slow(2)
 def test_an_experiment_runs_on_a_plugin_engine(plugin, uri, monkeypatch, undrawn):  # noqa: F811
-    asked = ["--model", "synthetic:tiny", "--backend", "plugin", "--tracking-uri", uri]
-    asked += ["--max-new-tokens", "2", "--min-repeats", "1", "--min-seconds", "0", "--warmup", "0"]
-    code, printed = baseline(asked, plugin, monkeypatch)
+    arguments = ["--model", "synthetic:tiny", "--backend", "plugin", "--tracking-uri", uri]
+    arguments += ["--max-new-tokens", "2", "--min-repeats", "1", "--min-seconds", "0", "--warmup", "0"]
+    code, printed = baseline(arguments, plugin, monkeypatch)
     assert code == 0, printed
-    (found,) = runs(tracking_uri=uri).to_dict("records")
-    assert (found["backend"], found["status"]) == ("plugin", "FINISHED")
-    assert found["model_source"] == "synthetic"
+    (run_columns,) = runs(tracking_uri=uri).to_dict("records")
+    assert (run_columns["backend"], run_columns["status"]) == ("plugin", "FINISHED")
+    assert run_columns["model_source"] == "synthetic"
 
 
 _DECLARED = """
@@ -178,42 +178,44 @@ def test_a_broken_package_is_named_and_does_not_affect_others(broken):
 
 
 def test_doctor_names_a_broken_package(broken):
-    found = {each.topic: each for each in examine()}
-    assert [found[topic].state for topic in ("backend sick", "recipes sick")] == ["broken", "broken"]
-    assert found["backend plugin"].state == found["recipes plugin"].state == found["backends"].state == "ok"
-    assert found["recipes plugin"].text == "plugin/rounded"
+    findings = {finding.topic: finding for finding in examine()}
+    assert [findings[topic].state for topic in ("backend sick", "recipes sick")] == ["broken", "broken"]
+    assert findings["backend plugin"].state == findings["recipes plugin"].state == findings["backends"].state == "ok"
+    assert findings["recipes plugin"].text == "plugin/rounded"
 
 
 @pytest.mark.slow(1)
 def test_a_study_on_a_broken_package_ends_with_one_line_and_code_2(broken, tracker, console):  # noqa: F811
     scenario = generating("one", Variant("synthetic:tiny", backend="sick", device="cpu"))
-    asked = Experiment("asked", "Does it run?", (scenario,), lambda runs, series: {}, lambda runs: ())
+    experiment = Experiment("asked", "Does it run?", (scenario,), lambda runs, series: {}, lambda runs: ())
     try:
-        code = run_study(asked, tracker=tracker, executor=InlineExecutor(), console=console).exit_code
-        said = console.file.getvalue()
+        code = run_study(experiment, tracker=tracker, executor=InlineExecutor(), console=console).exit_code
+        output = console.file.getvalue()
     except ExtensionError as error:  # the command's own way to print one line and exit with code 2
-        code, said = 2, str(error)
+        code, output = 2, str(error)
     assert code == 2
-    told = [line for line in said.splitlines() if "backend sick" in line]
-    assert told
-    assert all("cannot be used: " in line for line in told)
+    lines = [line for line in output.splitlines() if "backend sick" in line]
+    assert lines
+    assert all("cannot be used: " in line for line in lines)
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize(("method", "given"), [
+@pytest.mark.parametrize(("method", "arguments"), [
     ("encode", ("a",)), ("tokenize", ("a",)), ("decode", ([1],)), ("generate", (None, None)), ("score", (None, None)),
     ("next_token_logits", ([1],)), ("peak_memory_bytes", ()),
 ])  # fmt: skip
 @pytest.mark.parametrize("returned", ["text", 3.5j, [], object()])
-def test_an_engine_with_a_wrong_return_value_is_named_with_its_package(plugin, monkeypatch, method, given, returned):
+def test_an_engine_with_a_wrong_return_value_is_named_with_its_package(
+    plugin, monkeypatch, method, arguments, returned
+):
     accepted = (method, type(returned)) in {("encode", list), ("decode", str)}
-    monkeypatch.setattr(import_module("plugin_engine").PluginEngine, method, lambda self, *asked: returned)
+    monkeypatch.setattr(import_module("plugin_engine").PluginEngine, method, lambda self, *_: returned)
     engine = load_engine("synthetic:tiny", backend="plugin")
     if accepted:
-        assert getattr(engine, method)(*given) == returned
+        assert getattr(engine, method)(*arguments) == returned
         return
     with pytest.raises(ExtensionError) as caught:
-        getattr(engine, method)(*given)
+        getattr(engine, method)(*arguments)
     assert str(caught.value).startswith(
         f"backend plugin (plugin_engine:load of the package plugin_engine 1.0) cannot be used: {method} returned a"
     )
@@ -222,7 +224,7 @@ def test_an_engine_with_a_wrong_return_value_is_named_with_its_package(plugin, m
 
 
 def test_an_engine_whose_load_fails_is_named(plugin, monkeypatch):
-    def load(*given):
+    def load(*arguments):
         raise KeyError("licence")
 
     monkeypatch.setattr(import_module("plugin_engine"), "load", load)
@@ -233,9 +235,9 @@ def test_an_engine_whose_load_fails_is_named(plugin, monkeypatch):
 @pytest.mark.slow(1)
 def test_the_command_reports_a_broken_package_in_one_line_and_help_works(tmp_path, uri, monkeypatch):  # noqa: F811
     site = install(tmp_path / "site", "broken", BROKEN["missing"][0], "[llmtrack.engines]\nsick = broken:load\n")
-    asked = ["--model", "synthetic:tiny", "--backend", "sick", "--tracking-uri", uri]
+    arguments = ["--model", "synthetic:tiny", "--backend", "sick", "--tracking-uri", uri]
     monkeypatch.syspath_prepend(str(site))
-    code, printed = baseline(asked, site, monkeypatch)
+    code, printed = baseline(arguments, site, monkeypatch)
     assert code == 2
     assert "error: backend sick (broken:load of the package broken 1.0) cannot be used: ModuleNotFoundError" in printed
     assert "Traceback" not in printed
@@ -257,7 +259,7 @@ def test_an_unusable_recipe_is_reported_and_left_out(monkeypatch, backend, name,
     with pytest.raises(ExtensionError, match=why):
         recipe.extension_recipes(point)
     monkeypatch.setattr(recipe, "extensions", lambda group: (point,))
-    labels = [each.label for each in recipe.recipes.__wrapped__()]
+    labels = [known.label for known in recipe.recipes.__wrapped__()]
     assert len(labels) == len(set(labels))
     assert ("onnx/mine" in labels) is False
 
@@ -266,17 +268,17 @@ def test_an_unusable_recipe_is_reported_and_left_out(monkeypatch, backend, name,
 def test_a_plugin_with_a_built_in_name_is_reported(tmp_path, monkeypatch):
     points = "[llmtrack.engines]\ntorch = plugin_engine:load\n"
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", "usurper", "", points)))
-    found = {each.topic: each for each in examine()}
-    assert "that of a built-in backend" in found["backend torch"].text
+    findings = {finding.topic: finding for finding in examine()}
+    assert "that of a built-in backend" in findings["backend torch"].text
     assert type(load_engine("synthetic:tiny", device="cpu")).__name__ == "TorchEngine"
 
 
-def baseline(asked, site, monkeypatch):
+def baseline(arguments, site, monkeypatch):
     """Return the exit code and output of the experiment's command, whose separate worker process imports a package."""
     for name, value in surroundings(site).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(WorkerProcess, "_start", ForkedWorker._start)
-    done = CliRunner().invoke(command_of("experiments.baseline"), asked)
+    done = CliRunner().invoke(command_of("experiments.baseline"), arguments)
     return done.exit_code, done.output
 
 

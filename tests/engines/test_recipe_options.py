@@ -101,7 +101,7 @@ def test_recipes_that_cannot_take_their_options_are_rejected(plugin_recipes, bac
     point = plugin_recipes(Recipe("mine", backend, "all", "int8", apply, options, calibrated=calibrated))
     with pytest.raises(ExtensionError, match=why):
         recipe.extension_recipes(point)
-    assert f"{backend}/mine" not in {each.label for each in recipe.recipes()}
+    assert f"{backend}/mine" not in {known.label for known in recipe.recipes()}
     with pytest.raises(UsageError, match=why):
         recipe.find_recipe(backend, "mine")
 
@@ -111,7 +111,7 @@ def test_recipes_that_cannot_take_their_options_are_rejected(plugin_recipes, bac
 )
 def test_any_callable_that_takes_options_is_accepted(plugin_recipes, apply):
     point = plugin_recipes(Recipe("mine", "torch", "all", "int8", apply, Bits))
-    assert [each.label for each in recipe.extension_recipes(point)] == ["torch/mine"]
+    assert [loaded.label for loaded in recipe.extension_recipes(point)] == ["torch/mine"]
 
 
 def raises(*arguments):
@@ -154,5 +154,5 @@ def test_a_recipes_own_error_is_passed_on(plugin_recipes):
 
 
 def test_built_in_recipes_take_their_options():
-    assert not [each.label for each in recipe._builtin() if recipe._unreachable_options(each)]
+    assert not [built_in.label for built_in in recipe._builtin() if recipe._unreachable_options(built_in)]
     assert pytorch.load  # the backend that applies those of torch

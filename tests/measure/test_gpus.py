@@ -64,7 +64,7 @@ FAKE = """#!/bin/sh
 exec "{python}" - "$@" <<'END'
 import sys
 cards = {uuids!r}
-options = dict(each.partition("=")[::2] for each in sys.argv[1:])
+options = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
 if "-L" in options:
     for number, uuid in enumerate(cards):
         print(f"GPU {{number}}: NVIDIA A (UUID: {{uuid}})")
@@ -177,13 +177,13 @@ def test_workers_of_the_same_study_are_not_other_processes(monkeypatch):
     }
     started = {name: subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for name, command in commands.items()}
     try:
-        assert [each.stdout.readline() for each in started.values()] == ["up\n", "up\n"]
+        assert [process.stdout.readline() for process in started.values()] == ["up\n", "up\n"]
         (rank,) = psutil.Process(started["worker"].pid).children()
         monkeypatch.setattr(os, "getppid", os.getpid)
         monkeypatch.setattr(system, "pid_namespace", lambda: HOST)
         monkeypatch.setattr(os, "getpid", lambda: 1)  # act as a worker; this process is the study
-        assert other_pids([1, rank.pid, *(each.pid for each in started.values())]) == {started["stranger"].pid}
+        assert other_pids([1, rank.pid, *(process.pid for process in started.values())]) == {started["stranger"].pid}
     finally:
-        for each in started.values():
-            kill_tree(each.pid)
-            each.wait()
+        for process in started.values():
+            kill_tree(process.pid)
+            process.wait()

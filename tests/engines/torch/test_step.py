@@ -193,7 +193,7 @@ def test_bytes_of_weights_read_by_a_step(name):
     [("mistral", {"sliding_window": 5}), ("gemma2", {"sliding_window": 4}), ("llama", {})],
 )
 def test_cache_growth_predicts_the_bytes_that_attention_reads(monkeypatch, architecture, settings):
-    """Against the keys and values that the cache gives to the attention of each step, far beyond the window."""
+    """Compared with the keys and values that the cache returns in each step, far beyond the window."""
     engine = small(architecture, **settings)
     read: list[int] = []
 
@@ -222,8 +222,8 @@ def test_step_bytes_are_the_mean_over_steps_with_a_window():
 def test_a_window_bounds_keys_and_values_but_no_other_state():
     keys, values, inputs = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), torch.zeros(1, 8, 4)
     layer = SimpleNamespace(is_sliding=True, sliding_window=5, keys=keys, values=values, conv_states={0: inputs})
-    found = {path: window for path, _, window in _tensors([layer], ())}
-    assert found == {("0", "keys"): 5, ("0", "values"): 5, ("0", "conv_states", "0"): None}
+    windows = {path: window for path, _, window in _tensors([layer], ())}
+    assert windows == {("0", "keys"): 5, ("0", "values"): 5, ("0", "conv_states", "0"): None}
 
 
 def test_a_model_without_a_cache_has_no_growth():
@@ -310,18 +310,19 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_operations_of_a_call(name, inference):
     call, expected = CALLS[name]
-    found = []
+    counts = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
-            made = [each for each in (result if isinstance(result, tuple) else (result,)) if torch.is_tensor(each)]
-            found.append(operations(func.overloadpacket.__name__, args, made))
+            outputs = result if isinstance(result, tuple) else (result,)
+            tensors = [output for output in outputs if torch.is_tensor(output)]
+            counts.append(operations(func.overloadpacket.__name__, args, tensors))
             return result
 
     with torch.inference_mode(inference), Watch():
         call()
-    assert sum(found) == expected
+    assert sum(counts) == expected
 
 
 # Width 8, two layers, two heads of 4: q and o 64, k and v 32, an MLP of three matrices of 8 x 16; 600 tokens.

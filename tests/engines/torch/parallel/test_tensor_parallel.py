@@ -45,10 +45,10 @@ SHARD = EngineInfo(
 
 
 def test_sizes_and_work_are_summed_over_shards():
-    whole = joint_info([SHARD, replace(SHARD, step_weight_bytes=70, kv_windows=((4, 6), (8, 2)))], devices=2)
-    assert (whole.model_size_bytes, whole.step_weight_bytes, whole.kv_bytes_per_token) == (200, 150, 20)
-    assert (whole.kv_windows, whole.state_bytes) == (((4, 12), (8, 2)), 6)
-    assert (whole.operations, whole.devices) == (Operations(100, 8, 40), 2)
+    joint = joint_info([SHARD, replace(SHARD, step_weight_bytes=70, kv_windows=((4, 6), (8, 2)))], devices=2)
+    assert (joint.model_size_bytes, joint.step_weight_bytes, joint.kv_bytes_per_token) == (200, 150, 20)
+    assert (joint.kv_windows, joint.state_bytes) == (((4, 12), (8, 2)), 6)
+    assert (joint.operations, joint.devices) == (Operations(100, 8, 40), 2)
     assert joint_info([SHARD, replace(SHARD, operations=None)], 2).operations is None
 
 
@@ -64,10 +64,10 @@ def test_unavailable_devices_are_rejected(monkeypatch, cards, device, count, mes
         ranks.load_sharded(Variant("synthetic:tiny", device=device), count, lambda variant: None)
 
 
-@pytest.mark.parametrize("asked", [{"quantization": "int8-weight-only"}, {"options": (("compile", "default"),)}])
-def test_incompatible_options_are_rejected(asked):
+@pytest.mark.parametrize("settings", [{"quantization": "int8-weight-only"}, {"options": (("compile", "default"),)}])
+def test_incompatible_options_are_rejected(settings):
     with pytest.raises(UsageError, match="tensor_parallel cannot be combined with"):
-        ranks.load_sharded(Variant("synthetic:tiny", device="cpu", **asked), 2, lambda variant: None)
+        ranks.load_sharded(Variant("synthetic:tiny", device="cpu", **settings), 2, lambda variant: None)
 
 
 @pytest.mark.parametrize(("architecture", "ranks", "message"), [
@@ -102,44 +102,44 @@ def test_a_model_in_two_processes(tmp_path):
 
 def check_two_processes(folder):
     """All of it at once: to start a process that imports PyTorch and transformers takes seconds."""
-    whole = load_engine("synthetic:tiny", device="cpu")
+    single = load_engine("synthetic:tiny", device="cpu")
     shared = load_engine("synthetic:tiny", device="cpu", tensor_parallel=2)
     try:
         steps = []
         request = GenerateRequest(((5, 17, 99), (7, 8)), 4)
         assert (
-            shared.generate(request, lambda: steps.append(1)).new_ids == whole.generate(request, lambda: None).new_ids
+            shared.generate(request, lambda: steps.append(1)).new_ids == single.generate(request, lambda: None).new_ids
         )
         assert len(steps) == 4
         texts = ["The harbour wakes before the town.", "By noon the crates are gone."]
-        assert score_documents(shared, texts).loss == pytest.approx(score_documents(whole, texts).loss, abs=1e-5)
-        assert torch.allclose(shared.next_token_logits([1, 2]), whole.next_token_logits([1, 2]), atol=1e-4)
+        assert score_documents(shared, texts).loss == pytest.approx(score_documents(single, texts).loss, abs=1e-5)
+        assert torch.allclose(shared.next_token_logits([1, 2]), single.next_token_logits([1, 2]), atol=1e-4)
         # Each rank has nine norms of 128, and by transformers 4.57 a tied head of 512 x 128, in 4 bytes.
         head = 512 * 128 if TRANSFORMERS_MAJOR < 5 else 0
         both = head + 9 * 128
-        assert shared.info.model_size_bytes == whole.info.model_size_bytes + 4 * both
-        assert shared.info.step_weight_bytes == whole.info.step_weight_bytes + 4 * both
-        assert shared.info.cache == whole.info.cache
+        assert shared.info.model_size_bytes == single.info.model_size_bytes + 4 * both
+        assert shared.info.step_weight_bytes == single.info.step_weight_bytes + 4 * both
+        assert shared.info.cache == single.info.cache
         assert shared.info.operations == Operations(
-            whole.info.operations.per_token + 2 * head,
-            whole.info.operations.per_context,
+            single.info.operations.per_token + 2 * head,
+            single.info.operations.per_context,
             2 * 512 * 128 + 2 * head,
         )
         assert shared.info.devices == 1, "two processes share one CPU"
-        assert shared.info.tags == whole.info.tags
+        assert shared.info.tags == single.info.tags
         assert shared.info.facts["tensor_parallel"] == 2
-        # This process is the first of the two, and how large it is depends on the tests before; PyTorch alone takes more than this.
-        assert shared.peak_memory_bytes() > whole.peak_memory_bytes() + 100 * 2**20
-        # A reference beside it joins the same group; one run holds all that was measured.
+        # This process is one of the two, and its size depends on earlier tests; PyTorch alone takes more than this.
+        assert shared.peak_memory_bytes() > single.peak_memory_bytes() + 100 * 2**20
+        # A reference joins the same group, and one run has all results.
         variant = Variant("synthetic:tiny", device="cpu", options=(("tensor_parallel", 2),))
         check = QualityCheck(PerplexityTask(max_length=16), replace(variant, dtype="bfloat16"), 32)
         task = GenerateTask(("The harbour wakes",), max_new_tokens=3)
-        asked = Scenario("shared", variant, task, RepeatPolicy(1, 1, 0, 5, 1), quality=check)
+        scenario = Scenario("shared", variant, task, RepeatPolicy(1, 1, 0, 5, 1), quality=check)
         events = []
         engines = EngineCache(
             lambda variant: load_engine(variant.model, device="cpu", dtype=variant.dtype, tensor_parallel=2)
         )
-        measure_group([asked], engines, events.append)
+        measure_group([scenario], engines, events.append)
         engines.close()
         done = events[-1]
         assert isinstance(done, Measurement), done
@@ -148,9 +148,9 @@ def check_two_processes(folder):
         with pytest.raises(UsageError, match="already sharded over 2 processes"):
             Ranks.get(3, "cpu")
         model = with_biases(Path(folder) / "biases")
-        alone, beside = (load_engine(model, device="cpu", tensor_parallel=count) for count in (1, 2))
-        assert torch.allclose(beside.next_token_logits([5, 6]), alone.next_token_logits([5, 6]), atol=1e-4)
-        beside.close()
+        unsharded, sharded = (load_engine(model, device="cpu", tensor_parallel=count) for count in (1, 2))
+        assert torch.allclose(sharded.next_token_logits([5, 6]), unsharded.next_token_logits([5, 6]), atol=1e-4)
+        sharded.close()
     finally:
         shared.close()
     assert Ranks._open is None
