@@ -240,7 +240,7 @@ def platform_facts() -> dict[str, str]:
 def synchronize(device: str | torch.device) -> None:
     """Wait until a device has finished all submitted work; no-op on CPU."""
     if on_gpu(device):
-        _module(device).synchronize(*_argument(device))
+        _module(device).synchronize(*((device,) if KINDS[kind_of(device)].several else ()))
 
 
 def reset_peak_memory(device: str) -> None:
@@ -338,8 +338,3 @@ def _module(device: str | torch.device) -> Any:
     import torch
 
     return getattr(torch, kind_of(device))
-
-
-def _argument(device: str | torch.device) -> tuple[str | torch.device, ...]:
-    """Return the device arguments for PyTorch's functions: none if there can only be one device."""
-    return (device,) if KINDS[kind_of(device)].several else ()

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+import platformdirs
 import pytest
 from filelock import FileLock
 from hypothesis import settings
@@ -149,6 +150,15 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache for this test only."""
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def users_environments(own_cache: Path) -> None:
+    """Link the user's build environments into the cache: creating one needs a package index."""
+    environments = Path(platformdirs.user_cache_dir("llmtrack"), "environments")
+    if environments.is_dir():
+        own_cache.mkdir()
+        (own_cache / "environments").symlink_to(environments)
 
 
 @pytest.fixture(autouse=True)

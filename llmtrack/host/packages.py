@@ -101,11 +101,10 @@ def _importable(name: str) -> bool:
     # optimum-onnx is a namespace package; `find_spec` would import its parent.
     if "-" in name:
         return bool(installed_version(name))
-    return find_spec(name) is not None or (name in _PREBUILT and _loadable(_PREBUILT[name]))
-
-
-def _loadable(prebuilt: str) -> bool:
-    return find_spec(prebuilt) is not None and (sys.platform != "linux" or _glibc() >= _PREBUILT_GLIBC)
+    if find_spec(name) is not None:
+        return True
+    prebuilt_works = sys.platform != "linux" or _glibc() >= _PREBUILT_GLIBC
+    return name in _PREBUILT and prebuilt_works and find_spec(_PREBUILT[name]) is not None
 
 
 def _glibc() -> tuple[int, ...]:

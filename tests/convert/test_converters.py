@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import platformdirs
 import pytest
 
 from llmtrack.convert import genai, openvino
@@ -30,13 +27,8 @@ ARCHITECTURES = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Save a small random model of an architecture; the cache links to the user's build environments."""
-    environments = Path(platformdirs.user_cache_dir("llmtrack"), "environments")
-    if environments.is_dir():  # creating one needs a package index
-        (tmp_path / "cache").mkdir()
-        (tmp_path / "cache" / "environments").symlink_to(environments)
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+def folder(users_environments, tmp_path):
+    """Save a small random model of an architecture."""
 
     def save(architecture, **settings):
         random_model(architecture, **{**SIZES, **settings}).save_pretrained(str(tmp_path / architecture))

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import platformdirs
 import pytest
 
 from llmtrack.convert import conversion, genai, openvino
@@ -106,11 +105,8 @@ def test_code_of_a_model_does_not_run_with_any_backend(planted, monkeypatch, bac
 
 @pytest.mark.parametrize("converter", [genai.CONVERTER, openvino.CONVERTER], ids=lambda converter: converter.backend)
 @pytest.mark.slow(60)
+@pytest.mark.usefixtures("users_environments")
 def test_code_of_a_model_does_not_run_in_a_converter(planted, tmp_path, converter):
-    environments = Path(platformdirs.user_cache_dir("llmtrack"), "environments")
-    if environments.is_dir():  # creating one needs a package index
-        (tmp_path / "cache").mkdir()
-        (tmp_path / "cache" / "environments").symlink_to(environments)
     if not converter.environment.is_complete:
         pytest.skip("its build environment does not exist")
     target = tmp_path / "converted"
