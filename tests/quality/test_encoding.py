@@ -13,14 +13,14 @@ from llmtrack.errors import ScenarioError
 from llmtrack.quality import encoding
 from llmtrack.quality.encoding import encode_text
 from llmtrack.quality.perplexity import score_documents, score_rolling
-from tests.quality import tokenizers as made
+from tests.quality import tokenizers
 
 BITS = 1 / math.log(2)  # of a token scored with 1 nat
 
 
 def test_chinese_lines_count_their_own_bytes_and_not_replacement_characters() -> None:
     # 17 characters of 3 bytes; the first byte of each line is given. Its other two bytes would be decoded as two U+FFFD.
-    quality = score_documents(made.wrap(made.byte_level()), ["今天天气很好", "我们去公园", "孩子们在玩水"])
+    quality = score_documents(tokenizers.wrap(tokenizers.byte_level()), ["今天天气很好", "我们去公园", "孩子们在玩水"])
     assert (quality.tokens_scored, quality.bytes_scored, quality.words_scored) == (48, 48, 3)
     assert quality.bits_per_byte == pytest.approx(BITS)
 
@@ -41,14 +41,14 @@ def test_chinese_lines_count_their_own_bytes_and_not_replacement_characters() ->
 def test_partial_characters_count_their_scored_bytes(
     text: str, keep: int | None, rule: str, covered: bytes, trim_offsets: bool
 ) -> None:
-    engine = made.wrap(made.byte_level(trim_offsets=trim_offsets), bos_token="<s>")
+    engine = tokenizers.wrap(tokenizers.byte_level(trim_offsets=trim_offsets), bos_token="<s>")
     assert encode_text(engine, text, rule, keep).text == covered
 
 
 def test_a_token_across_characters_counts_its_bytes() -> None:
     # 中 is e4 b8 ad and 文 e6 96 87: one token of the last byte of the one and the first of the other.
-    symbols = dict(enumerate(made.byte_symbols()))
-    engine = made.wrap(made.byte_level((symbols[0xAD], symbols[0xE6])))
+    symbols = dict(enumerate(tokenizers.byte_symbols()))
+    engine = tokenizers.wrap(tokenizers.byte_level((symbols[0xAD], symbols[0xE6])))
     assert [encode_text(engine, "中文", "none", keep).bytes for keep in (1, 2, 3, 4, 5)] == [0, 1, 3, 4, 5]
 
 
@@ -60,8 +60,8 @@ def test_bytes_of_a_byte_level_tokenizer_are_its_tokens(text: str, keep: int) ->
     assert encoded.lost == 0
 
 
-BYTE_LEVEL = made.wrap(made.byte_level(trim_offsets=True), bos_token="<s>")
-FALLBACK = made.wrap(made.byte_fallback(), bos_token="<s>", unk_token="<unk>")
+BYTE_LEVEL = tokenizers.wrap(tokenizers.byte_level(trim_offsets=True), bos_token="<s>")
+FALLBACK = tokenizers.wrap(tokenizers.byte_fallback(), bos_token="<s>", unk_token="<unk>")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_the_covered_text_is_a_prefix_of_the_text(text: str, keep: int) -> None:
 
 def test_unknown_words_keep_their_bytes_and_are_counted() -> None:
     # ▁one ▁ <unk> ▁two, the first given: " 中文" and " two" are 7 and 4 bytes, one of three tokens is unknown.
-    engine = made.wrap(made.unigram(), unk_token="<unk>")
+    engine = tokenizers.wrap(tokenizers.unigram(), unk_token="<unk>")
     quality = score_documents(engine, ["one 中文 two"])
     assert (quality.tokens_scored, quality.bytes_scored, quality.words_scored) == (3, 11, 2)
     assert quality.unknown_tokens_scored == 1
@@ -101,13 +101,13 @@ def test_unknown_words_keep_their_bytes_and_are_counted() -> None:
 
 def test_text_that_is_all_unknown_has_bytes() -> None:
     # [UNK] [UNK] [UNK], the first after [CLS]: 13 bytes in 3 words.
-    quality = score_documents(made.wrap(made.word_piece(), unk_token="[UNK]"), ["xyz abc uvwxy"])
+    quality = score_documents(tokenizers.wrap(tokenizers.word_piece(), unk_token="[UNK]"), ["xyz abc uvwxy"])
     assert (quality.tokens_scored, quality.bytes_scored, quality.words_scored) == (3, 13, 3)
     assert quality.unknown_tokens_scored == 3
 
 
 def test_an_unknown_token_spelled_in_the_text_is_known() -> None:
-    engine = made.wrap(made.byte_fallback(), bos_token="<s>", unk_token="<unk>")
+    engine = tokenizers.wrap(tokenizers.byte_fallback(), bos_token="<s>", unk_token="<unk>")
     encoded = encode_text(engine, "a<unk>b", "model")
     assert (encoded.unknown, encoded.text) == (0, b"a<unk>b")
 
@@ -117,31 +117,31 @@ def test_an_unknown_token_spelled_in_the_text_is_known() -> None:
     [
         ("One Twofold", b"One Twofold"),
         ("\u00c9 one", "\u00c9 one".encode()),  # the accent is removed
-        ("E\u0301 one", "E\u0301 one".encode()),  # which is a character of its own here
+        ("E\u0301 one", "E\u0301 one".encode()),  # a separate character here
         ("one   two", b"one   two"),
     ],
 )
 def test_a_normalizer_does_not_change_the_counted_bytes(text: str, covered: bytes) -> None:
-    encoded = encode_text(made.wrap(made.word_piece(), unk_token="[UNK]"), text, "tokenizer")
+    encoded = encode_text(tokenizers.wrap(tokenizers.word_piece(), unk_token="[UNK]"), text, "tokenizer")
     assert (encoded.text, encoded.lost, encoded.unknown) == (covered, 0, 0)
 
 
 def test_a_character_normalized_to_several_counts_with_the_last() -> None:
     # U+FB01, "fi" in one character of 3 bytes, is read as f and i.
-    tokenizer = made.without_unknown()
+    tokenizer = tokenizers.without_unknown()
     tokenizer.normalizer = normalizers.NFKC()
-    engine = made.wrap(tokenizer)
+    engine = tokenizers.wrap(tokenizer)
     assert [encode_text(engine, "x\ufb01x", "none", keep).bytes for keep in (2, 3, 4)] == [0, 3, 4]
 
 
-def normalized(tokenizer: Tokenizer, normalizer: normalizers.Normalizer) -> made.TokenizingEngine:
+def normalized(tokenizer: Tokenizer, normalizer: normalizers.Normalizer) -> tokenizers.TokenizingEngine:
     tokenizer.normalizer = normalizer
-    return made.wrap(tokenizer, bos_token="<s>")
+    return tokenizers.wrap(tokenizer, bos_token="<s>")
 
 
 def test_a_character_normalized_to_words_counts_once() -> None:
-    # U+FDFA is 3 bytes, and by NFKC 4 words of Arabic: the spaces between them are said to be behind it.
-    engine = normalized(made.byte_level(trim_offsets=True), normalizers.NFKC())
+    # U+FDFA is 3 bytes, and by NFKC 4 words of Arabic: the spaces between them have offsets after it.
+    engine = normalized(tokenizers.byte_level(trim_offsets=True), normalizers.NFKC())
     assert len(encode_text(engine, "\ufdfa", "model").ids) == 1 + 33
     assert encode_text(engine, "a\ufdfab", "model").text == "a\ufdfab".encode()
     assert encode_text(engine, "a\ufdfab", "model", keep=20).text == b"a"
@@ -151,14 +151,16 @@ def test_a_character_normalized_to_words_counts_once() -> None:
 @pytest.mark.parametrize(
     "engine",
     [
-        normalized(made.byte_level(trim_offsets=True), normalizers.NFKC()),
-        normalized(made.byte_level(), normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])),
-        normalized(made.byte_fallback(), normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])),
+        normalized(tokenizers.byte_level(trim_offsets=True), normalizers.NFKC()),
+        normalized(tokenizers.byte_level(), normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])),
+        normalized(tokenizers.byte_fallback(), normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])),
     ],
     ids=["NFKC", "accents", "Nmt"],
 )
 @given(text=st.text(alphabet="ab é\u0301中\u2460\ufb01\ufdfa\u0130\u200b\x01\n", min_size=1, max_size=10))
-def test_covered_bytes_grow_with_each_token_up_to_all_but_the_lost(engine: made.TokenizingEngine, text: str) -> None:
+def test_covered_bytes_grow_with_each_token_up_to_all_but_the_lost(
+    engine: tokenizers.TokenizingEngine, text: str
+) -> None:
     encoded = encode_text(engine, text, "model")
     prefixes = [encode_text(engine, text, "model", keep) for keep in range(1, len(encoded.ids) + 1)]
     sizes = [prefix.bytes or 0 for prefix in prefixes]
@@ -169,14 +171,14 @@ def test_covered_bytes_grow_with_each_token_up_to_all_but_the_lost(engine: made.
 
 def test_text_without_tokens_is_not_covered_and_counted_as_lost() -> None:
     # a [12] b [中] c: a is given, b and c are covered with the space before each.
-    encoded = encode_text(made.wrap(made.without_unknown()), "a 12 b中 c", "none")
+    encoded = encode_text(tokenizers.wrap(tokenizers.without_unknown()), "a 12 b中 c", "none")
     assert (encoded.text, encoded.lost) == (b" b c", len(" 12中".encode()))
 
 
 def test_special_tokens_in_the_text_are_part_of_it() -> None:
-    tokenizer = made.byte_level()
+    tokenizer = tokenizers.byte_level()
     tokenizer.add_special_tokens(["<|im_start|>"])
-    quality = score_documents(made.wrap(tokenizer), ["a<|im_start|>b"])
+    quality = score_documents(tokenizers.wrap(tokenizer), ["a<|im_start|>b"])
     assert (quality.tokens_scored, quality.bytes_scored) == (2, len("<|im_start|>b"))
 
 
@@ -188,7 +190,7 @@ def test_the_stream_counts_the_separator_and_cuts_at_a_byte() -> None:
 
 # --- tokenizers without offsets
 
-SLOW, SLOW_BOS = made.SlowTokenizer(), made.SlowTokenizer(adds_bos=True)
+SLOW, SLOW_BOS = tokenizers.SlowTokenizer(), tokenizers.SlowTokenizer(adds_bos=True)
 
 
 @pytest.mark.parametrize(
@@ -206,13 +208,13 @@ SLOW, SLOW_BOS = made.SlowTokenizer(), made.SlowTokenizer(adds_bos=True)
     ],
 )
 def test_without_offsets_the_covered_text_is_that_of_the_tokens_or_unknown(
-    tokenizer: made.SlowTokenizer, text: str, rule: str, keep: int | None, covered: bytes | None
+    tokenizer: tokenizers.SlowTokenizer, text: str, rule: str, keep: int | None, covered: bytes | None
 ) -> None:
-    assert encode_text(made.TokenizingEngine(tokenizer), text, rule, keep).text == covered
+    assert encode_text(tokenizers.TokenizingEngine(tokenizer), text, rule, keep).text == covered
 
 
 def test_metrics_of_an_unknown_text_are_missing() -> None:
-    quality = score_documents(made.TokenizingEngine(SLOW), ["ab", "é ab"])
+    quality = score_documents(tokenizers.TokenizingEngine(SLOW), ["ab", "é ab"])
     assert (quality.tokens_scored, quality.unknown_tokens_scored) == (4, 0)
     assert (quality.bits_per_byte, quality.word_perplexity, quality.bytes_scored, quality.text_digest) == (None,) * 4
     assert "bits_per_byte" not in quality.figures
@@ -222,12 +224,12 @@ def test_metrics_of_an_unknown_text_are_missing() -> None:
 
 
 def digests(tokenizer: Tokenizer, text: str, **options: object) -> tuple[str, str | None]:
-    quality = score_documents(made.wrap(tokenizer, bos_token="<s>"), [text], **options)  # type: ignore[arg-type]
+    quality = score_documents(tokenizers.wrap(tokenizer, bos_token="<s>"), [text], **options)  # type: ignore[arg-type]
     return quality.tokens_digest, quality.text_digest
 
 
 def test_tokens_and_text_have_separate_digests() -> None:
-    plain, merged = made.byte_level(), made.byte_level(("a", "b"))
+    plain, merged = tokenizers.byte_level(), tokenizers.byte_level(("a", "b"))
     assert digests(plain, "xx yy") == digests(merged, "xx yy")  # no merge applies
     (tokens, text), (other_tokens, other_text) = (digests(each, "ab ab", bos_rule="model") for each in (plain, merged))
     assert text == other_text

@@ -219,7 +219,7 @@ def test_each_window_reads_max_length_and_scores_the_stride():
 
     engine = Recording(FakeClock(), Script(1.0, 1.0))
     score_rolling(engine, ["x" * 60], max_length=20, stride=5, batch_size=1)
-    # The last token is only a target, so 21 go in; the first window counts whole, the last has 4 new ones.
+    # The last token is only a target, so 21 are read; all of the first window counts, the last has 4 new tokens.
     assert windows == [(21, None)] + [(21, 5)] * 7 + [(21, 4)]
 
 

@@ -34,52 +34,52 @@ def byte_level(*merges: tuple[str, str], trim_offsets: bool = False) -> Tokenize
     vocab = {symbol: number for number, symbol in enumerate(["<s>", "</s>", *byte_symbols()])}
     for pair in merges:
         vocab["".join(pair)] = len(vocab)
-    made = Tokenizer(models.BPE(vocab=vocab, merges=list(merges)))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
-    made.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in ("<s>", "</s>")])
-    return made
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(merges)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
+    tokenizer.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in ("<s>", "</s>")])
+    return tokenizer
 
 
 def byte_fallback() -> Tokenizer:
     """Letters, a space as `▁`, also before each text, and bytes for all else; `<s>` is 1 and `</s>` is 2."""
     symbols = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS]
     vocab = {symbol: number for number, symbol in enumerate(symbols)}
-    made = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence(
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    made.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return made
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
 
 
 def unigram() -> Tokenizer:
     """Some words as one token each; neighbouring unknown characters are one `<unk>`."""
     words = [("<unk>", 0.0), ("▁", -5.0), *((f"▁{word}", -1.0) for word in ("one", "two", "three"))]
-    made = Tokenizer(models.Unigram(words, unk_id=0))
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Metaspace()
-    return made
+    tokenizer = Tokenizer(models.Unigram(words, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
 
 
 def word_piece() -> Tokenizer:
     """`one`, `two` and pieces of `twofold`, in lower case and without accents; `[CLS]` and `[SEP]` around a text."""
     vocab = {name: n for n, name in enumerate(["[UNK]", "[CLS]", "[SEP]", "one", "two", "##fold", "e", "##a"])}
-    made = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    made.decoder = decoders.WordPiece()
-    return made
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
 
 
 def without_unknown() -> Tokenizer:
     """Letters only; all else vanishes."""
-    made = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(LETTERS)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return made
+    tokenizer = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(LETTERS)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
 
 
 def around(tokenizer: Tokenizer, template: str) -> Tokenizer:

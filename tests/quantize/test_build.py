@@ -160,9 +160,9 @@ def test_without_the_extra_the_error_names_reason_and_remedy(transformers, why, 
         MissingDependencyError, match=r'needs onnx, onnxruntime, optimum-onnx: pip install "llmtrack\[onnx\]"'
     ):
         build.require_onnx("none")
-    found = doctor._onnx()
-    assert found.text.endswith(f"optimum-onnx, onnx_ir not installed{why}")
-    assert found.remedy == available.INSTALL_ONNX
+    check = doctor._onnx()
+    assert check.text.endswith(f"optimum-onnx, onnx_ir not installed{why}")
+    assert check.remedy == available.INSTALL_ONNX
     assert doctor._backends().text == "torch"
     assert doctor._recipes().state == "missing"
     line = available.missing_recipes()
