@@ -12,6 +12,7 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -21,8 +22,8 @@ STOPPING = tuple(
 )
 """Signals that request termination: Ctrl-C, a launcher, a closed terminal."""
 
-_REPEAT_SECONDS = 0.01
-"""Delay before repeating a signal that arrived in a finalizer, which has ended by then."""
+REPEAT_SECONDS = 0.01
+"""Interval at which a signal that arrived in a finalizer is repeated, until it arrives elsewhere."""
 _ENDING = b"llmtrack: ending already; nothing that was measured is lost\n"
 
 
@@ -63,7 +64,15 @@ def end_on_signal() -> Iterator[None]:
         yield
         return
 
+    lock = threading.RLock()  # a handler may interrupt another
+    arrived, in_hook = True, False
+
     def first(number: int, frame: FrameType | None) -> None:
+        nonlocal arrived
+        if in_hook:
+            return  # an exception raised there is dropped, too: it is repeated
+        with lock:
+            arrived = True
         _handle(late)
         if number == getattr(signal, "SIGHUP", None):
             _leave_terminal()
@@ -78,17 +87,29 @@ def end_on_signal() -> Iterator[None]:
         if not issubclass(lost.exc_type, (KeyboardInterrupt, Terminated)):
             report(lost)
             return
+        nonlocal arrived, in_hook
         number = lost.exc_value.number if isinstance(lost.exc_value, Terminated) else signal.SIGINT
-        _handle(first)
-        timer = threading.Timer(_REPEAT_SECONDS, os.kill, (os.getpid(), number))
-        timer.daemon = True
-        timer.start()
+        arrived, in_hook = False, True
+        try:
+            _handle(first)
+            threading.Thread(target=send, args=(number,), daemon=True).start()
+        finally:
+            in_hook = False
+
+    def send(number: int) -> None:
+        while not arrived:
+            time.sleep(REPEAT_SECONDS)
+            with lock:
+                if not arrived:
+                    os.kill(os.getpid(), number)
 
     report, sys.unraisablehook = sys.unraisablehook, repeat
     before = _handle(first)
     try:
         yield
     finally:
+        with lock:
+            arrived = True
         _restore(before)
         sys.unraisablehook = report
 

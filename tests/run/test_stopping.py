@@ -21,7 +21,14 @@ from experiments import declarations, suite
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.host import signals
 from llmtrack.host.processes import kill_tree, launcher_of
-from llmtrack.host.signals import STOPPING, Terminated, defer_signals, end_on_signal, signal_handlers_restored
+from llmtrack.host.signals import (
+    REPEAT_SECONDS,
+    STOPPING,
+    Terminated,
+    defer_signals,
+    end_on_signal,
+    signal_handlers_restored,
+)
 from llmtrack.run import main as entry
 from llmtrack.run.command import command
 from llmtrack.run.executors.inline import InlineExecutor
@@ -94,10 +101,12 @@ def test_signals_wait_for_an_orderly_end():
     assert done == [True]
 
 
+@pytest.mark.parametrize("delay", [REPEAT_SECONDS, 0.0], ids=["", "repeated while the hook still runs"])
 @pytest.mark.parametrize("number", STOPPING)
 @pytest.mark.parametrize("kind", ["weak reference", "finalizer"])
-def test_a_signal_is_not_lost_in_a_finalizer(number, kind):
+def test_a_signal_is_not_lost_in_a_finalizer(number, kind, delay, monkeypatch):
     """Python discards exceptions raised there, as in SQLAlchemy's finalizers at any moment."""
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", delay)
 
     class Collected:
         def __del__(self):
