@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import ALPHA, Difference
-from llmtrack.decide.selection import Pair, Selection, as_runs, pair_runs
-from llmtrack.decide.verdicts import pairwise_differences, with_samples
+from llmtrack.decide.noise_floor import noise_floor_lines
+from llmtrack.decide.selection import Pair, Selection, as_runs, pair_runs, runs_of_pairs
+from llmtrack.decide.verdicts import group_doubts, pairwise_differences, with_samples_of_pairs
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import CHANCE, read_number, require_texts
-from llmtrack.tracked.run import Run
-from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,6 +85,19 @@ class Comparison:
         return row
 
 
+@dataclass(frozen=True)
+class CompareResult:
+    """Result of comparing runs.
+
+    Attributes:
+        notes: what to know of them: scenarios without a counterpart, the noise floor, and warnings.
+    """
+
+    pairs: Sequence[Pair]
+    comparisons: Sequence[Comparison]
+    notes: tuple[str, ...] = ()
+
+
 def compare(
     baseline: Selection,
     candidates: Selection,
@@ -121,36 +133,27 @@ def compare(
         UsageError: a selector or metric is invalid, or nothing can be paired or compared.
         TrackingError: the store cannot be read.
     """
-    pairs, _ = pair_runs(as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri))
+    pairs, unmatched = pair_runs(
+        as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri)
+    )
     pairs = with_samples_of_pairs(pairs, tracking_uri)
-    return to_frame(compare_pairs(pairs, metrics, across_environments=across_environments, alpha=alpha))
-
-
-def with_samples_of_pairs(pairs: Sequence[Pair], tracking_uri: str | None) -> list[Pair]:
-    """Add samples, noise floors and comparison families to the runs of pairs; see `verdicts.with_samples`."""
-    complete = {run.run_id: run for run in with_samples(runs_of_pairs(pairs), tracking_uri)}
-
-    def completed(run: Run) -> Run:
-        # A run may be listed under several names.
-        evidence = complete[run.run_id]
-        return replace(run, samples=evidence.samples, floors=evidence.floors, family=evidence.family)
-
-    return [Pair(completed(pair.baseline), completed(pair.candidate)) for pair in pairs]
-
-
-def runs_of_pairs(pairs: Sequence[Pair]) -> Runs:
-    """Return the distinct runs of pairs; of a run listed under several names, the last."""
-    return Runs({run.run_id: run for pair in pairs for run in (pair.baseline, pair.candidate)}.values())
+    result = compare_pairs(pairs, metrics, unmatched, across_environments=across_environments, alpha=alpha)
+    return to_frame(result.comparisons)
 
 
 def compare_pairs(
     pairs: Sequence[Pair],
     metrics: Sequence[str] | None,
+    unmatched: Sequence[str] = (),
     *,
     across_environments: bool = False,
     alpha: float = ALPHA,
-) -> list[Comparison]:
-    """Compare paired runs in some metrics, or in the headline metrics that any run has; see `compare`."""
+) -> CompareResult:
+    """Compare paired runs in some metrics, or in the headline metrics that any run has; see `compare`.
+
+    Args:
+        unmatched: candidates without a counterpart, to note.
+    """
     alpha = read_number("alpha", alpha, CHANCE)
     names = _known_metrics(pairs, None if metrics is None else require_texts("metric", metrics))
     sides = [(pair.baseline, pair.candidate) for pair in pairs]
@@ -159,11 +162,17 @@ def compare_pairs(
     ]
     by_pair = zip(pairs, zip(*by_metric, strict=True), strict=bool(names))
     comparisons = [Comparison(pair, difference) for pair, differences in by_pair for difference in differences]
+    doubts = group_doubts([comparison.difference for comparison in comparisons], len(runs_of_pairs(pairs)))
+    floors = noise_floor_lines(runs_of_pairs(pairs), *names)
+    environments = any(comparison.other_environments for comparison in comparisons)
     if comparisons and all(comparison.difference.verdict == "not comparable" for comparison in comparisons):
-        environments = any(comparison.other_environments for comparison in comparisons)
         remedy = "; pass across_environments (--across-environments) to compare nevertheless" if environments else ""
         raise UsageError(f"nothing can be compared: {comparisons[0].difference.words}{remedy}")
-    return comparisons
+    notes = [f"{name} has no counterpart in the baseline" for name in unmatched]
+    if environments:
+        notes.append("--across-environments compares speed and memory of different machines or versions, too")
+    notes += [*floors, *(f"read with care: {line}" for line in doubts)]
+    return CompareResult(pairs, comparisons, tuple(notes))
 
 
 def to_frame(comparisons: Sequence[Comparison]) -> pd.DataFrame:

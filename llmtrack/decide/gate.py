@@ -10,7 +10,7 @@ from typing import Literal
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not_comparable
-from llmtrack.decide.compare import require_metric, runs_of_pairs, with_samples_of_pairs
+from llmtrack.decide.compare import require_metric
 from llmtrack.decide.differences import (
     ALPHA,
     Ratio,
@@ -25,8 +25,8 @@ from llmtrack.decide.differences import (
     too_few_text,
 )
 from llmtrack.decide.noise_floor import noise_floor_lines, noise_floor_of
-from llmtrack.decide.selection import Pair, Selection, as_runs, pair_runs
-from llmtrack.decide.verdicts import pairwise_differences
+from llmtrack.decide.selection import Pair, Selection, as_runs, pair_runs, runs_of_pairs
+from llmtrack.decide.verdicts import pairwise_differences, with_samples_of_pairs
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import CHANCE, read_number, require_texts
 from llmtrack.tracked.run import FAILED, Run

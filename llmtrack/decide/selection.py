@@ -143,6 +143,11 @@ class Pair:
     candidate: Run
 
 
+def runs_of_pairs(pairs: Sequence[Pair]) -> Runs:
+    """Return the distinct runs of pairs; of a run listed under several names, the last."""
+    return Runs({run.run_id: run for pair in pairs for run in (pair.baseline, pair.candidate)}.values())
+
+
 def pair_runs(baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]:
     """Pair runs, newest first, and name the scenarios without a counterpart.
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from llmtrack.decide.comparability import why_not_comparable
 from llmtrack.decide.differences import ALPHA, Difference, Verdict, build_difference, judge
 from llmtrack.decide.noise_floor import family_size, noise_floor_of, with_context, with_related_runs
+from llmtrack.decide.selection import Pair, runs_of_pairs
 from llmtrack.host.formatting import list_some
 from llmtrack.spec.scenario import DEFAULT_MODEL, Variant
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
@@ -47,6 +48,18 @@ def with_samples(runs: Runs, tracking_uri: str | None = None) -> Runs:
     samples = samples_by_run([run.run_id for run in runs.finished], tracking_uri, lenient=True)
     sampled = Runs(dataclasses.replace(run, samples=samples.get(run.run_id, {})) for run in runs)
     return with_context(sampled, with_related_runs(sampled, tracking_uri))
+
+
+def with_samples_of_pairs(pairs: Sequence[Pair], tracking_uri: str | None) -> list[Pair]:
+    """Add samples, noise floors and comparison families to the runs of pairs; see `with_samples`."""
+    complete = {run.run_id: run for run in with_samples(runs_of_pairs(pairs), tracking_uri)}
+
+    def completed(run: Run) -> Run:
+        # A run may be listed under several names.
+        evidence = complete[run.run_id]
+        return dataclasses.replace(run, samples=evidence.samples, floors=evidence.floors, family=evidence.family)
+
+    return [Pair(completed(pair.baseline), completed(pair.candidate)) for pair in pairs]
 
 
 def differences_from(
@@ -213,6 +226,12 @@ def doubt(run: Run) -> str:
 def warning_kind(warning: str) -> str:
     """Mask the numbers of a warning."""
     return _NUMBER.sub("#", warning)
+
+
+def group_doubts(differences: Iterable[Difference], runs: int) -> list[str]:
+    """Return the warnings of compared runs, each kind once; see `group_warnings`."""
+    lines = dict.fromkeys(line for difference in differences for line in difference.doubts)
+    return group_warnings([(name, line) for name, _, line in (named.partition(": ") for named in lines)], runs)
 
 
 def group_warnings(warnings: Iterable[tuple[str, str]], runs: int) -> list[str]:

@@ -7,15 +7,15 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import differing_facts
-from llmtrack.decide.compare import COLUMNS, Comparison, compare_pairs, runs_of_pairs, to_frame, with_samples_of_pairs
-from llmtrack.decide.noise_floor import noise_floor_lines
-from llmtrack.decide.selection import Pair, as_runs, pair_runs
-from llmtrack.decide.verdicts import group_warnings, named_warnings, with_samples
+from llmtrack.decide.compare import COLUMNS, CompareResult, Comparison, compare_pairs, to_frame
+from llmtrack.decide.selection import Pair, pair_runs, runs_of_pairs, select_all
+from llmtrack.decide.verdicts import named_warnings, with_samples, with_samples_of_pairs
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.host.console import emit
 from llmtrack.host.entry_points import named_experiment
@@ -168,34 +168,29 @@ def show_differences(
     """
 
     pairs, unmatched = pair_runs(
-        as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri)
+        select_all(baseline, experiment, tracking_uri), select_all(candidates, experiment, tracking_uri)
     )
     pairs = with_samples_of_pairs(pairs, tracking_uri)
-    comparisons = compare_pairs(pairs, metrics, across_environments=across_environments)
+    result = compare_pairs(pairs, metrics, unmatched, across_environments=across_environments)
     if layout.sort is not None:
-        comparisons = _sort_comparisons(comparisons, layout.sort)
+        result = replace(result, comparisons=_sort_comparisons(result.comparisons, layout.sort))
     console = make_console()
     if layout.style in ("csv", "json"):
-        frame = to_frame(comparisons)
+        frame = to_frame(result.comparisons)
         frame = frame if layout.columns is None else pick(frame, layout.columns)
         as_json = layout.style == "json"
         emit(console, frame.to_json(orient="records", indent=1) + "\n" if as_json else frame.to_csv(index=False))
         return
-    # The one row of a scenario that equals another gives no figures.
-    comparisons = _without_repetitions(comparisons)
-    table = differences_table(comparisons, pairs, unmatched)
-    rows = [comparison.row() for comparison in comparisons]
+    result = replace(result, comparisons=_without_repetitions(result.comparisons))
+    table = differences_table(result)
+    rows = [comparison.row() for comparison in result.comparisons]
     values = ExtraValues(list(COLUMNS), lambda name: [row.get(name) for row in rows])
     show(console, "against the baseline", table, layout, values)
 
 
-def differences_table(comparisons: Sequence[Comparison], pairs: Sequence[Pair], unmatched: Sequence[str] = ()) -> Table:
-    """Lay out a comparison as a table.
-
-    Args:
-        comparisons: result of `compare_pairs` for the pairs.
-        unmatched: candidates without a counterpart.
-    """
+def differences_table(result: CompareResult) -> Table:
+    """Lay out a comparison as a table."""
+    pairs = result.pairs
     runs = runs_of_pairs(pairs)
     shared, _ = shared_conditions(runs)
     columns = [column_of_runs(name, runs) for name in runs.params]
@@ -206,7 +201,7 @@ def differences_table(comparisons: Sequence[Comparison], pairs: Sequence[Pair], 
     listed = {run_id: ", ".join(text for text in texts if text not in common) for run_id, texts in differing.items()}
     long = {run_id: text for run_id, text in listed.items() if len(text) > _MOST_IN_A_CELL}
     titles = ["scenario", "metric", "baseline", "candidate", "difference"]
-    comparisons = _without_repetitions(comparisons)
+    comparisons = _without_repetitions(result.comparisons)
     rows = [_row(comparison, runs) for comparison in comparisons]
     run_ids = [comparison.pair.candidate.run_id for comparison in comparisons]
     if set(filter(None, listed.values())) - set(long.values()):
@@ -218,11 +213,6 @@ def differences_table(comparisons: Sequence[Comparison], pairs: Sequence[Pair], 
         for pair in pairs
         if pair.candidate.run_id in long
     ]
-    notes += [f"{name} has no counterpart in the baseline" for name in unmatched]
-    if any(comparison.other_environments for comparison in comparisons):
-        notes.append("--across-environments compares speed and memory of different machines or versions, too")
-    notes += noise_floor_lines(runs, *dict.fromkeys(comparison.difference.metric for comparison in comparisons))
-    notes += [f"read with care: {line}" for line in _warnings(comparisons, len(runs))]
     return Table(
         conditions=(
             *shared,
@@ -234,7 +224,7 @@ def differences_table(comparisons: Sequence[Comparison], pairs: Sequence[Pair], 
         numeric=tuple(title in ("baseline", "candidate") for title in titles),
         rows=tuple(map(tuple, rows)),
         run_ids=tuple(run_ids),
-        notes=tuple(notes),
+        notes=(*notes, *result.notes),
         keys=tuple(title.replace(" ", "_") for title in titles),
     )
 
@@ -279,12 +269,6 @@ def _pair_differences(pair: Pair, columns: Sequence[Column]) -> list[str]:
     if pair.baseline.environment_id != pair.candidate.environment_id:
         differences.append(f"another environment ({differing_facts(pair.baseline, pair.candidate)})")
     return differences
-
-
-def _warnings(comparisons: Sequence[Comparison], runs: int) -> list[str]:
-    """Return the warnings of the compared runs, grouped by kind."""
-    lines = dict.fromkeys(line for comparison in comparisons for line in comparison.difference.doubts)
-    return group_warnings([(name, line) for name, _, line in (named.partition(": ") for named in lines)], runs)
 
 
 def _same_baseline(pairs: Sequence[Pair]) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from llmtrack.decide.compare import runs_of_pairs
 from llmtrack.decide.gate import GATE_FAILED, NOT_CHECKED, GateResult, PairCheck
+from llmtrack.decide.selection import runs_of_pairs
 from llmtrack.host.formatting import significant
 from llmtrack.report.comparison import model_and_device_conditions, study_conditions
 from llmtrack.report.tables.table import DASH, Table

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from llmtrack.decide import noise_floor, verdicts
-from llmtrack.decide.compare import compare_pairs, with_samples_of_pairs
+from llmtrack.decide.compare import compare_pairs
 from llmtrack.decide.gate import gate
 from llmtrack.decide.noise_floor import (
     family_size,
@@ -19,7 +19,7 @@ from llmtrack.decide.noise_floor import (
 )
 from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.selection import pair_runs
-from llmtrack.decide.verdicts import differences_from
+from llmtrack.decide.verdicts import differences_from, with_samples_of_pairs
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.sentences.takeaways import takeaways
 from llmtrack.report.show import Layout, show
@@ -119,10 +119,11 @@ def suite(monkeypatch):
 def test_a_comparison_of_two_runs_uses_the_floor_of_their_suite_and_names_it_once(suite, console):
     pairs, _ = pair_runs(suite[1:2], suite[3:])
     pairs = with_samples_of_pairs(pairs, None)
-    comparisons = compare_pairs(pairs, ["tokens_per_sec"])
+    result = compare_pairs(pairs, ["tokens_per_sec"])
+    comparisons = result.comparisons
     assert [comparison.difference.verdict for comparison in comparisons] == ["same", "better"]
     assert comparisons[0].difference.words.startswith("no more than equal settings differed here, 16%: 1.11x")
-    table = differences_table(comparisons, pairs)
+    table = differences_table(result)
     for style in ("markdown", "html", "latex", "table"):
         show(console, "", table, Layout(style))
         text = " ".join(console.file.getvalue().split())

@@ -74,9 +74,9 @@ def test_a_table_has_its_column_in_order_and_its_change():
 def test_it_is_compared_by_its_own_rules():
     runs = two_runs(worth=4.4, size=109.0)
     pair = Pair(runs[0], runs[1])
-    headlines = compare_pairs([pair], None)
+    headlines = compare_pairs([pair], None).comparisons
     assert [each.difference.metric for each in headlines] == ["requests_per_sec", "tokens_per_sec", "perplexity"]
-    found = compare_pairs([pair], ["requests_per_sec", "worth", "size"])
+    found = compare_pairs([pair], ["requests_per_sec", "worth", "size"]).comparisons
     assert {each.difference.metric: each.difference.verdict for each in found} == {
         "requests_per_sec": "unknown",
         "worth": "better",

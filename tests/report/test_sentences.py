@@ -426,7 +426,7 @@ COMPARED: Sequence[tuple[str, dict[str, Any], Sequence[dict[str, Any]], Sequence
 )
 def test_a_comparison(baseline, candidates, lines):
     pairs, unmatched = pair_runs(made(baseline), made(*candidates))
-    table = differences_table(compare_pairs(pairs, METRICS), pairs, unmatched)
+    table = differences_table(compare_pairs(pairs, METRICS, unmatched))
     shared, _ = shared_conditions(made(baseline, *candidates))
     assert [line for line in (*table.conditions, *table.notes) if line not in shared] == lines
 
@@ -435,7 +435,7 @@ def test_a_candidate_without_a_counterpart():
     pairs, unmatched = pair_runs(
         made(BASE, timed("b", 9.0)), made(timed("b", 11.0, run_id="id-new"), timed("new", 11.0))
     )
-    table = differences_table(compare_pairs(pairs, [RATE]), pairs, unmatched)
+    table = differences_table(compare_pairs(pairs, [RATE], unmatched))
     assert "new has no counterpart in the baseline" in table.notes
 
 
@@ -443,7 +443,7 @@ def test_each_comparison_names_the_studies_of_both_sides():
     """So do `compare --baseline` and `gate`, with model and device."""
     pairs, _ = pair_runs(made(BASE), made(timed("a", 11.0, study_id="precision-2")))
     studies = {"study of the baseline: precision-1", "study of the candidate: precision-2"}
-    assert studies <= set(differences_table(compare_pairs(pairs, [RATE]), pairs).conditions)
+    assert studies <= set(differences_table(compare_pairs(pairs, [RATE])).conditions)
     check = Check(parse_rules(["tokens_per_sec < -5%"])[0], "kept")
     table = gate_table(GateResult((PairCheck(pairs[0], check),)))
     assert {"model: packaged:smollm2", "device: cpu", *studies} == set(table.conditions)
@@ -454,7 +454,7 @@ def test_a_candidate_equal_to_another_has_one_row_and_no_differences():
         "float16", outcome="same_as", same_as="float32", reason="same as float32: forced", model_id="", device=""
     )
     pairs, _ = pair_runs(made(BASE), made(timed("a", 11.0), same))
-    table = differences_table(compare_pairs(pairs, METRICS), pairs)
+    table = differences_table(compare_pairs(pairs, METRICS))
     (row,) = [row for row in table.rows if row[0] == "float16"]
     assert row[-1] == "not measured again: same as float32: forced"
     assert not [note for note in table.notes if "float16 differs" in note]
@@ -477,7 +477,7 @@ def test_a_sentence_about_any_metric_fits_its_kind_and_direction(name, before, a
     assert bool(re.match(r"[+-][\d.,]+ % in \w", said)) == share, said
     assert bool(re.match(r"[\d.,]+x (\([\d., to]+\) )?the \w", said)) != share, said
     assert ("the time" in said) == timed, said
-    (compared,) = compare_pairs([Pair(*runs)], [name])
+    (compared,) = compare_pairs([Pair(*runs)], [name]).comparisons
     found = compared.difference
     if found.verdict in ("better", "worse", "changed"):
         rate, more = entry.unit == "tokens/s", after > before

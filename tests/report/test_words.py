@@ -129,7 +129,7 @@ def test_common_differences_are_listed_once_and_long_ones_below_the_table():
         )
     ]
     pairs, _ = pair_runs(made(base), made(*arms))
-    table = differences_table(compare_pairs(pairs, ["tokens_per_sec"]), pairs)
+    table = differences_table(compare_pairs(pairs, ["tokens_per_sec"]))
     assert any(line.startswith("all differ from it in: ") and "threads 1 → 2" in line for line in table.conditions)
     cells = [row[table.keys.index("differs_in")] for row in table.rows]
     assert "threads" not in "".join(cells)

@@ -74,8 +74,7 @@ def test_findings_of_a_run_are_not_shown_as_differences(name):
     runs = Runs((one, dataclasses.replace(other, params={**other.params, "scenario": "b"})))
     columns = with_differing_params(summary_table(runs), runs).keys
     assert (name in columns) == (PARAMS[name].shown is not None), "a table has the columns of shown params only"
-    differences = compare_pairs([Pair(*runs)], ["tokens_per_sec"])
-    table = differences_table(differences, [Pair(*runs)])
+    table = differences_table(compare_pairs([Pair(*runs)], ["tokens_per_sec"]))
     texts = [*table.conditions, *table.notes, *(cell for row in table.rows for cell in row)]
     assert not [text for text in texts if "→" in text]
 

@@ -105,7 +105,7 @@ def _gate() -> Table:
 
 def _differences() -> Table:
     pairs = _pairs()
-    return differences_table(compare_pairs(pairs, None), pairs, ("left over",))
+    return differences_table(compare_pairs(pairs, None, ("left over",)))
 
 
 def _pareto() -> Table:
