@@ -14,6 +14,7 @@ from llmtrack.decide.selection import Pair, Selection, as_runs, pair_runs, runs_
 from llmtrack.decide.verdicts import group_doubts, pairwise_differences, with_samples_of_pairs
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import CHANCE, read_number, require_texts
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -155,15 +156,14 @@ def compare_pairs(
         unmatched: candidates without a counterpart, to note.
     """
     alpha = read_number("alpha", alpha, CHANCE)
-    names = _known_metrics(pairs, None if metrics is None else require_texts("metric", metrics))
+    runs = runs_of_pairs(pairs)
+    names = _known_metrics(runs, None if metrics is None else require_texts("metric", metrics))
     sides = [(pair.baseline, pair.candidate) for pair in pairs]
     by_metric = [
         pairwise_differences(sides, name, across_environments=across_environments, alpha=alpha) for name in names
     ]
     by_pair = zip(pairs, zip(*by_metric, strict=True), strict=bool(names))
     comparisons = [Comparison(pair, difference) for pair, differences in by_pair for difference in differences]
-    doubts = group_doubts([comparison.difference for comparison in comparisons], len(runs_of_pairs(pairs)))
-    floors = noise_floor_lines(runs_of_pairs(pairs), *names)
     environments = any(comparison.other_environments for comparison in comparisons)
     if comparisons and all(comparison.difference.verdict == "not comparable" for comparison in comparisons):
         remedy = "; pass across_environments (--across-environments) to compare nevertheless" if environments else ""
@@ -171,7 +171,9 @@ def compare_pairs(
     notes = [f"{name} has no counterpart in the baseline" for name in unmatched]
     if environments:
         notes.append("--across-environments compares speed and memory of different machines or versions, too")
-    notes += [*floors, *(f"read with care: {line}" for line in doubts)]
+    notes += noise_floor_lines(runs, *names)
+    doubts = group_doubts([comparison.difference for comparison in comparisons], len(runs))
+    notes += [f"read with care: {line}" for line in doubts]
     return CompareResult(pairs, comparisons, tuple(notes))
 
 
@@ -196,8 +198,7 @@ def require_metric(name: str, among: Sequence[str] = ()) -> str:
     raise UsageError(f"there is no metric {name!r}: {hint}")
 
 
-def _known_metrics(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
-    runs = runs_of_pairs(pairs)
+def _known_metrics(runs: Runs, metrics: Sequence[str] | None) -> list[str]:
     if metrics is None:
         headlines = [entry.name for entry in schema.in_column_order(schema.METRICS) if entry.headline]
         return [name for name in headlines if any(run.number(name) is not None for run in runs)]

@@ -23,7 +23,7 @@ from llmtrack.host.formatting import plural
 from llmtrack.report.page.output import write_report
 from llmtrack.report.page.reports import page_note
 from llmtrack.report.sentences.takeaways import headline
-from llmtrack.report.show import AS_TABLE, Layout, print_lines, show
+from llmtrack.report.show import AS_TABLE, Layout, frame_text, print_lines, show
 from llmtrack.report.tables.summary import split_by_task, summary_table, with_noise_floor
 from llmtrack.report.tables.table import (
     DASH,
@@ -166,7 +166,6 @@ def show_differences(
         UsageError: as `llmtrack.compare`, or a column does not exist.
         TrackingError: the store cannot be read.
     """
-
     pairs, unmatched = pair_runs(
         select_all(baseline, experiment, tracking_uri), select_all(candidates, experiment, tracking_uri)
     )
@@ -178,8 +177,7 @@ def show_differences(
     if layout.style in ("csv", "json"):
         frame = to_frame(result.comparisons)
         frame = frame if layout.columns is None else pick(frame, layout.columns)
-        as_json = layout.style == "json"
-        emit(console, frame.to_json(orient="records", indent=1) + "\n" if as_json else frame.to_csv(index=False))
+        emit(console, frame_text(frame, layout.style))
         return
     result = replace(result, comparisons=_without_repetitions(result.comparisons))
     table = differences_table(result)

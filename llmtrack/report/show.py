@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -21,6 +21,9 @@ from llmtrack.tracked.frames import check_columns, column_names, frame_of, pick
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.read.lookup import SHORT_ID, is_id
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LISTED = (
     "run_id",
@@ -153,9 +156,14 @@ def render_runs(runs: Runs, style: str = "table", chosen: Sequence[str] | None =
         return render(listing_table(runs, chosen), "table") + plural(len(runs), "run") + "\n"
     table = frame_of(runs)
     filled = table.dropna(axis="columns", how="all") if chosen is None else pick(table, chosen)
+    return frame_text(filled, style)
+
+
+def frame_text(frame: pd.DataFrame, style: str) -> str:
+    """Render a DataFrame for programs, as `csv` or `json`."""
     if style == "csv":
-        return str(filled.to_csv(index=False))
-    return str(filled.to_json(orient="records", date_format="iso", indent=1)) + "\n"
+        return str(frame.to_csv(index=False))
+    return str(frame.to_json(orient="records", date_format="iso", indent=1)) + "\n"
 
 
 def listing_table(runs: Runs, chosen: Sequence[str] | None = None) -> Table:
