@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
@@ -14,6 +14,7 @@ from llmtrack.decide.selection import Pair, Selection, as_runs, pair_runs, runs_
 from llmtrack.decide.verdicts import group_doubts, pairwise_differences, with_samples_of_pairs
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import CHANCE, read_number, require_texts
+from llmtrack.tracked.frames import check_columns, pick
 from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
@@ -98,6 +99,18 @@ class CompareResult:
     comparisons: Sequence[Comparison]
     notes: tuple[str, ...] = ()
 
+    @property
+    def distinct(self) -> list[Comparison]:
+        """The comparisons, with one row of a scenario that equals another one: it has no figures of its own."""
+        seen: set[str] = set()
+        distinct = []
+        for comparison in self.comparisons:
+            candidate = comparison.pair.candidate
+            if not candidate.is_same_as or candidate.run_id not in seen:
+                distinct.append(comparison)
+            seen.add(candidate.run_id)
+        return distinct
+
 
 def compare(
     baseline: Selection,
@@ -168,20 +181,41 @@ def compare_pairs(
     if comparisons and all(comparison.difference.verdict == "not comparable" for comparison in comparisons):
         remedy = "; pass across_environments (--across-environments) to compare nevertheless" if environments else ""
         raise UsageError(f"nothing can be compared: {comparisons[0].difference.words}{remedy}")
+    doubts = group_doubts([comparison.difference for comparison in comparisons], len(runs))
     notes = [f"{name} has no counterpart in the baseline" for name in unmatched]
     if environments:
         notes.append("--across-environments compares speed and memory of different machines or versions, too")
     notes += noise_floor_lines(runs, *names)
-    doubts = group_doubts([comparison.difference for comparison in comparisons], len(runs))
     notes += [f"read with care: {line}" for line in doubts]
     return CompareResult(pairs, comparisons, tuple(notes))
 
 
-def to_frame(comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """Convert comparisons to the table that `compare` returns."""
+def sort_comparisons(result: CompareResult, sort: str) -> CompareResult:
+    """Sort by a column of `compare`, descending with a leading `-`; comparisons without a value come last.
+
+    Raises:
+        UsageError: the column does not exist.
+    """
+    name = sort.removeprefix("-")
+    check_columns([name], list(COLUMNS))
+    values = [(comparison, comparison.row().get(name)) for comparison in result.comparisons]
+    known = [(comparison, value) for comparison, value in values if value is not None and value == value]
+    known.sort(key=lambda row: row[1], reverse=sort.startswith("-"))
+    unknown = [comparison for comparison, value in values if value is None or value != value]
+    return replace(result, comparisons=[*(comparison for comparison, _ in known), *unknown])
+
+
+def to_frame(comparisons: Sequence[Comparison], columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Convert comparisons to the table that `compare` returns, or to some of its columns.
+
+    Raises:
+        UsageError: a column does not exist.
+    """
     import pandas as pd
 
-    return pd.DataFrame([comparison.row() for comparison in comparisons], columns=list(COLUMNS)).astype(COLUMNS)
+    rows = [comparison.row() for comparison in comparisons]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+    return frame if columns is None else pick(frame, columns)
 
 
 def require_metric(name: str, among: Sequence[str] = ()) -> str:

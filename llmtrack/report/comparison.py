@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.decide.comparability import differing_facts
-from llmtrack.decide.compare import COLUMNS, CompareResult, Comparison, compare_pairs, to_frame
-from llmtrack.decide.selection import Pair, pair_runs, runs_of_pairs, select_all
+from llmtrack.decide.compare import COLUMNS, compare_pairs, sort_comparisons, to_frame
+from llmtrack.decide.selection import pair_runs, select_all
 from llmtrack.decide.verdicts import named_warnings, with_samples, with_samples_of_pairs
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.host.console import emit
@@ -23,25 +20,15 @@ from llmtrack.host.formatting import plural
 from llmtrack.report.page.output import write_report
 from llmtrack.report.page.reports import page_note
 from llmtrack.report.sentences.takeaways import headline
-from llmtrack.report.show import AS_TABLE, Layout, frame_text, print_lines, show
+from llmtrack.report.show import AS_TABLE, Layout, frame_text, show
+from llmtrack.report.tables.differences import differences_table
 from llmtrack.report.tables.summary import split_by_task, summary_table, with_noise_floor
-from llmtrack.report.tables.table import (
-    DASH,
-    Column,
-    ExtraValues,
-    Table,
-    column_of_runs,
-    shared_conditions,
-    values_of_runs,
-    with_differing_params,
-)
-from llmtrack.report.terminal import make_console, print_line
-from llmtrack.tracked.frames import check_columns, column_names, pick
+from llmtrack.report.tables.table import ExtraValues, Table, values_of_runs, with_differing_params
+from llmtrack.report.terminal import make_console, print_line, print_lines
+from llmtrack.tracked.frames import check_columns, column_names
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.read.query import tracked_runs, why_empty
 
-# Maximum characters of a pair's differences in a cell; longer ones go below the table.
-_MOST_IN_A_CELL = 60
 # Page formats show only a study's own columns and those that distinguish runs.
 _PAGES = ("markdown", "html", "latex")
 _DISTINGUISHING: tuple[schema.Role, ...] = ("configuration", "work", "convention")
@@ -172,127 +159,16 @@ def show_differences(
     pairs = with_samples_of_pairs(pairs, tracking_uri)
     result = compare_pairs(pairs, metrics, unmatched, across_environments=across_environments)
     if layout.sort is not None:
-        result = replace(result, comparisons=_sort_comparisons(result.comparisons, layout.sort))
+        result = sort_comparisons(result, layout.sort)
     console = make_console()
     if layout.style in ("csv", "json"):
-        frame = to_frame(result.comparisons)
-        frame = frame if layout.columns is None else pick(frame, layout.columns)
+        frame = to_frame(result.comparisons, layout.columns)
         emit(console, frame_text(frame, layout.style))
         return
-    result = replace(result, comparisons=_without_repetitions(result.comparisons))
     table = differences_table(result)
-    rows = [comparison.row() for comparison in result.comparisons]
+    rows = [comparison.row() for comparison in result.distinct]
     values = ExtraValues(list(COLUMNS), lambda name: [row.get(name) for row in rows])
     show(console, "against the baseline", table, layout, values)
-
-
-def differences_table(result: CompareResult) -> Table:
-    """Lay out a comparison as a table."""
-    pairs = result.pairs
-    runs = runs_of_pairs(pairs)
-    shared, _ = shared_conditions(runs)
-    columns = [column_of_runs(name, runs) for name in runs.params]
-    differing = {
-        pair.candidate.run_id: _pair_differences(pair, columns) for pair in pairs if not pair.candidate.is_same_as
-    }
-    common = _common(list(differing.values()))
-    listed = {run_id: ", ".join(text for text in texts if text not in common) for run_id, texts in differing.items()}
-    long = {run_id: text for run_id, text in listed.items() if len(text) > _MOST_IN_A_CELL}
-    titles = ["scenario", "metric", "baseline", "candidate", "difference"]
-    comparisons = _without_repetitions(result.comparisons)
-    rows = [_row(comparison, runs) for comparison in comparisons]
-    run_ids = [comparison.pair.candidate.run_id for comparison in comparisons]
-    if set(filter(None, listed.values())) - set(long.values()):
-        titles.insert(1, "differs in")
-        for row, run_id in zip(rows, run_ids, strict=True):
-            row.insert(1, "see below" if run_id in long else listed.get(run_id) or DASH)
-    notes = [
-        f"{pair.candidate.name} differs in: {long[pair.candidate.run_id]}"
-        for pair in pairs
-        if pair.candidate.run_id in long
-    ]
-    return Table(
-        conditions=(
-            *shared,
-            *_same_baseline(pairs),
-            *study_conditions(pairs),
-            *([f"all differ from it in: {', '.join(common)}"] if common else []),
-        ),
-        titles=tuple(titles),
-        numeric=tuple(title in ("baseline", "candidate") for title in titles),
-        rows=tuple(map(tuple, rows)),
-        run_ids=tuple(run_ids),
-        notes=(*notes, *result.notes),
-        keys=tuple(title.replace(" ", "_") for title in titles),
-    )
-
-
-def _row(comparison: Comparison, runs: Runs) -> list[str]:
-    difference = comparison.difference
-    column = column_of_runs(difference.metric, runs)
-    values = (
-        DASH if math.isnan(value) else column.render(value) for value in (difference.baseline, difference.candidate)
-    )
-    unit = schema.metric(difference.metric).unit
-    shown_unit = "" if unit == "-" or column.title != difference.metric else f", {unit}"
-    mark = {"better": "+ ", "worse": "- "}.get(difference.verdict, "")
-    return [comparison.pair.candidate.name, f"{column.title}{shown_unit}", *values, mark + difference.words]
-
-
-def _without_repetitions(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Keep one row of a scenario that equals another one: it has no figures of its own."""
-    seen: set[str] = set()
-    kept = []
-    for comparison in comparisons:
-        candidate = comparison.pair.candidate
-        if not candidate.is_same_as or candidate.run_id not in seen:
-            kept.append(comparison)
-        seen.add(candidate.run_id)
-    return kept
-
-
-def _common(differences: Sequence[Sequence[str]]) -> list[str]:
-    """Return the differences common to several candidates, which are listed once."""
-    if len(differences) < 2:
-        return []
-    return [text for text in differences[0] if all(text in texts for texts in differences)]
-
-
-def _pair_differences(pair: Pair, columns: Sequence[Column]) -> list[str]:
-    differences = []
-    for column in columns:
-        before, after = (column.cell_of(run) for run in (pair.baseline, pair.candidate))
-        if before != after:
-            differences.append(f"{column.title} {before} → {after}")
-    if pair.baseline.environment_id != pair.candidate.environment_id:
-        differences.append(f"another environment ({differing_facts(pair.baseline, pair.candidate)})")
-    return differences
-
-
-def _same_baseline(pairs: Sequence[Pair]) -> list[str]:
-    names = {(pair.baseline.name, pair.baseline.run_id) for pair in pairs}
-    return [f"baseline: {name} ({run_id[:8]})" for name, run_id in names] if len(names) == 1 else []
-
-
-def model_and_device_conditions(runs: Runs) -> tuple[str, ...]:
-    """Return the models and devices of runs, as conditions of a table."""
-    titles = {"model_id": "model", "device": "device"}
-    values = {title: _distinct(run.text(name) for run in runs) for name, title in titles.items()}
-    return tuple(f"{title}: {value}" for title, value in values.items() if value)
-
-
-def study_conditions(pairs: Sequence[Pair]) -> tuple[str, ...]:
-    """Return the studies of both sides, as conditions of a table."""
-    baseline = _distinct(pair.baseline.study_id for pair in pairs)
-    candidate = _distinct(pair.candidate.study_id for pair in pairs)
-    if baseline == candidate:
-        return (f"study: {baseline}",) if baseline else ()
-    sides = {"baseline": baseline, "candidate": candidate}
-    return tuple(f"study of the {side}: {studies}" for side, studies in sides.items() if studies)
-
-
-def _distinct(values: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(filter(None, values)))
 
 
 def _sorted(runs: Runs, sort: str | None) -> Runs:
@@ -301,14 +177,3 @@ def _sorted(runs: Runs, sort: str | None) -> Runs:
     name = sort.removeprefix("-")
     check_columns([name], column_names(runs))
     return runs.by(name, highest_first=sort.startswith("-"))
-
-
-def _sort_comparisons(comparisons: Sequence[Comparison], sort: str) -> list[Comparison]:
-    """Sort comparisons by a column of `compare`, descending with a leading `-`; those without a value come last."""
-    name = sort.removeprefix("-")
-    check_columns([name], list(COLUMNS))
-    values: list[tuple[Comparison, Any]] = [(comparison, comparison.row().get(name)) for comparison in comparisons]
-    known = [(comparison, value) for comparison, value in values if value is not None and value == value]
-    known.sort(key=lambda pair: pair[1], reverse=sort.startswith("-"))
-    unknown = [comparison for comparison, value in values if value is None or value != value]
-    return [*(comparison for comparison, _ in known), *unknown]

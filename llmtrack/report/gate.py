@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from llmtrack.decide.gate import GATE_FAILED, NOT_CHECKED, GateResult, PairCheck
 from llmtrack.decide.selection import runs_of_pairs
 from llmtrack.host.formatting import significant
-from llmtrack.report.comparison import model_and_device_conditions, study_conditions
+from llmtrack.report.tables.differences import model_and_device_conditions, study_conditions
 from llmtrack.report.tables.table import DASH, Table
 
 _OUTCOMES = {0: "passed", NOT_CHECKED: "not passed, it could not check everything", GATE_FAILED: "failed"}

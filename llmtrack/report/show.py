@@ -8,15 +8,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.measure import Measurement
 
 from llmtrack import metrics as schema
-from llmtrack.host.console import emit, neutral_console, on_one_line
+from llmtrack.host.console import emit
 from llmtrack.host.formatting import plural
-from llmtrack.report.escape import plain
-from llmtrack.report.tables.rendering import fit_to_width, render, to_blocks, to_rich, without_constants
+from llmtrack.report.tables.rendering import print_table, render
 from llmtrack.report.tables.table import DASH, ExtraValues, Table, column_of_runs, with_columns
-from llmtrack.report.terminal import make_console, print_line, width_of
+from llmtrack.report.terminal import make_console, print_line
 from llmtrack.tracked.frames import check_columns, column_names, frame_of, pick
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
@@ -37,10 +35,6 @@ LISTED = (
     "perplexity",
 )
 """Columns of a list of runs."""
-MORE = "--wide, or --columns NAME,NAME"
-"""Options that show the columns dropped for lack of room."""
-# Maximum number of dropped columns to name.
-_MOST_NAMED = 6
 _METRIC_WIDTH = 1 + max(len(metric.name) for metric in schema.METRICS if metric.shown or metric.sampled)
 
 
@@ -74,62 +68,12 @@ def show(console: Console, title: str, table: Table, layout: Layout, extra: Extr
         UsageError: a column does not exist.
     """
     if layout.columns is not None:
+        check_columns(layout.columns, [*dict.fromkeys([*table.keys, *(extra.names if extra else ())])])
         table = with_columns(table, extra, layout.columns)
-    if layout.style == "table":
-        print_table(console, title, table, wide=layout.wide)
-    else:
+    if layout.style != "table":
         emit(console, render(table, layout.style, title))
-
-
-def print_table(
-    console: Console,
-    title: str,
-    table: Table,
-    reading: Sequence[str] = (),
-    wide: bool = False,
-    more: str = MORE,
-) -> None:
-    """Print conditions, table and reading; on a terminal, as many columns as fit.
-
-    Args:
-        reading: lines below the table.
-        wide: every column regardless of the width, as in a pipe or file.
-        more: how to see the dropped columns.
-    """
-    complete = wide or width_of(console) is None
-    fitted = None if complete else fit_to_width(table, console.width)
-    shown = fitted.table if fitted else table if complete else without_constants(table)
-    console.print()
-    if title:
-        console.print(plain(title, "bold"))
-    if shown.conditions:
-        console.print(plain(" · ".join(shown.conditions)))
-    if complete:
-        drawn = to_rich(table)
-        # The terminal wraps a table that is too wide, without losing anything.
-        natural = Measurement.get(console, console.options.update(max_width=10_000), drawn).maximum
-        wider = neutral_console(
-            file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal
-        )
-        wider.print(drawn)
-    elif fitted:
-        console.print(to_rich(shown, widths=fitted.widths))
-        if fitted.dropped:
-            console.print(plain(f"+{plural(len(fitted.dropped), 'column')}: {more}", "dim"))
-            named = fitted.dropped[:_MOST_NAMED]
-            others = len(fitted.dropped) - len(named)
-            console.print(plain(f"({', '.join(named)}{f' and {others} more' if others else ''})", "dim"))
-    else:
-        for line in to_blocks(shown, console.width):
-            console.print(plain(line), no_wrap=True, overflow="ignore", crop=False)
-    print_lines(console, (*table.notes, *reading))
-    console.print()
-
-
-def print_lines(console: Console, lines: Sequence[str]) -> None:
-    """Print sentences as bullet points."""
-    for line in lines:
-        console.print(plain(f"- {on_one_line(line)}"))
+        return
+    print_table(console, title, table, wide=layout.wide)
 
 
 def show_runs(runs: Runs, layout: Layout) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+from collections.abc import Iterable
 
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmtrack.host.console import neutral_console, protect_stream, replace_unencodable
+from llmtrack.host.console import neutral_console, on_one_line, protect_stream, replace_unencodable
 from llmtrack.report.escape import plain
 
 LOG_WIDTH = 1000
@@ -51,3 +52,9 @@ def hanging(text: str, width: int | None, indent: int = 2) -> str:
 def print_line(console: Console, text: str) -> None:
     """Print a text without wrapping, as logs are also read by programs."""
     console.print(plain(text), soft_wrap=True)
+
+
+def print_lines(console: Console, lines: Iterable[str]) -> None:
+    """Print sentences as bullet points."""
+    for line in lines:
+        console.print(plain(f"- {on_one_line(line)}"))

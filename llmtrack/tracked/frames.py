@@ -26,6 +26,8 @@ ID_COLUMNS: dict[str, str] = dict.fromkeys(IDENTITY, TEXT) | {"baseline": "boole
 _DTYPE_OF_KIND: dict[type, str] = {str: TEXT, int: "Int64", float: "float64", bool: "boolean"}
 # Attribute that lists the param columns: an unknown param may look like a metric.
 PARAM_COLUMNS = "llmtrack.params"
+# Maximum number of columns to list in a message.
+_MOST_LISTED = 30
 
 
 def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
@@ -130,7 +132,12 @@ def check_columns(columns: Sequence[str], known: Sequence[str]) -> None:
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=4, cutoff=0.6)
         near += [name for name in known if unknown[0].lower() in name.lower() and name not in near][:4]
-        hint = f"did you mean {', '.join(near)}?" if near else "`llmtrack runs --format csv` shows all of them"
+        if near:
+            hint = f"did you mean {', '.join(near)}?"
+        elif len(known) <= _MOST_LISTED:
+            hint = f"choose from {', '.join(known)}"
+        else:
+            hint = "`llmtrack runs --format csv` shows all of them"
         raise UsageError(f"there is no column {unknown[0]!r}: {hint}")
 
 

@@ -20,9 +20,9 @@ from llmtrack.decide.noise_floor import (
 from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.selection import pair_runs
 from llmtrack.decide.verdicts import differences_from, with_samples_of_pairs
-from llmtrack.report.comparison import differences_table
 from llmtrack.report.sentences.takeaways import takeaways
 from llmtrack.report.show import Layout, show
+from llmtrack.report.tables.differences import differences_table
 from llmtrack.report.tables.summary import summary_table
 from llmtrack.spec.outcome import REPLACED
 from tests.report.frames import interval, made, run

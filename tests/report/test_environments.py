@@ -8,7 +8,7 @@ import pytest
 
 from llmtrack.decide.comparability import why_not_comparable
 from llmtrack.decide.selection import Pair
-from llmtrack.report.comparison import _pair_differences
+from llmtrack.report.tables.differences import _pair_differences
 from tests.report.frames import changed, made, run
 
 

@@ -16,9 +16,9 @@ from llmtrack.report.escape import as_label, in_latex, in_markdown
 from llmtrack.report.page.html import Report, Rows, Section, render_report
 from llmtrack.report.plots.charts import bar_plot, curves_plot, line_plot, scatter_plot
 from llmtrack.report.plots.drawing import drawing, save
-from llmtrack.report.show import print_table, render_runs
+from llmtrack.report.show import render_runs
 from llmtrack.report.tables.picture import MOST_DRAWN, to_figure
-from llmtrack.report.tables.rendering import render, to_markdown
+from llmtrack.report.tables.rendering import print_table, render, to_markdown
 from llmtrack.report.tables.summary import summary_table
 from llmtrack.report.terminal import print_line
 from tests.conftest import HANG_S
@@ -192,7 +192,7 @@ def test_pictures_do_not_depend_on_the_users_backend_and_style(backend, tmp_path
 
 PRINT = """
 from llmtrack.report.terminal import make_console, print_line
-from llmtrack.report.show import print_table
+from llmtrack.report.tables.rendering import print_table
 from llmtrack.report.tables.table import Table
 console = make_console(outlive=True)
 print_line(console, "± – · … × 中 🦙")

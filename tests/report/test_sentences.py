@@ -16,10 +16,10 @@ from llmtrack.decide.noise_floor import with_floors
 from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.selection import Pair, pair_runs
 from llmtrack.decide.verdicts import differences_from
-from llmtrack.report.comparison import differences_table
 from llmtrack.report.gate import gate_table
 from llmtrack.report.sentences.reading import change
 from llmtrack.report.sentences.takeaways import takeaways
+from llmtrack.report.tables.differences import differences_table
 from llmtrack.report.tables.table import shared_conditions
 from tests.report.frames import interval, made, run
 

@@ -6,7 +6,11 @@ import csv
 import io
 import json
 
+import pytest
+
+from llmtrack.errors import UsageError
 from llmtrack.report.show import metrics_block, render_runs
+from llmtrack.tracked.frames import check_columns
 from tests.report.frames import interval, made, run
 
 
@@ -48,3 +52,17 @@ def test_an_empty_list_is_valid():
     empty = RUNS[0:0]
     assert json.loads(render_runs(empty, "json")) == []
     assert render_runs(empty).strip().endswith("0 runs")
+
+
+@pytest.mark.parametrize(
+    ("unknown", "known", "remedy"),
+    [
+        ("verdit", ["metric", "verdict"], "did you mean verdict?"),
+        ("size", ["metric", "verdict"], "choose from metric, verdict"),
+        ("size", [f"column_{number}" for number in range(31)], "`llmtrack runs --format csv` shows all of them"),
+    ],
+)
+def test_an_unknown_column_is_answered_with_what_to_choose(unknown, known, remedy):
+    with pytest.raises(UsageError) as refused:
+        check_columns([unknown], known)
+    assert str(refused.value) == f"there is no column {unknown!r}: {remedy}"

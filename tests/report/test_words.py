@@ -9,9 +9,9 @@ from llmtrack.decide.compare import compare_pairs
 from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.selection import pair_runs
 from llmtrack.host.formatting import plural
-from llmtrack.report.comparison import differences_table
 from llmtrack.report.sentences import reading as say
 from llmtrack.report.sentences.takeaways import takeaways
+from llmtrack.report.tables.differences import differences_table
 from tests.report.frames import interval, made, run
 
 

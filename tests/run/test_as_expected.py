@@ -12,7 +12,7 @@ from llmtrack.cli import main, new_project
 from llmtrack.decide.selection import select
 from llmtrack.errors import UsageError
 from llmtrack.host.console import neutral_console
-from llmtrack.report.show import print_table
+from llmtrack.report.tables.rendering import print_table
 from llmtrack.report.tables.table import Table
 from llmtrack.report.terminal import width_of
 from llmtrack.run.tune.tune import spent_text

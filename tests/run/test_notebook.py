@@ -126,7 +126,7 @@ def test_a_console_in_a_notebook_writes_to_its_file(monkeypatch):
     assert "\x1b" not in text
     written = io.StringIO()
     console = llmtrack.host.console.neutral_console(file=written, width=200)
-    llmtrack.report.show.print_table(console, "precision", table, ["a line"])
+    llmtrack.report.tables.rendering.print_table(console, "precision", table, ["a line"])
     assert all(text in written.getvalue() for text in ("precision", "bfloat16", "a line"))
     assert "\x1b" not in written.getvalue()
 

@@ -10,7 +10,7 @@ from llmtrack import metrics as schema
 from llmtrack.decide.candidates import gather_candidates
 from llmtrack.decide.compare import compare_pairs
 from llmtrack.decide.selection import Pair, pair_runs
-from llmtrack.report.comparison import differences_table
+from llmtrack.report.tables.differences import differences_table
 from llmtrack.report.tables.summary import summary_table
 from llmtrack.report.tables.table import with_differing_params
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask

@@ -29,11 +29,11 @@ from llmtrack.report.plots.drawing import drawing
 from llmtrack.report.plots.roofline import roofline_plots
 from llmtrack.report.sentences.reading import doubts
 from llmtrack.report.sentences.takeaways import headline, takeaways
-from llmtrack.report.show import metrics_block, print_lines, print_table
-from llmtrack.report.tables.rendering import fit_to_width, to_markdown
+from llmtrack.report.show import metrics_block
+from llmtrack.report.tables.rendering import fit_to_width, print_table, to_markdown
 from llmtrack.report.tables.summary import compared_by_default, summary_table, tables_by_task
 from llmtrack.report.tables.table import Table
-from llmtrack.report.terminal import print_line, width_of
+from llmtrack.report.terminal import print_line, print_lines, width_of
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs, keys
 from llmtrack.tracking.read.query import SUITE, study_run, tracked_runs

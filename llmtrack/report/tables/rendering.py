@@ -1,4 +1,4 @@
-"""Render a table: as text, CSV, JSON, Markdown, HTML or LaTeX, and fitted to the width of a terminal.
+"""Render a table: as text, CSV, JSON, Markdown, HTML or LaTeX, or printed to a terminal, fitted to its width.
 
 To fit, values shared by all rows move above the table and empty columns are dropped. Then the least important columns
 leave, by the order of their entries in `llmtrack/metrics/` (`Shown.priority`). Numbers are never truncated.
@@ -14,15 +14,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
+from rich.console import Console
+from rich.measure import Measurement
 
 from llmtrack import metrics as schema
 from llmtrack.host.console import neutral_console, neutral_json, on_one_line
+from llmtrack.host.formatting import plural
 from llmtrack.report.escape import in_html, in_latex, in_markdown, plain
 from llmtrack.report.tables.table import DASH, GAP, Table
+from llmtrack.report.terminal import print_lines, width_of
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
+MORE = "--wide, or --columns NAME,NAME"
+"""Options that show the columns dropped for lack of room."""
+# Maximum number of dropped columns to name.
+_MOST_NAMED = 6
 NARROWEST = 60
 """Narrower terminals show a block per row."""
 STAY = frozenset(
@@ -47,6 +55,51 @@ def render(table: Table, style: str, title: str = "") -> str:
     if style in writers:
         return writers[style](table)
     return {"table": _text, "html": _html, "latex": _latex}[style](table, title)
+
+
+def print_table(
+    console: Console,
+    title: str,
+    table: Table,
+    reading: Sequence[str] = (),
+    wide: bool = False,
+    more: str = MORE,
+) -> None:
+    """Print conditions, table and reading; on a terminal, as many columns as fit.
+
+    Args:
+        reading: lines below the table.
+        wide: every column regardless of the width, as in a pipe or file.
+        more: how to see the dropped columns.
+    """
+    complete = wide or width_of(console) is None
+    fitted = None if complete else fit_to_width(table, console.width)
+    shown = fitted.table if fitted else table if complete else without_constants(table)
+    console.print()
+    if title:
+        console.print(plain(title, "bold"))
+    if shown.conditions:
+        console.print(plain(" · ".join(shown.conditions)))
+    if complete:
+        drawn = to_rich(table)
+        # The terminal wraps a table that is too wide, without losing anything.
+        natural = Measurement.get(console, console.options.update(max_width=10_000), drawn).maximum
+        wider = neutral_console(
+            file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal
+        )
+        wider.print(drawn)
+    elif fitted:
+        console.print(to_rich(shown, widths=fitted.widths))
+        if fitted.dropped:
+            console.print(plain(f"+{plural(len(fitted.dropped), 'column')}: {more}", "dim"))
+            named = fitted.dropped[:_MOST_NAMED]
+            others = len(fitted.dropped) - len(named)
+            console.print(plain(f"({', '.join(named)}{f' and {others} more' if others else ''})", "dim"))
+    else:
+        for line in to_blocks(shown, console.width):
+            console.print(plain(line), no_wrap=True, overflow="ignore", crop=False)
+    print_lines(console, (*table.notes, *reading))
+    console.print()
 
 
 def to_rich(table: Table, widths: Sequence[int] | None = None) -> RichTable:

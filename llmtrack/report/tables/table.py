@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.tracked.frames import check_columns, column_names
+from llmtrack.tracked.frames import column_names
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -88,11 +88,7 @@ def with_columns(table: Table, extra: ExtraValues | None, names: Sequence[str]) 
     Args:
         extra: further values of the rows, shown even if all rows agree.
         names: keys of the table's columns, or names of further values.
-
-    Raises:
-        UsageError: a column does not exist; the message suggests close matches.
     """
-    check_columns(names, [*dict.fromkeys([*table.keys, *(extra.names if extra else ())])])
     first = [key for key in table.keys if key in _IDENTITY]
     last = [table.keys[-1]] if table.keys[-1] not in names else []
     keys = [*first, *(name for name in names if name not in first), *last]

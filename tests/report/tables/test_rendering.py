@@ -21,14 +21,14 @@ from llmtrack.decide.gate import GateResult, PairCheck, check_samples, decide_ch
 from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.selection import pair_runs
 from llmtrack.experiment import OwnTable
-from llmtrack.report.comparison import differences_table
 from llmtrack.report.gate import gate_table
 from llmtrack.report.page.output import write_report
 from llmtrack.report.pareto import pareto_table
 from llmtrack.report.recommendation import render_recommendation
-from llmtrack.report.show import Layout, listing_table, metrics_block, print_table, show
+from llmtrack.report.show import Layout, listing_table, metrics_block, show
+from llmtrack.report.tables.differences import differences_table
 from llmtrack.report.tables.picture import to_figure
-from llmtrack.report.tables.rendering import STAY, fit_to_width, to_markdown, to_rich, without_constants
+from llmtrack.report.tables.rendering import STAY, fit_to_width, print_table, to_markdown, to_rich, without_constants
 from llmtrack.report.tables.summary import split_by_task, summary_table, tables_by_task
 from llmtrack.report.tables.table import DASH, Table, with_differing_params
 from llmtrack.tracked.frames import column_names
