@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from llmtrack.errors import ModelLoadError
 from llmtrack.models.cache import file_digest
 from llmtrack.models.disk import room_for
+from llmtrack.models.weights import listed_weights
 
 REQUEST_SECONDS = 5.0
 # Bounds what a request's own timeout does not: name resolution and retries.
@@ -89,19 +89,10 @@ def cached_snapshot(repo: str, revision: str | None = None) -> Path | None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether a folder has all weights and a vocabulary."""
-    if not any((folder / name).exists() for name in _VOCABULARIES):
-        return False
-    for single, index in (
-        ("model.safetensors", "model.safetensors.index.json"),
-        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-    ):
-        if (folder / single).exists():
-            return True
-        if (folder / index).exists():
-            parts = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
-            return all((folder / part).exists() for part in set(parts))
-    return False
+    """Return whether a folder has all weights and a vocabulary; raise a ModelLoadError for a damaged index."""
+    _, weights = listed_weights(folder)
+    has_weights = bool(weights) and all(path.is_file() for path in weights)
+    return has_weights and any((folder / name).exists() for name in _VOCABULARIES)
 
 
 def files_to_download(names: list[str]) -> list[str]:

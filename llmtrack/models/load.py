@@ -289,6 +289,7 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
     if folder is None:
         model, tokenizer = synthetic.build(source.location, device=device, dtype=dtype, seed=SEED)
         digests, weights = synthetic.digests(source.location, SEED, device), "random"
+        file_size = None
         seconds = time.perf_counter() - start
         warnings.append(RANDOM_WEIGHTS)
     else:
@@ -298,7 +299,8 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
         with explaining("the model that config.json describes cannot compute"):
             refuse_lookahead(model, tokenizer, _probe_cache(digests, placed))
         warnings += (*headless_warning(model.config), *slow_attention_warning(model))
-        weights = weight_files(folder)[0]
+        weights, files = weight_files(folder)
+        file_size = sum(path.stat().st_size for path in files)
         if weights == "pickle":
             warnings.append("the weights are a pickle file, read with weights_only: prefer safetensors")
     clean_generation(model, tokenizer)
@@ -309,7 +311,7 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
         revision=commit,
         digests=digests,
         load_time_s=seconds,
-        file_size_bytes=None if folder is None else sum(path.stat().st_size for path in weight_files(folder)[1]),
+        file_size_bytes=file_size,
         facts=_facts(model, source, weights),
         warnings=tuple(warnings),
         probes=_probe_cache(digests, placed),

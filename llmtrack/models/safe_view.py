@@ -22,7 +22,7 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.models.cache import cache_root
 from llmtrack.models.digests import TOKENIZER_FILES
 from llmtrack.models.load_errors import NEEDS_CODE, read_settings
-from llmtrack.models.weights import weight_files
+from llmtrack.models.weights import INDEXES, weight_files
 from llmtrack.spec.serialization import digest
 
 LOCAL: Mapping[str, Any] = {"trust_remote_code": False, "local_files_only": True}
@@ -47,11 +47,9 @@ def visible_files(folder: Path) -> dict[str, Path]:
     """
     kind, weights = weight_files(folder)
     files = {path.relative_to(folder).as_posix(): path for path in weights}
-    if kind != "none":
-        single = "model.safetensors" if kind == "safetensors" else "pytorch_model.bin"
-        # An index beside a single weight file belongs to another model.
-        if single not in files:
-            files[f"{single}.index.json"] = folder / f"{single}.index.json"
+    # An index beside a single weight file belongs to another model.
+    if (index := INDEXES.get(kind)) and index.removesuffix(".index.json") not in files:
+        files[index] = folder / index
     files |= {name: folder / name for name in _SETTINGS if (folder / name).is_file()}
     for path in (*folder.iterdir(), *folder.glob(f"{_TEMPLATES}/*.jinja")):
         is_tokenizer = any(fnmatch(path.name, pattern) for pattern in TOKENIZER_FILES)

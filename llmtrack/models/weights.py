@@ -19,22 +19,40 @@ _MASK_DIMENSIONS = 4
 """Dimensions of the masks in old checkpoints, which are called `bias` and are not floats."""
 
 
-def weight_files(folder: Path) -> tuple[str, list[Path]]:
-    """Return the format (`safetensors`, `pickle` or `none`) and files, by name, of the weights that loading reads.
+INDEXES = {"safetensors": "model.safetensors.index.json", "pickle": "pytorch_model.bin.index.json"}
+"""Index of several weight files by format; a single file has its name without the suffixes."""
 
-    A single file precedes an index of several, and safetensors precede pickle. Other files (the same weights for
-    another program, adapters, unindexed parts) do not belong to the model.
+
+def listed_weights(folder: Path) -> tuple[str, list[Path]]:
+    """Return the format (`safetensors`, `pickle` or `none`) and files, by name, of a model's weights.
+
+    A single file precedes an index of several, whose files may be missing, and safetensors precede pickle. Other files
+    (the same weights for another program, adapters, unindexed parts) do not belong to the model.
+
+    Raises:
+        ModelLoadError: the index is damaged.
+    """
+    for kind, index in INDEXES.items():
+        single = folder / index.removesuffix(".index.json")
+        if single.is_file():
+            return kind, [single]
+        if (folder / index).is_file():
+            return kind, _indexed(folder / index)
+    return "none", []
+
+
+def weight_files(folder: Path) -> tuple[str, list[Path]]:
+    """Return the format and files of the weights that loading reads; see `listed_weights`.
 
     Raises:
         ModelLoadError: the index is damaged, or names a missing file.
     """
-    for kind, single in (("safetensors", "model.safetensors"), ("pickle", "pytorch_model.bin")):
-        index = folder / f"{single}.index.json"
-        if (folder / single).is_file():
-            return kind, [folder / single]
-        if index.is_file():
-            return kind, _indexed(index)
-    return "none", []
+    kind, files = listed_weights(folder)
+    if missing := [path.relative_to(folder) for path in files if not path.is_file()]:
+        raise ModelLoadError(
+            f"{missing[0]}, named by {INDEXES[kind]}, does not exist: {len(missing)} of {len(files)} files are missing"
+        )
+    return kind, files
 
 
 def require_weights(folder: Path) -> tuple[str, list[Path]]:
@@ -88,10 +106,6 @@ def _indexed(index: Path) -> list[Path]:
         raise ModelLoadError(f"{index.name} is damaged: fetch it again")
     if outside := [name for name in names if ".." in Path(name).parts or Path(name).is_absolute()]:
         raise ModelLoadError(f"{index.name} names {outside[0]} outside of the folder: fetch the model again")
-    if missing := [name for name in names if not (index.parent / name).is_file()]:
-        raise ModelLoadError(
-            f"{missing[0]}, named by {index.name}, does not exist: {len(missing)} of {len(names)} files are missing"
-        )
     return [index.parent / name for name in names]
 
 

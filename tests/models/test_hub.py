@@ -61,6 +61,14 @@ def test_an_incomplete_cached_model_is_not_used(cached, no_network, missing):
         load("org/tiny")
 
 
+@pytest.mark.parametrize("content", ["{half", "[]", "{}", '{"weight_map": {"a": 1}}'])
+def test_a_damaged_index_of_a_cached_model_is_named(cached, no_network, content):
+    (cached / "model.safetensors").rename(cached / "part.safetensors")
+    (cached / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=r"org/tiny: model\.safetensors\.index\.json is damaged: fetch it again"):
+        load("org/tiny")
+
+
 def test_no_network_is_one_line_with_a_remedy(no_network):
     loaded = load("org/tiny,synthetic:tiny")
     assert loaded.warnings[0].startswith("passed over org/tiny: it is not in the hub's local cache")
