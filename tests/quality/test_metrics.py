@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtrack.quality import metrics
 from llmtrack.quality.metrics import gather_blocks, stderr_of_ratio
 
 
@@ -27,8 +28,17 @@ def test_more_blocks_have_a_smaller_error() -> None:
     assert many < few / 2
 
 
-def test_the_error_is_deterministic() -> None:
-    assert stderr_of_ratio([1.0, 3.0, 2.0], [1, 2, 3]) == stderr_of_ratio([1.0, 3.0, 2.0], [1, 2, 3])
+@pytest.mark.parametrize("blocks", [3, 25, 500])
+def test_the_error_is_that_of_a_thousand_single_draws(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracked errors stay comparable, however many blocks are drawn at once."""
+    random = np.random.default_rng(blocks)
+    sums, counts = random.normal(100.0, 20.0, blocks), random.integers(1, 500, blocks)
+    generator = np.random.default_rng(0)
+    draws = [generator.integers(0, blocks, size=blocks) for _ in range(1000)]
+    expected = np.std([sums[draw].sum() / counts[draw].sum() for draw in draws], ddof=1)
+    for limit in (1, 2**10, 2**16):
+        monkeypatch.setattr(metrics, "DRAWN_AT_ONCE", limit)
+        assert stderr_of_ratio(sums, counts) == expected
 
 
 @pytest.mark.parametrize("blocks", [0, 1])
