@@ -124,12 +124,11 @@ def head_node(model: ModelProto) -> NodeProto | None:
 def plain_products(model: ModelProto) -> None:
     """Replace each Gemm with a constant weight, such as GPT-2's layers, by a MatMul and an Add."""
     weights = weights_of(model)
-    nodes: list[NodeProto] = []
+    replacements: dict[str, list[NodeProto]] = {}
     for node in model.graph.node:
         settings = attributes_of(node)
         plain = settings.get("alpha", 1) == 1 and settings.get("beta", 1) == 1 and not settings.get("transA")
         if node.op_type != "Gemm" or not plain or node.input[1] not in weights or len(node.input) < 3:
-            nodes.append(copy_of(node))
             continue
         weight = node.input[1]
         if settings.get("transB"):
@@ -138,9 +137,11 @@ def plain_products(model: ModelProto) -> None:
             model.graph.initializer.append(numpy_helper.from_array(transposed, weight))
         product = f"{node.output[0]}.product"
         name = node.name.removesuffix("/Gemm")
-        nodes.append(helper.make_node("MatMul", [node.input[0], weight], [product], name=f"{name}/MatMul"))
-        nodes.append(helper.make_node("Add", [product, node.input[2]], [node.output[0]], name=f"{name}/Add"))
-    _replace(model.graph.node, nodes)
+        replacements[node.name] = [
+            helper.make_node("MatMul", [node.input[0], weight], [product], name=f"{name}/MatMul"),
+            helper.make_node("Add", [product, node.input[2]], [node.output[0]], name=f"{name}/Add"),
+        ]
+    replace_nodes(model, replacements)
     remove_unused(model)
 
 

@@ -1,5 +1,10 @@
 """Names of our graphs' inputs and properties, and of ONNX Runtime's optimization levels; imports no library."""
 
+import re
+
+PAST = re.compile(r"past_key_values\.\d+\.(key|value)")
+"""Inputs: cached keys and values of each layer, (rows, heads, tokens, width)."""
+
 LOGITS_TO_KEEP = "logits_to_keep"
 """Optional input: number of last positions whose logits are computed; 0: all."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import numpy as np
 from llmtrack.devices import kind_of, require_tried, resolve_device
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError, in_words
 from llmtrack.host.packages import INSTALL_ONNX
-from llmtrack.onnx.names import COS, GRAPH_OPTIMIZATIONS, IN_PLACE, LAST, LOGITS_TO_KEEP, SIN, TOTAL
+from llmtrack.onnx.names import COS, GRAPH_OPTIMIZATIONS, IN_PLACE, LAST, LOGITS_TO_KEEP, PAST, SIN, TOTAL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +30,6 @@ _QUANTIZED = frozenset(["MatMulNBits", "MatMulInteger", "MatMulIntegerToFloat", 
 # this number of scores per head (16 MiB). An environment variable selects it when a session is created.
 _MOST_SCORES = 2**22
 _NO_FLASH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
-_PAST = re.compile(r"past_key_values\.\d+\.(key|value)")
 
 
 def onnxruntime() -> Any:
@@ -164,7 +162,7 @@ class OnnxDecoder:
         overridable = {tensor.name for tensor in self.session.get_overridable_initializers()}
         self.takes_positions = "position_ids" in inputs
         self.trims_logits = LOGITS_TO_KEEP in overridable
-        self._past = {name: tensor.shape for name, tensor in inputs.items() if _PAST.fullmatch(name)}
+        self._past = {name: tensor.shape for name, tensor in inputs.items() if PAST.fullmatch(name)}
         known = {"input_ids", "attention_mask", "position_ids", LAST, TOTAL, COS, SIN, *self._past}
         if set(inputs) - known or not self._past:
             raise ScenarioError(
@@ -228,18 +226,9 @@ class OnnxDecoder:
         """Compute named outputs of the graph for (rows, tokens) ids without pads and without a past."""
         if not self._pads:
             self._open(True)
-        return [output.numpy() for output in self.session.run_with_ort_values(list(names), self._prefill(ids))]
-
-    def prefill_feeds(self, ids: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return the inputs of a call without pads and without a past, for calibration."""
-        if not self._pads:
-            self._open(True)
-        # Copied: the arrays would outlive the memory they refer to.
-        return {name: value.numpy().copy() for name, value in self._prefill(ids).items() if name != LOGITS_TO_KEEP}
-
-    def _prefill(self, ids: NDArray[np.int64]) -> dict[str, OrtValue]:
         feeds = self._feeds(ids, np.ones_like(ids), 0)
-        return feeds | dict(zip(self._past, self._allocate(len(ids), 0), strict=True))
+        feeds |= zip(self._past, self._allocate(len(ids), 0), strict=True)
+        return [output.numpy() for output in self.session.run_with_ort_values(list(names), feeds)]
 
     def _feeds(self, ids: NDArray[np.int64], mask: NDArray[np.int64], keep: int) -> dict[str, OrtValue]:
         rows, total = mask.shape

@@ -177,7 +177,7 @@ def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> Mode
         ranges = None
         if calibration is not None:
             ranges = quantizer.fit(
-                _examples(Path(folder, MODEL_FILE), job.rows),
+                _examples(base, job.rows),
                 _calibration(calibration),
                 onnx_augmented_model_name=str(Path(folder, "augmented.onnx")),
                 operators_to_quantize=["MatMul"],
@@ -227,11 +227,21 @@ def _calibration(method: str) -> Any:
     )
 
 
-def _examples(path: Path, rows: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+def _examples(base: ModelProto, rows: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     """Return the graph's inputs for each row, without the batch dimension, as Optimum's calibration expects them."""
     import numpy as np
 
-    from llmtrack.onnx.session import OnnxDecoder
+    from llmtrack.onnx.names import PAST
 
-    decoder = OnnxDecoder(path)
-    return [{name: value[0] for name, value in decoder.prefill_feeds(np.array([row])).items()} for row in rows]
+    inputs = {tensor.name: tensor.type.tensor_type.shape.dim for tensor in base.graph.input}
+    pasts = {
+        name: np.zeros((shape[1].dim_value, 0, shape[3].dim_value), dtype=np.float32)
+        for name, shape in inputs.items()
+        if PAST.fullmatch(name)
+    }
+    examples = []
+    for row in rows:
+        ids = np.array(row, dtype=np.int64)
+        feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(len(ids))}
+        examples.append({name: array for name, array in feeds.items() if name in inputs} | pasts)
+    return examples
