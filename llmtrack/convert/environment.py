@@ -136,26 +136,10 @@ class BuildEnvironment:
         shutil.rmtree(self.folder, ignore_errors=True)  # leftovers of a killed process
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         requirements = self.folder / "requirements.txt"
-        environment = _without_paths()
-        steps = (
-            ["venv", "--quiet", "--no-project", "--python", sys.executable, str(self.folder)],
-            ["pip", "install", "--quiet", "--no-deps", "--python", str(python), "-r", str(requirements)],
-        )
         try:
-            for arguments in steps:
-                if self.folder.exists():
-                    requirements.write_text("\n".join((*self.requirements, "")), encoding="utf-8")
-                try:
-                    code, output = _run([*uv, *arguments], self.folder.parent, environment, INSTALL_SECONDS)
-                except subprocess.TimeoutExpired:
-                    code, output = 1, f"error: it took over {INSTALL_SECONDS:.0f} s"
-                if code and is_disk_full(output):
-                    raise disk_full_error()
-                if code:
-                    raise MissingDependencyError(
-                        f"{self._title} cannot be created ({error_line(output)}): check the network or uv's package index "
-                        "(UV_DEFAULT_INDEX)"
-                    )
+            self._run_uv([*uv, "venv", "--no-project", "--python", sys.executable, str(self.folder)])
+            requirements.write_text("\n".join((*self.requirements, "")), encoding="utf-8")
+            self._run_uv([*uv, "pip", "install", "--no-deps", "--python", str(python), "-r", str(requirements)])
             (site,) = (
                 self.folder.glob("lib/python*/site-packages")
                 if os.name != "nt"
@@ -167,6 +151,19 @@ class BuildEnvironment:
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
+
+    def _run_uv(self, command: Sequence[str]) -> None:
+        try:
+            code, output = _run([*command, "--quiet"], self.folder.parent, _without_paths(), INSTALL_SECONDS)
+        except subprocess.TimeoutExpired:
+            code, output = 1, f"error: it took over {INSTALL_SECONDS:.0f} s"
+        if code and is_disk_full(output):
+            raise disk_full_error()
+        if code:
+            raise MissingDependencyError(
+                f"{self._title} cannot be created ({error_line(output)}): check the network or uv's package index "
+                "(UV_DEFAULT_INDEX)"
+            )
 
 
 def pinned_requirements(name: str, folder: Path = _GUARD.parent / "requirements") -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,6 @@ from llmtrack.spec.options import Checked, Option
 from llmtrack.spec.scenario import Scalar
 
 BACKEND = "genai"
-_UNQUANTIZED = ("-p", "fp32")
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,22 @@ def _weight_only(precision: str, options: Mapping[str, Scalar]) -> list[str]:
     return ["-p", precision, "--extra_options", *(f"{name}={value}" for name, value in extra.items())]
 
 
-def _int8(options: Mapping[str, Scalar]) -> list[str]:
-    return _weight_only("int8", options)
-
-
-def _int4(options: Mapping[str, Scalar]) -> list[str]:
-    return _weight_only("int4", options)
-
-
 CONVERTER = Converter(
     BACKEND,
     "GenAI's model builder",
     BuildEnvironment(BACKEND, pinned_requirements(BACKEND), mib=370),
     _command,
-    _UNQUANTIZED,
+    ("-p", "fp32"),
 )
 
-RECIPES = (
-    Recipe("int8", BACKEND, "weights, 8 bits in blocks (GenAI's model builder)", "int8", _int8, BuilderBlocks),
-    Recipe("int4", BACKEND, "weights, 4 bits in blocks (GenAI's model builder)", "int4", _int4, BuilderBlocks),
+RECIPES = tuple(
+    Recipe(
+        dtype,
+        BACKEND,
+        f"weights, {bits} bits in blocks (GenAI's model builder)",
+        dtype,
+        partial(_weight_only, dtype),
+        BuilderBlocks,
+    )
+    for dtype, bits in (("int8", 8), ("int4", 4))
 )

@@ -14,7 +14,6 @@ from llmtrack.spec.options import Checked, Option
 from llmtrack.spec.scenario import Scalar
 
 BACKEND = "openvino"
-_UNQUANTIZED = ("--weight-format", "fp32")
 
 Symmetric = Annotated[bool, Option("Weights without zero points.")]
 
@@ -58,7 +57,7 @@ CONVERTER = Converter(
     "openvino's exporter",
     BuildEnvironment(BACKEND, pinned_requirements(BACKEND), mib=430),
     _command,
-    _UNQUANTIZED,
+    ("--weight-format", "fp32"),
     by_float=True,
     embedding_bits=8,
 )

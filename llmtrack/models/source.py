@@ -147,18 +147,20 @@ def parse_candidates(text: str) -> list[ModelSource]:
 
 
 def run_folder(run_id: str, path: str) -> Path:
-    """Return the folder of a run's downloaded checkpoint."""
-    return cache_root() / "models" / run_entry(run_id, path)
+    """Return the folder of a run's downloaded checkpoint, a cache entry."""
+    return cache_root() / "models" / f"run-{run_id}-{path.replace('/', '-')}"
 
 
-def run_entry(run_id: str, path: str) -> str:
-    """Return the name of the cache entry of a run's checkpoint."""
-    return f"run-{run_id}-{path.replace('/', '-')}"
+def parse_run(spec: str) -> tuple[str, str]:
+    """Return the run id and artifact path of a spec like `runs:/RUN_ID/checkpoint`.
 
-
-def run_of(source: ModelSource) -> tuple[str, str]:
-    """Return the run id and artifact path of a source of kind `run`."""
-    return _run_parts(source.spec)
+    Raises:
+        UsageError: it is not one.
+    """
+    match = _RUN.fullmatch(spec)
+    if match is None or ".." in match["path"].split("/"):
+        raise UsageError(f"{spec!r} is not the address of a checkpoint: write runs:/RUN_ID/checkpoint")
+    return match["run_id"].lower(), match["path"]
 
 
 def missing_path(source: ModelSource) -> str | None:
@@ -184,7 +186,7 @@ def _parse_one(spec: str) -> ModelSource:
         kind = prefix.lower()
         return _named("packaged" if kind == "packaged" else "synthetic", name.strip().lower(), spec)
     if prefix.lower() == "runs":
-        return ModelSource("run", str(run_folder(*_run_parts(spec))), spec)
+        return ModelSource("run", str(run_folder(*parse_run(spec))), spec)
     path = os.path.expanduser(spec)
     if spec.lower().endswith(".gguf"):
         return ModelSource("gguf", path, spec)
@@ -196,13 +198,6 @@ def _parse_one(spec: str) -> ModelSource:
     if not _HUB_ID.fullmatch(spec) or len(spec) > 96:
         raise UsageError(f"{spec!r} is neither an existing path nor a valid hub id: give {ACCEPTED}")
     return ModelSource("hub", spec, spec)
-
-
-def _run_parts(spec: str) -> tuple[str, str]:
-    match = _RUN.fullmatch(spec)
-    if match is None or ".." in match["path"].split("/"):
-        raise UsageError(f"{spec!r} is not the address of a checkpoint: write runs:/RUN_ID/checkpoint")
-    return match["run_id"].lower(), match["path"]
 
 
 def _named(kind: Literal["packaged", "synthetic"], name: str, spec: str) -> ModelSource:

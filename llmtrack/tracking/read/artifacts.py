@@ -18,7 +18,7 @@ from llmtrack import metrics as schema
 from llmtrack.errors import LlmtrackError, ModelLoadError, UsageError
 from llmtrack.models.cache import build_once
 from llmtrack.models.disk import room_for
-from llmtrack.models.source import ModelSource, parse_candidates, run_entry, run_of
+from llmtrack.models.source import ModelSource, parse_candidates, parse_run
 from llmtrack.spec.parameter import require_text
 from llmtrack.spec.scenario import Scenario
 from llmtrack.tracking import store, store_errors
@@ -197,7 +197,7 @@ def fetch_checkpoints(scenarios: Sequence[Scenario], tracking_uri: str | None = 
 
 
 def _fetch_checkpoint(source: ModelSource, tracking_uri: str | None) -> Path:
-    run_id, path = run_of(source)
+    run_id, path = parse_run(source.spec)
 
     def build(folder: Path) -> dict[str, Any]:
         client = store.open_existing(tracking_uri)
@@ -214,7 +214,7 @@ def _fetch_checkpoint(source: ModelSource, tracking_uri: str | None) -> Path:
         shutil.rmtree(downloads)
         return {"run_id": run_id, "path": path}
 
-    return build_once(run_entry(run_id, path), build)
+    return build_once(Path(source.location).name, build)
 
 
 def _checkpoint_size(client: MlflowClient, spec: str, run_id: str, path: str) -> int:
