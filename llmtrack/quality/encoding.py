@@ -16,6 +16,8 @@ from llmtrack.measure.memory import available_bytes
 
 # Peak memory of a Rust tokenizer per character of a text, as measured.
 _TOKENIZING_BYTES = 150
+_LONG = 100_000
+"""Characters from which the memory is checked: asking for it takes milliseconds, and a corpus has thousands of texts."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def encode_text(engine: Engine, text: str, bos_rule: str, keep: int | None = Non
         UsageError: the `bos_rule` is unknown, or `model` and the tokenizer has neither token.
         ScenarioError: the text does not fit into this machine's memory.
     """
-    _check_memory(len(text))
+    if len(text) >= _LONG:
+        _check_memory(len(text))
     if bos_rule not in _ENCODERS:
         raise UsageError(f"no bos_rule {bos_rule!r}: use one of {', '.join(_ENCODERS)}")
     tokens = _ENCODERS[bos_rule](engine, text)
