@@ -21,11 +21,12 @@ from llmtrack.host.packages import available
 from llmtrack.host.transformers_compat import custom_code_refused
 from llmtrack.models import folder as folders
 from llmtrack.models.source import run_folder
+from tests.conftest import make_here
 from tests.engines.stand_ins import genai_converted, openvino_converted
+from tests.export_cache import cache_exports
 from tests.models.folders import edit, load
 from tests.models.gguf_writer import write_gguf
 from tests.models.planted import Payload, plant
-from tests.search_path import with_folders
 
 pytestmark = pytest.mark.usefixtures("cache")
 RUN = "0123456789abcdef0123456789abcdef"
@@ -92,12 +93,15 @@ BACKENDS = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.slow(8)
-def test_code_of_a_model_does_not_run_with_any_backend(planted, monkeypatch, backend):
+@pytest.mark.slow(3)
+def test_code_of_a_model_does_not_run_with_any_backend(planted, monkeypatch, tmp_path_factory, backend):
     if not available(backend, "any"):
         pytest.skip(f"the {backend} backend is not installed")
     if BACKENDS[backend]:
         monkeypatch.setattr(*BACKENDS[backend])
+        cache_exports(monkeypatch, tmp_path_factory)
+    if backend == "onnx":
+        make_here(monkeypatch)
     engine = load_engine(str(planted), backend=backend, device="cpu")
     assert engine.info.facts["trust_remote_code"] is False
     assert len(generate_texts(engine, ["once"], 2)) == 1
@@ -147,28 +151,30 @@ def test_code_beside_a_gguf_file_does_not_run(planted, mark, pre):
         chat_text(engine, [{"role": "user", "content": "hello"}])
 
 
-@pytest.mark.slow(5)
-@pytest.mark.parametrize("refusal", ["hook", "environment"])
-def test_code_does_not_run_even_with_trust_remote_code(planted, refusal):
-    """The second line of defence: no module of a model can be loaded at all."""
-    program = f"""
-import contextlib, sys
-sys.modules.update(sklearn=None, scipy=None)  # transformers would import both for seconds
+LOAD_WITH_CODE = """
+import contextlib
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-if {refusal == "hook"}:
-    from llmtrack.host.transformers_compat import custom_code_refused
-else:
-    custom_code_refused = contextlib.nullcontext
 for auto in (AutoConfig, AutoModelForCausalLM, AutoTokenizer):
-    with contextlib.suppress(Exception), custom_code_refused():
-        auto.from_pretrained({str(planted)!r}, trust_remote_code=True)
+    with contextlib.suppress(Exception):
+        auto.from_pretrained(folder, trust_remote_code=True)
 """
-    environment = isolated_variables()
-    if refusal == "hook":
-        environment.pop("HF_MODULES_CACHE")
-        environment["HF_HOME"] = str(planted.parent / "hf")
-        environment["PYTHONPATH"] = with_folders(Path(__file__).parents[2])
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=planted.parent)
+
+
+def test_code_does_not_run_even_with_trust_remote_code(planted, tmp_path, monkeypatch):
+    """The second line of defence: no module of a model can be loaded at all."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with custom_code_refused():
+        exec(LOAD_WITH_CODE, {"folder": str(planted)})
+
+
+@pytest.mark.slow(5)
+def test_code_does_not_run_in_the_environment_of_a_converter_even_with_trust_remote_code(planted):
+    # transformers would import both for seconds.
+    start = f"import sys\nsys.modules.update(sklearn=None, scipy=None)\nfolder = {str(planted)!r}\n"
+    command = [sys.executable, "-c", start + LOAD_WITH_CODE]
+    subprocess.run(command, env=isolated_variables(), check=True, cwd=planted.parent)
 
 
 def test_the_hook_is_removed():
@@ -206,19 +212,21 @@ CODE = re.compile(
     # A kernel of a fixed name is transformers' choice, not a model's.
     r"|get_kernel(?!\(\s*\"kernels-community/|\(\s*\"ggml-org/))\("
 )
+# A part of each call, to search thousands of files for seconds less.
+PARTS = (b"get_class_", b"exec_module", b"load_custom_generate", b"pickle.load", b"run_path", b"get_kernel")
 
 
-@pytest.mark.slow(4)
+@pytest.mark.slow(2)
 def test_every_place_where_transformers_runs_code_is_known():
     spec = importlib.util.find_spec("transformers")
     assert spec is not None
     assert spec.origin is not None
     root = Path(spec.origin).parent
-    matches = {
-        path.relative_to(root).as_posix(): CODE.findall(path.read_text(encoding="utf-8", errors="replace"))
-        for path in root.rglob("*.py")
-        if not path.name.startswith("convert_")
+    contents = {path: path.read_bytes() for path in root.rglob("*.py") if not path.name.startswith("convert_")}
+    places = {
+        path.relative_to(root).as_posix()
+        for path, content in contents.items()
+        if any(part in content for part in PARTS) and CODE.search(content.decode("utf-8", errors="replace"))
     }
-    places = {name for name, calls in matches.items() if calls}
     assert "dynamic_module_utils.py" in places
     assert {name for name in places if not name.startswith(tuple(KNOWN_PLACES))} == set()
