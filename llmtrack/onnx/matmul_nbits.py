@@ -102,7 +102,7 @@ def _merge(
     """Add the products' concatenated weights to the graph; return the nodes that replace the products."""
 
     def concatenated(names: Sequence[str], part: str) -> str:
-        arrays = [numpy_helper.to_array(weights[each]) for each in names]
+        arrays = [numpy_helper.to_array(weights[weight]) for weight in names]
         # Offsets are stored as (blocks, outputs).
         array = np.concatenate(arrays, axis=1 if part == "offsets" else 0)
         model.graph.initializer.append(numpy_helper.from_array(array, f"{name}.{part}"))
@@ -128,7 +128,9 @@ def _merge(
         )
     ]
     if first.offset is not None:
-        offsets = concatenated([each.offset.input[1] for each in products if each.offset is not None], "offsets")
+        offsets = concatenated(
+            [product.offset.input[1] for product in products if product.offset is not None], "offsets"
+        )
         sums, offset, total = first.offset.input[0], f"{name}.offset", f"{name}.with_offset"
         nodes += [
             helper.make_node("MatMul", [sums, offsets], [offset], name=f"{path}/offset"),

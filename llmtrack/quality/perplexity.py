@@ -355,13 +355,13 @@ def _text(
     block: int = 0,
     names: tuple[str, ...] = (),
 ) -> Text:
-    texts = [each.text for each in encoded if each.text is not None]
+    texts = [part.text for part in encoded if part.text is not None]
     return Text(
         protocol=protocol,
         rows=rows,
-        bytes=_sum(each.bytes for each in encoded),
-        words=_sum(each.words for each in encoded),
-        unknown=sum(each.unknown for each in encoded),
+        bytes=_sum(part.bytes for part in encoded),
+        words=_sum(part.words for part in encoded),
+        unknown=sum(part.unknown for part in encoded),
         lost=lost,
         cut=cut,
         skipped=skipped,

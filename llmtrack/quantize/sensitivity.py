@@ -93,7 +93,7 @@ def leave_out(
         def without(number: int) -> ModelProto:
             model = graph.copy_of(quantized)
             if number:
-                graph.graft(model, donor, {layer_of[each.node].result for each in ranked[:number]})
+                graph.graft(model, donor, {layer_of[layer.node].result for layer in ranked[:number]})
             return model
 
         def loss_of(model: ModelProto) -> float:
@@ -104,7 +104,7 @@ def leave_out(
         number, attempts = fewest_left_out(
             lambda number: loss_of(without(number)), len(layers), exact + math.log1p(bound)
         )
-    steps = tuple({"left_out": each.left_out, "increase": math.expm1(each.loss - exact)} for each in attempts)
+    steps = tuple({"left_out": attempt.left_out, "increase": math.expm1(attempt.loss - exact)} for attempt in attempts)
     return without(number), _built(ranked, layer_of, number, steps)
 
 

@@ -37,9 +37,9 @@ def check_card(model: Any, capability: tuple[int, int], feature: str) -> None:
     device = next(model.parameters()).device
     actual = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if actual is None or actual < capability:
-        here = KINDS[device.type].title if actual is None else f"this GPU ({actual[0]}.{actual[1]})"
+        name = KINDS[device.type].title if actual is None else f"this GPU ({actual[0]}.{actual[1]})"
         raise ScenarioError(
-            f"{feature} need a GPU of compute capability {capability[0]}.{capability[1]} or more, which {here} is not: "
+            f"{feature} need a GPU of compute capability {capability[0]}.{capability[1]} or more, which {name} is not: "
             "choose another recipe",
             kind="unsupported",
         )

@@ -140,8 +140,8 @@ def test_a_tool_ends_when_its_caller_is_killed(package, tmp_path):
     guard = str(Path(environment.__file__).with_name("guarded.py"))
     caller = (
         "import subprocess, sys, time\n"
-        f"child = subprocess.Popen([{str(python)!r}, {guard!r}, 'probe', 'wait'], stdin=subprocess.PIPE)\n"
-        "print(child.pid, flush=True); time.sleep(600)"
+        f"tool = subprocess.Popen([{str(python)!r}, {guard!r}, 'probe', 'wait'], stdin=subprocess.PIPE)\n"
+        "print(tool.pid, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", caller], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
     assert parent.stdout is not None

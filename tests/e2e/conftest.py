@@ -65,8 +65,8 @@ def copy_compiled(source: Path, target: Path) -> None:
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a user who has activated this one and set nothing of MLflow's; no program in it crosses the wall."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "LLMTRACK_SPOOL"))}
-    return kept | {
+    names = [name for name in os.environ if not name.startswith(("MLFLOW_", "LLMTRACK_SPOOL"))]
+    return {name: os.environ[name] for name in names} | {
         # --env-manager local takes `python` from PATH.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(made_once(tmp_path_factory, "wall", wall.forbid_imports)),
@@ -140,6 +140,22 @@ def run_here(_there, monkeypatch, undrawn) -> Callable[..., Result]:
 
 
 @pytest.fixture
+def loaded_once(monkeypatch) -> None:
+    """Load each variant once: a study loads it to be timed, to be scored, and as the reference of others."""
+    from llmtrack.engines import registry
+
+    load, engines = registry.load_variant, {}
+
+    def load_once(variant):
+        if variant not in engines:
+            engines[variant] = load(variant)
+            monkeypatch.setattr(engines[variant], "close", lambda: None)
+        return engines[variant]
+
+    monkeypatch.setattr(registry, "load_variant", load_once)
+
+
+@pytest.fixture
 def tracked(elsewhere):
     """Read what was tracked, through llmtrack's query and through MLflow's own client."""
     from mlflow import MlflowClient
@@ -155,11 +171,11 @@ def tracked(elsewhere):
 
         def runs(self, **filters):
             """Return the newest run of each scenario of each study: on a busy machine, a baseline is measured twice."""
-            found = runs(tracking_uri=self.uri, **filters)
-            return found[(found["kind"] != "scenario") | ~found.duplicated(["study_id", "scenario"])]
+            table = runs(tracking_uri=self.uri, **filters)
+            return table[(table["kind"] != "scenario") | ~table.duplicated(["study_id", "scenario"])]
 
         def artifacts(self, run_id: str, folder: str | None = None) -> set[str]:
-            return {each.path for each in self.client.list_artifacts(run_id, folder)}
+            return {file.path for file in self.client.list_artifacts(run_id, folder)}
 
         def text(self, run_id: str, path: str) -> str:
             return Path(self.client.download_artifacts(run_id, path)).read_text(encoding="utf-8")

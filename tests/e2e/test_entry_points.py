@@ -123,10 +123,10 @@ def test_suite_and_compare(run_here, tracked, monkeypatch):
 
 def test_an_unreachable_server_loses_no_measurement(run_here, elsewhere, monkeypatch):
     monkeypatch.setenv("LLMTRACK_SPOOL", str(elsewhere / "spool"))
-    with socket.socket() as taken:
+    with socket.socket() as bound:
         # Bound and not listening: every connection is refused.
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        bound.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{bound.getsockname()[1]}")
         assert "llmtrack sync" in ok(run_here("baseline", **TINY))
     arguments = [
         "sync",
@@ -135,5 +135,5 @@ def test_an_unreachable_server_loses_no_measurement(run_here, elsewhere, monkeyp
         "--tracking-uri",
         f"sqlite:///{elsewhere / 'mlflow.db'}",
     ]
-    sent = ok(CliRunner().invoke(llmtrack_command, [str(each) for each in arguments]))
-    assert "2 sent, 0 still kept" in sent
+    output = ok(CliRunner().invoke(llmtrack_command, list(map(str, arguments))))
+    assert "2 sent, 0 still kept" in output

@@ -62,7 +62,9 @@ def test_baseline_from_a_git_url_measures_the_real_model(mlflow_run, tracked, ch
     # The study is the run that `mlflow run` opened, and it is the only other one.
     everything = tracked.client.search_runs([tracked.client.get_run(study["run_id"]).info.experiment_id])
     others = [
-        each.info.run_id for each in everything if each.data.tags.get("llmtrack.kind") not in ("scenario", "set_aside")
+        other.info.run_id
+        for other in everything
+        if other.data.tags.get("llmtrack.kind") not in ("scenario", "set_aside")
     ]
     assert others == [study["run_id"]]
     assert tracked.artifacts(study["run_id"]) >= REPORT
@@ -89,8 +91,8 @@ def test_prompt_length_meets_its_targets_and_a_failing_scenario_is_a_failed_run(
     assert "exceed the context" in runs.loc["prompt_100000", "reason"]
     study = study_of(tracked, "prompt_length")
     assert tracked.artifacts(study["run_id"], "plots") == plots_of(runs, "latency", "tokens_per_sec")
-    told = tracked.text(study["run_id"], "reading.md").splitlines()
-    assert 3 <= sum(not line.startswith("- Warning") for line in told) <= 6
+    lines = tracked.text(study["run_id"], "reading.md").splitlines()
+    assert 3 <= sum(not line.startswith("- Warning") for line in lines) <= 6
     assert (study["status"], study["outcome"]) == ("FAILED", "failed")
     assert "prompt_100000 failed" in tracked.text(study["run_id"], "table.md")
 
@@ -109,7 +111,7 @@ def test_training_improves_the_model_and_other_experiments_load_its_checkpoint(
     assert any((tmp_path / "trained here").iterdir())
     assert run["perplexity"] < run["perplexity_before"]
     history = tracked.client.get_metric_history(run["run_id"], "series/train_loss")
-    assert sorted(each.step for each in history) == [1, 2, 3, 4, 5, 6]
+    assert sorted(value.step for value in history) == [1, 2, 3, 4, 5, 6]
     assert {"checkpoint", "samples.md", "validation.jsonl"} <= tracked.artifacts(run["run_id"])
     study = study_of(tracked, "training")
     plots = {"plots/loss_training.png", "plots/learning_rate_training.png"}

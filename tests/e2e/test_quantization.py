@@ -29,6 +29,7 @@ BOUNDS = {"onnx-int8-weight-only": 1.01, "onnx-int8-dynamic": 1.03, "onnx-int8-s
 
 
 @pytest.mark.slow(200)
+@pytest.mark.usefixtures("loaded_once")
 def test_recipes_keep_the_quality_of_the_real_model(run_here, tracked, smollm2_spec, monkeypatch):
     make_here(monkeypatch)
     recipes = ",".join(name.replace("onnx-", "onnx/") for name in BOUNDS)

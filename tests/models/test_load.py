@@ -95,12 +95,12 @@ def test_special_ids_missing_from_the_model_come_from_the_tokenizer():
     assert loaded.model.generation_config.eos_token_id == 257
 
 
-@pytest.mark.parametrize(("configured", "kept"), [([1, 10**9], [1]), (10**9, None), ([-1], None), (7, 7)])
-def test_ids_beyond_the_vocabulary_are_removed(configured, kept):
+@pytest.mark.parametrize(("configured", "expected"), [([1, 10**9], [1]), (10**9, None), ([-1], None), (7, 7)])
+def test_ids_beyond_the_vocabulary_are_removed(configured, expected):
     loaded = load("synthetic:tiny")
     loaded.model.generation_config.eos_token_id = configured
     clean_generation(loaded.model, loaded.tokenizer)
-    assert loaded.model.generation_config.eos_token_id == kept
+    assert loaded.model.generation_config.eos_token_id == expected
 
 
 def test_missing_weights_are_an_error(folder):

@@ -63,8 +63,9 @@ def test_splitting_float_zero_points_preserves_the_result():
 
 def test_an_input_is_summed_once_per_block_size():
     zeros = np.full(4, 7.5, dtype=np.float32)
-    nodes, weights = zip(product("a", zeros), product("b", zeros), product("c", zeros[:2], block=32), strict=True)
-    model = small(nodes, {name: array for each in weights for name, array in each.items()}, ["a.y", "c.y"], rows=(1, 2))
+    products = [product("a", zeros), product("b", zeros), product("c", zeros[:2], block=32)]
+    weights = {name: array for _, arrays in products for name, array in arrays.items()}
+    model = small([node for node, _ in products], weights, ["a.y", "c.y"], rows=(1, 2))
     assert split_zero_points(model, EXACT) == 3
     assert sum(node.op_type == "ReduceSum" for node in model.graph.node) == 2
 

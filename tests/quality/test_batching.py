@@ -80,7 +80,7 @@ def test_the_result_does_not_depend_on_the_batch_size(score, monkeypatch):
 
 
 def test_the_option_accepts_auto():
-    (option,) = (each for each in parameters(PerplexityTask) if each.name == "batch_size")
+    (option,) = (parameter for parameter in parameters(PerplexityTask) if parameter.name == "batch_size")
     assert option.parse("auto") is None
     assert option.parse("8") == 8
     assert PerplexityTask(batch_size=None).batch_size is None

@@ -371,8 +371,8 @@ def test_any_change_of_text_or_order_changes_the_digest(texts: list[str], data: 
         "reversed": texts[::-1],
     }
     before = Corpus.from_texts("a", texts).digest
-    for how, changed in changes.items():
-        assert (Corpus.from_texts("a", changed).digest == before) == (changed == texts), how
+    for name, changed in changes.items():
+        assert (Corpus.from_texts("a", changed).digest == before) == (changed == texts), name
 
 
 @pytest.mark.slow(1)

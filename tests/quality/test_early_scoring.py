@@ -93,7 +93,7 @@ def test_the_first_windows_are_available_while_the_rest_is_tokenized(monkeypatch
 @pytest.mark.parametrize(("text", "early"), [("ab" * 100, True), ("ab" * windows.SHORTEST, False)])
 def test_a_short_text_and_any_on_a_cpu_is_tokenized_once(text, early):
     texts = []
-    with stream_windows(text, lambda each: texts.append(each) or Encoded([1, 2], 1, None, 0), plan, early=early):
+    with stream_windows(text, lambda text: texts.append(text) or Encoded([1, 2], 1, None, 0), plan, early=early):
         assert texts == [text]
 
 

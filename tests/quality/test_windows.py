@@ -107,7 +107,7 @@ def tutorial_scored(begin: int, end: int, targets: int) -> list[int]:
 
 
 def test_the_tutorial_skips_the_first_token_of_each_window_and_ours_does_not() -> None:
-    theirs = [token for each in tutorial(12, 4, 4) for token in tutorial_scored(*each)]
+    theirs = [token for window in tutorial(12, 4, 4) for token in tutorial_scored(*window)]
     assert theirs == [1, 2, 3, 5, 6, 7, 9, 10, 11]
     assert scored(plan_windows(12, 4, 4)) == list(range(1, 12))
 

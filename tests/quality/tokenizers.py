@@ -38,7 +38,7 @@ def byte_level(*merges: tuple[str, str], trim_offsets: bool = False) -> Tokenize
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
-    tokenizer.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in ("<s>", "</s>")])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("<s>", "</s>")])
     return tokenizer
 
 

@@ -13,7 +13,7 @@ RANDOM = np.random.default_rng(0)
 def dequantize(rounded: Rounded, block_size: int) -> np.ndarray:
     """Dequantize steps, scales and zero points to (inputs, outputs)."""
     inputs = len(rounded.steps)
-    scales, zeros = (np.repeat(each, block_size, axis=0)[:inputs] for each in (rounded.scales, rounded.zeros))
+    scales, zeros = (np.repeat(blocks, block_size, axis=0)[:inputs] for blocks in (rounded.scales, rounded.zeros))
     return (rounded.steps.astype(float) - zeros) * scales
 
 

@@ -127,10 +127,10 @@ def test_blocks_have_the_requested_size_and_zero_points(block, symmetric, export
     apply("onnx/int4-weight-only", exported, tmp_path / "out", block_size=block, symmetric=symmetric)
     nodes = [n for n in graph.load(tmp_path / "out" / MODEL_FILE).graph.node if n.op_type == "MatMulNBits"]
     settings = [graph.attributes_of(node) for node in nodes]
-    assert {each["block_size"] for each in settings} == {block}
+    assert {values["block_size"] for values in settings} == {block}
     # The head has 8 bits.
-    assert sorted(each["bits"] for each in settings) == [4] * 28 + [8]
-    four_bit = next(node for node, each in zip(nodes, settings, strict=True) if each["bits"] == 4)
+    assert sorted(values["bits"] for values in settings) == [4] * 28 + [8]
+    four_bit = next(node for node, values in zip(nodes, settings, strict=True) if values["bits"] == 4)
     assert (len(four_bit.input) > 3 and bool(four_bit.input[3])) is not symmetric
 
 

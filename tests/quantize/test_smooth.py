@@ -34,8 +34,8 @@ def test_a_smoothed_graph_is_equivalent_and_its_channels_are_balanced(exported, 
     ranges = channel_ranges(inputs_of(model, layers, ROWS))
     for source in {layer.source for layer in layers if layer.module.endswith(("q_proj", "up_proj", "down_proj"))}:
         largest = ranges[source]
-        consumers = [layer for layer in layers if layer.source == source]
-        weight = np.max([np.abs(numpy_helper.to_array(weights[each.weight])).max(axis=1) for each in consumers], axis=0)
+        consumers = [numpy_helper.to_array(weights[layer.weight]) for layer in layers if layer.source == source]
+        weight = np.max([np.abs(weight).max(axis=1) for weight in consumers], axis=0)
         assert largest == pytest.approx(weight, rel=1e-3)
 
 

@@ -31,7 +31,7 @@ def test_the_option_compiles_training_steps_and_not_decoding(session):
 
 
 def test_preparing_preserves_weights_gradients_and_random_state(session):
-    before = [each.clone() for each in session.engine.model.parameters()]
+    before = [weight.clone() for weight in session.engine.model.parameters()]
     state = torch.get_rng_state()
     assert session.prepare(batch_nll) > 0
     assert torch.equal(torch.get_rng_state(), state)
@@ -52,5 +52,5 @@ def test_a_compiler_error_is_reported_in_one_line(session):
 def test_estimated_and_counted_flops_agree(session):
     formula, counted = session.flops_per_token(), session.counted_flops_per_token()
     assert counted == pytest.approx(formula, rel=0.05)
-    assert all(each.grad is None for each in session.engine.model.parameters())
+    assert all(weight.grad is None for weight in session.engine.model.parameters())
     assert counted_flops_per_token(session.engine.model, 8) < counted

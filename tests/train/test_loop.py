@@ -48,7 +48,7 @@ DATASET = WindowDataset(IDS, plan_training_windows(len(IDS), 8))
 
 
 def weights(model):
-    return torch.cat([each.detach().flatten().clone() for each in model.parameters()])
+    return torch.cat([weight.detach().flatten().clone() for weight in model.parameters()])
 
 
 @pytest.mark.parametrize("sizes", [(8,), (4, 4), (5, 2, 1), (1,) * 8])
@@ -116,7 +116,7 @@ def run(losses, model=None, state=None, should_stop=lambda: False, **changes):
         should_stop=should_stop,
     )
     batches = cycle([collate([DATASET[0], DATASET[1]]), collate([DATASET[2], DATASET[7]])])
-    how = fit(
+    outcome = fit(
         model,
         make_optimizer(model, 0.0),
         batches,
@@ -125,13 +125,13 @@ def run(losses, model=None, state=None, should_stop=lambda: False, **changes):
         hooks,
         lambda: float(next(ticks)),
     )
-    return how, state, log
+    return outcome, state, log
 
 
 def test_order_of_evaluations_steps_and_saves():
-    how, state, log = run([3.0, 2.0, 1.5, 1.0])
-    assert how == "finished"
-    order = [(kind, what.step if kind == "step" else what) for kind, what, *_ in log]
+    outcome, state, log = run([3.0, 2.0, 1.5, 1.0])
+    assert outcome == "finished"
+    order = [(kind, value.step if kind == "step" else value) for kind, value, *_ in log]
     assert order == [
         ("evaluate", 0), ("step", 1), ("step", 2), ("evaluate", 2), ("save", 2), ("step", 3), ("step", 4),
         ("evaluate", 4), ("save", 4), ("step", 5), ("step", 6), ("evaluate", 6), ("save", 6),
@@ -152,8 +152,8 @@ def test_steps_report_rate_tokens_and_time():
 
 
 def test_it_stops_early_without_improvement():
-    how, state, _ = run([9.0, 2.0, 2.0, 2.5, 1.0], steps=20, patience=2)
-    assert how == "stopped_early"
+    outcome, state, _ = run([9.0, 2.0, 2.0, 2.5, 1.0], steps=20, patience=2)
+    assert outcome == "stopped_early"
     assert (state.step, state.best_step, state.worse) == (6, 2, 2)
 
 
@@ -164,8 +164,8 @@ def test_the_evaluation_before_training_is_never_the_best():
 
 def test_a_stop_saves_one_checkpoint():
     stops = iter([False] * 3 + [True])
-    how, state, log = run([3.0, 2.0], should_stop=lambda: next(stops))
-    assert how == "interrupted"
+    outcome, state, log = run([3.0, 2.0], should_stop=lambda: next(stops))
+    assert outcome == "interrupted"
     assert state.step == 3
     assert [entry for entry in log if entry[0] == "save"] == [("save", 2), ("save", 3)]
     # An evaluated step is already saved.
