@@ -191,9 +191,9 @@ def resolve_device(requested: str = "auto") -> str:
         raise UsageError(f"unknown device {requested!r}: use {DEVICE_HELP}")
     available = devices(kind)
     if not available:
-        seen = "no GPU" if kind == "cuda" else f"no {kind} device"
+        title = "GPU" if kind == "cuda" else f"{kind} device"
         raise UsageError(
-            f"device {requested!r} is not available: torch {torch.__version__} sees {seen}; use device=cpu"
+            f"device {requested!r} is not available: torch {torch.__version__} sees no {title}; use device=cpu"
         )
     if (name := f"{kind}:{int(index)}") not in available:
         raise UsageError(f"device {requested!r} is not available: this machine has {len(available)} GPU(s)")

@@ -6,10 +6,12 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Tokenized
 from llmtrack.engines.rows import recache_length, sharing_by_rope
@@ -24,12 +26,14 @@ from llmtrack.tensors.likelihood import predicted, sum_nll
 from llmtrack.tensors.padding import pad_rows
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
 
     from llmtrack.convert.conversion import Conversion
+    from llmtrack.models.folder import ModelFolder
 
     Step = Callable[[NDArray[np.int64], NDArray[np.int64], bool], NDArray[np.int64]]
+
+Named = TypeVar("Named", bound="WithTokenizer")
 
 
 def peak_warnings() -> tuple[str, ...]:
@@ -46,6 +50,11 @@ def require_cpu(variant: Variant) -> None:
     """
     if variant.device not in ("auto", "cpu"):
         raise UsageError(f"the {variant.backend} backend runs on the CPU here: use device=cpu, not {variant.device}")
+    require_float32(variant)
+
+
+def require_float32(variant: Variant) -> None:
+    """Raise a ScenarioError if another precision is requested."""
     if variant.dtype != "float32":
         raise ScenarioError(
             f"the {variant.backend} backend has no {variant.dtype}: use dtype=float32, with a quantization to store less",
@@ -53,26 +62,21 @@ def require_cpu(variant: Variant) -> None:
         )
 
 
-def cannot_run(runtime: str, error: Exception) -> ScenarioError:
-    """Return the one-line error for a runtime's exception, with the remedy."""
-    kind: FailureKind = "out_of_memory" if is_out_of_memory(error) else "unsupported"
-    remedy = "use a smaller batch or model" if kind == "out_of_memory" else "use backend=torch"
-    return ScenarioError(f"{runtime} cannot run it: {reason_of(error)[:300]} ({remedy})", kind=kind)
-
-
 @contextmanager
 def runtime_errors(runtime: str) -> Iterator[None]:
-    """Convert a runtime's exceptions to one-line `ScenarioError`s."""
+    """Convert a runtime's exceptions to one-line `ScenarioError`s with the remedy."""
     try:
         yield
-    except (LlmtrackError, MemoryError):
+    except LlmtrackError:
         raise
     except Exception as error:
-        raise cannot_run(runtime, error) from error
+        kind: FailureKind = "out_of_memory" if is_out_of_memory(error) else "unsupported"
+        remedy = "use a smaller batch or model" if kind == "out_of_memory" else "use backend=torch"
+        raise ScenarioError(f"{runtime} cannot run it: {reason_of(error)[:300]} ({remedy})", kind=kind) from error
 
 
 class WithTokenizer:
-    """The text methods of an engine with a transformers tokenizer."""
+    """The info and text methods of an engine with a transformers tokenizer."""
 
     tokenizer: Any
     _info: EngineInfo
@@ -81,6 +85,18 @@ class WithTokenizer:
     def info(self) -> EngineInfo:
         """See `Engine.info`."""
         return self._info
+
+    def named_after(self: Named, folder: ModelFolder, **facts: Scalar) -> Named:
+        """Return this engine, loaded from a model's folder, with the model's name and facts, and these."""
+        info = self._info
+        self._info = replace(
+            info,
+            model_id=folder.model_id,
+            facts={**info.facts, **folder.facts, **facts},
+            tags={**info.tags, **folder.tags},
+            warnings=(*folder.warnings, *info.warnings),
+        )
+        return self
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """See `Engine.encode`."""
@@ -182,8 +198,6 @@ class HostEngine(WithTokenizer, ABC):
 
         Each row is computed alone and without pads, so that quantization ranges never span several rows.
         """
-        import torch
-
         valid = predicted(attention_mask, scored)
         sums = torch.zeros(len(valid), dtype=torch.float64)
         for number, (ids, real, counts) in enumerate(zip(input_ids, attention_mask.bool(), valid, strict=True)):
@@ -195,11 +209,7 @@ class HostEngine(WithTokenizer, ABC):
             for logits in self._logits_in_parts(row[:-1].tolist()):
                 part = slice(begin, begin + len(logits))
                 sums[number] += sum_nll(
-                    logits[None],
-                    row[None, 1:][:, part],
-                    counted[None, part],
-                    lambda logits: logits,
-                    logits.shape[1],
+                    logits[None], row[None, 1:][:, part], counted[None, part], lambda logits: logits, logits.shape[1]
                 )[0]
                 begin += len(logits)
         return sums, valid.sum(dim=1)

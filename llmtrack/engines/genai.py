@@ -6,14 +6,15 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from llmtrack.convert.conversion import Conversion, convert
 from llmtrack.convert.genai import CONVERTER
 from llmtrack.engine import Generated, GenerateRequest
-from llmtrack.engines.base import ConvertedEngine, cannot_run, require_cpu, runtime_errors
+from llmtrack.engines.base import ConvertedEngine, require_cpu, runtime_errors
 from llmtrack.engines.onnx import weight_sizes
 from llmtrack.engines.options import GenaiOptions
 from llmtrack.engines.rows import Sharing
@@ -21,9 +22,6 @@ from llmtrack.models.positions import context_length
 from llmtrack.onnx.lengths import windows
 from llmtrack.spec.options import chosen
 from llmtrack.spec.scenario import Variant
-
-if TYPE_CHECKING:
-    import torch
 
 CONFIG = "genai_config.json"
 RUNTIME = "ONNX Runtime GenAI"
@@ -61,12 +59,10 @@ class GenaiEngine(ConvertedEngine):
         self._sharing = _PADS
         self._genai: Any = import_module("onnxruntime_genai")
         start = time.perf_counter()
-        try:
+        with runtime_errors(RUNTIME):
             config = self._genai.Config(str(folder))
             config.overlay(json.dumps(self._overlay()))
             self._model = self._genai.Model(config)
-        except Exception as error:
-            raise cannot_run(RUNTIME, error) from error
         seconds = time.perf_counter() - start
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["model"]
         decoder = settings["decoder"]
@@ -107,26 +103,23 @@ class GenaiEngine(ConvertedEngine):
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """See `Engine.next_token_logits`."""
-        import torch
-
-        with runtime_errors(RUNTIME):
-            generator = self._generator(1, len(ids), ignore_eos=True)
-            generator.append_tokens(np.array([ids], dtype=np.int32))
-            return torch.from_numpy(np.array(generator.get_output("logits")[0], dtype=np.float32))
+        return self._logits(ids)
 
     def decoded_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """See `llmtrack.convert.fidelity.DecodingEngine`."""
-        import torch
-
-        with runtime_errors(RUNTIME):
-            generator = self._generator(1, len(ids), ignore_eos=True)
-            for part in (ids[:-1], ids[-1:]):
-                generator.append_tokens(np.array([part], dtype=np.int32))
-            return torch.from_numpy(np.array(generator.get_output("logits")[0, -1], dtype=np.float32))
+        return self._logits(ids[:-1], ids[-1:])[-1]
 
     def close(self) -> None:
         """Free the model."""
         del self._model
+
+    def _logits(self, *parts: Sequence[int]) -> torch.Tensor:
+        """Return the logits (tokens, vocabulary) of the last part of a row, appended part by part."""
+        with runtime_errors(RUNTIME):
+            generator = self._generator(1, sum(map(len, parts)), ignore_eos=True)
+            for part in parts:
+                generator.append_tokens(np.array([part], dtype=np.int32))
+            return torch.from_numpy(np.array(generator.get_output("logits")[0], dtype=np.float32))
 
     def _generator(self, rows: int, length: int, ignore_eos: bool) -> Any:
         """Create a generator up to a total length, for rows to be appended."""

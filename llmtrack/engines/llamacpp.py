@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.base import HostEngine, peak_warnings, require_cpu
@@ -24,9 +26,6 @@ from llmtrack.spec.options import chosen
 from llmtrack.spec.parameter import NONE
 from llmtrack.spec.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
-
-if TYPE_CHECKING:
-    import torch
 
 _PROBE = "Boats come in at 6:45, naïve café;\n\tdon't 1 + 1 = 2?  中文 🚢"
 """Text by which llama.cpp's tokenizer of a file is compared with transformers'."""
@@ -193,8 +192,6 @@ class LlamacppEngine(HostEngine):
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """See `Engine.next_token_logits`."""
-        import torch
-
         return torch.cat([part.clone() for part in self._logits_in_parts(ids)])
 
     def close(self) -> None:
@@ -202,8 +199,6 @@ class LlamacppEngine(HostEngine):
         self._decoder.close()
 
     def _logits_in_parts(self, ids: Sequence[int]) -> Iterator[torch.Tensor]:
-        import torch
-
         yield from map(torch.from_numpy, self._decoder.logits(ids))
 
 

@@ -8,13 +8,14 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.base import HostEngine, peak_warnings, runtime_errors
+from llmtrack.engines.base import HostEngine, peak_warnings, require_float32, runtime_errors
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.engines.rows import MIXED
-from llmtrack.errors import ScenarioError
 from llmtrack.models.cache import read_manifest
 from llmtrack.models.load import identify_model
 from llmtrack.models.positions import context_length
@@ -33,9 +34,6 @@ from llmtrack.spec.options import chosen
 from llmtrack.spec.parameter import NONE
 from llmtrack.spec.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
-
-if TYPE_CHECKING:
-    import torch
 
 RUNTIME = "ONNX Runtime"
 
@@ -60,11 +58,7 @@ def load(variant: Variant) -> OnnxEngine:
     options = chosen(OnnxOptions, variant.options)
     device = find_device(variant.device, options.provider)
     provider = choose_provider(device, options.provider)
-    if variant.dtype != "float32":
-        raise ScenarioError(
-            f"the onnx backend has no {variant.dtype}: use dtype=float32, with a quantization to store less",
-            kind="unsupported",
-        )
+    require_float32(variant)
     recipe = None if variant.quantization == NONE else find_recipe("onnx", variant.quantization)
     identity = identify_model(variant.model, variant.revision)
     folder = onnx_folder(variant, identity)
@@ -190,8 +184,6 @@ class OnnxEngine(HostEngine):
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """See `Engine.next_token_logits`."""
-        import torch
-
         with runtime_errors(RUNTIME):
             return torch.from_numpy(next_token_logits(self._decoder, ids))
 
@@ -216,8 +208,8 @@ def weight_sizes(path: Path, experts_per_token: int = 0) -> tuple[int, int]:
     model = onnx.load(str(path), load_external_data=False)
     readers: dict[str, set[str]] = {}
     for node in model.graph.node:
-        for place, name in enumerate(node.input):
-            rotary = node.op_type == "GroupQueryAttention" and place in _COS_SIN
+        for index, name in enumerate(node.input):
+            rotary = node.op_type == "GroupQueryAttention" and index in _COS_SIN
             readers.setdefault(name, set()).add("RotaryEmbedding" if rotary else node.op_type)
     sizes = {
         tensor.name: tensor_bytes(tensor)

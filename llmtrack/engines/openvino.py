@@ -13,11 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from llmtrack.convert.conversion import Conversion, convert
 from llmtrack.convert.openvino import CONVERTER
 from llmtrack.engine import Generated, GenerateRequest
-from llmtrack.engines.base import ConvertedEngine, cannot_run, require_cpu, runtime_errors
+from llmtrack.engines.base import ConvertedEngine, require_cpu, runtime_errors
 from llmtrack.engines.options import KV_CACHES, OpenvinoOptions
 from llmtrack.errors import ScenarioError
 from llmtrack.models.positions import context_length
@@ -26,7 +27,6 @@ from llmtrack.spec.options import chosen
 from llmtrack.spec.scenario import Variant
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
 
 MODEL_FILE = "openvino_model.xml"
@@ -76,14 +76,11 @@ class OpenvinoEngine(ConvertedEngine):
             "PERFORMANCE_HINT": "LATENCY",
         }
         start = time.perf_counter()
-        try:
+        with runtime_errors(RUNTIME):
             core = openvino.Core()
             graph = core.read_model(str(path))
             _add_first_position(graph)
-            compiled = core.compile_model(graph, "CPU", settings)
-            self._request = compiled.create_infer_request()
-        except Exception as error:
-            raise cannot_run(RUNTIME, error) from error
+            self._request = core.compile_model(graph, "CPU", settings).create_infer_request()
         seconds = time.perf_counter() - start
         self._inputs = {node.get_any_name() for node in graph.inputs}
         cached_values = _cached_values(graph)
@@ -118,16 +115,12 @@ class OpenvinoEngine(ConvertedEngine):
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """See `Engine.next_token_logits`."""
-        import torch
-
         self._request.reset_state()
         row = np.array([ids], dtype=np.int64)
         return torch.from_numpy(self._run(row, np.ones_like(row), first=0)[0].astype(np.float32))
 
     def decoded_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """See `llmtrack.convert.fidelity.DecodingEngine`."""
-        import torch
-
         self._request.reset_state()
         row = np.array([ids], dtype=np.int64)
         self._run(row[:, :-1], np.ones_like(row[:, :-1]), first=-1)

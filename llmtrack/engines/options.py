@@ -29,13 +29,7 @@ class ThreadOption(Checked):
     """Number of threads."""
 
     threads: Annotated[
-        int,
-        Option(
-            "Intra-op threads on the CPU; 0: PyTorch's default.",
-            min=0,
-            max=MOST_THREADS,
-            tries=thread_counts,
-        ),
+        int, Option("Intra-op threads on the CPU; 0: PyTorch's default.", min=0, max=MOST_THREADS, tries=thread_counts)
     ] = 0
 
     @property
@@ -135,11 +129,7 @@ class OnnxOptions(ThreadOption):
 
     provider: Annotated[str, Option("Execution provider of ONNX Runtime.", min=1)] = "auto"
     graph_optimization: Annotated[
-        str,
-        Option(
-            "How much ONNX Runtime rewrites the graph on loading.",
-            choices=tuple(GRAPH_OPTIMIZATIONS),
-        ),
+        str, Option("How much ONNX Runtime rewrites the graph on loading.", choices=tuple(GRAPH_OPTIMIZATIONS))
     ] = "all"
 
 

@@ -100,12 +100,7 @@ def sharing_of(model: Any, forward: Callable[[torch.Tensor, torch.Tensor], torch
     return sharing_by_rope(model.config.get_text_config().to_dict())
 
 
-def sharing_of_generation(
-    sharing: Sharing,
-    generate: Generate,
-    vocab_size: int,
-    noise: Noise | None = None,
-) -> Sharing:
+def sharing_of_generation(sharing: Sharing, generate: Generate, vocab_size: int, noise: Noise | None = None) -> Sharing:
     """Determine which rows may share a batch while generating, which models may implement differently.
 
     Args:

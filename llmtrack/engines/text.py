@@ -17,10 +17,7 @@ Messages = Sequence[Mapping[str, str]]
 
 
 def generate_text(
-    engine: Engine,
-    prompt: str | Messages,
-    max_new_tokens: int = GenerateTask.max_new_tokens,
-    use_cache: bool = True,
+    engine: Engine, prompt: str | Messages, max_new_tokens: int = GenerateTask.max_new_tokens, use_cache: bool = True
 ) -> str:
     """Continue a prompt greedily, up to the end of the text; see `generate_texts`."""
     return generate_texts(engine, (prompt,), max_new_tokens, use_cache)[0]

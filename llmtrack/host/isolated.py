@@ -38,27 +38,27 @@ def run_isolated(action: str, work: Callable[..., Result], *arguments: Any) -> R
     Raises:
         ScenarioError: the process died.
     """
-    with temporary_folder() as place:
-        result, log = Path(place) / "result", Path(place) / "log"
+    with temporary_folder() as folder:
+        result, log = Path(folder) / "result", Path(folder) / "log"
         with log.open("wb") as output:
-            child = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(result)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=child_environment() | {"TMPDIR": place},
+                env=child_environment() | {"TMPDIR": folder},
             )
-        assert child.stdin is not None
+        assert process.stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(pickle.dumps((work, arguments)))
-                child.stdin.flush()
-            code = child.wait()
+                process.stdin.write(pickle.dumps((work, arguments)))
+                process.stdin.flush()
+            code = process.wait()
         finally:
-            child.kill()
-            child.wait()
+            process.kill()
+            process.wait()
             with contextlib.suppress(BrokenPipeError):
-                child.stdin.close()
+                process.stdin.close()
         if not result.exists():
             raise _death(action, code, log.read_text(encoding="utf-8", errors="replace"))
         returned, error = pickle.loads(result.read_bytes())

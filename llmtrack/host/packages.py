@@ -24,10 +24,7 @@ RUNTIMES: Mapping[str, tuple[str, ...]] = {
 _PREBUILT, _PREBUILT_GLIBC = {"llama_cpp": "llama_cpp_py_sync"}, (2, 38)
 """Prebuilt replacement modules, and the glibc that they really need, whatever their wheel declares."""
 
-_NOTES = {
-    "onnx": " (brings transformers 4.57)",
-    "llamacpp": " (compiles llama.cpp, in minutes: needs a C++ compiler)",
-}
+_NOTES = {"onnx": " (brings transformers 4.57)", "llamacpp": " (compiles llama.cpp, in minutes: needs a C++ compiler)"}
 
 
 def install_command(backend: str) -> str:

@@ -52,10 +52,7 @@ _REDACTIONS: tuple[tuple[re.Pattern[str], str], ...] = (
         ),
         rf"\1\2{HIDDEN}",
     ),
-    (
-        re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s\"']+"),
-        rf"\1{HIDDEN}",
-    ),
+    (re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s\"']+"), rf"\1{HIDDEN}"),
     (
         re.compile(r"(?<![A-Za-z0-9])(hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abprs]-|dapi|AKIA)[A-Za-z0-9_-]{16,}"),
         rf"\1{HIDDEN}",
@@ -78,8 +75,8 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     >>> redact("postgresql://me:pw@host/db")
     'postgresql://***@host/db'
     """
-    for known in sorted(_known, key=len, reverse=True):
-        text = _replaced(text, known, _known[known])
+    for spelling in sorted(_known, key=len, reverse=True):
+        text = _replaced(text, spelling, _known[spelling])
     for secret in secrets:
         text = _replaced(text, secret, f"{HIDDEN}@" if secret.endswith("@") else HIDDEN)
     for pattern, replacement in _REDACTIONS:
@@ -123,8 +120,8 @@ def _credentials(address: str) -> dict[str, str]:
     user, colon, password = userinfo.partition(":")
     credentials = {f"{text}@": f"{HIDDEN}@" for text in (userinfo, unquote(userinfo)) if userinfo}
     _, _, rest = address.partition("://")
-    place, _, query = rest[len(userinfo) + 1 if userinfo else 0 :].partition("?")
-    public = {unquote(part) for part in re.split(r"[/#:@.]", place)}
+    host_and_path, _, query = rest[len(userinfo) + 1 if userinfo else 0 :].partition("?")
+    public = {unquote(part) for part in re.split(r"[/#:@.]", host_and_path)}
     public |= {value for name, value in parse_qsl(query) if not _SECRET_NAME.search(name)}
     for secret in (password if colon else user, *_query_secrets(address)):
         if unquote(secret) not in public | {unquote(user) if colon else ""} and _is_distinctive(secret):

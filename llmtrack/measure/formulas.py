@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -95,7 +96,7 @@ def token_gaps_ms(trace: GenerationTrace) -> tuple[float, ...]:
 
 
 def decode_step_bytes(
-    step_weight_bytes: int, cache: CacheGrowth | int, prompt_tokens: tuple[int, ...], new_tokens: int
+    step_weight_bytes: int, cache: CacheGrowth, prompt_tokens: Sequence[int], new_tokens: int
 ) -> float:
     """Return the mean bytes that a decode step must read: the weights, and each row's cache.
 
@@ -103,13 +104,12 @@ def decode_step_bytes(
     lengths prompt + 1 to prompt + new_tokens - 1.
 
     Args:
-        cache: bytes of a row's cache by its length, or bytes per token.
+        cache: bytes of a row's cache by its length.
         prompt_tokens: of each row.
         new_tokens: of each row.
     """
-    growth = CacheGrowth(cache) if isinstance(cache, int) else cache
     steps = range(1, max(new_tokens, 2))
-    cache_bytes = sum(growth.bytes_at(prompt + step) for prompt in prompt_tokens for step in steps)
+    cache_bytes = sum(cache.bytes_at(prompt + step) for prompt in prompt_tokens for step in steps)
     return step_weight_bytes + cache_bytes / len(steps)
 
 

@@ -134,14 +134,11 @@ def open_card(device: str) -> NvmlGauge | None:
         pynvml.nvmlInit()
         torch_id = torch_uuid(device)
         card = card_of(device, torch_id)
-        uuid = (
-            card.uuid
-            if card
-            else f"GPU-{torch_id}"
-            if torch_id and not torch_id.startswith(("GPU-", "MIG-"))
-            else torch_id
-        )
-        if uuid is None:
+        if card is not None:
+            uuid = card.uuid
+        elif torch_id:
+            uuid = torch_id if torch_id.startswith(("GPU-", "MIG-")) else f"GPU-{torch_id}"
+        else:
             return None
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         # On a MIG card the counters cover all instances.
@@ -242,15 +239,15 @@ class CpuGauge:
         at = time.perf_counter()
         # Idle CPUs clock down; the fastest is one that computes.
         clocks = [clock for path in self._clocks if (clock := _number(path)) is not None]
-        throttled = [count for path in self._throttles if (count := _number(path)) is not None]
-        held = [seconds for path in self._quotas if (seconds := _throttled_seconds(path)) is not None]
+        throttle_counts = [count for path in self._throttles if (count := _number(path)) is not None]
+        quota_seconds = [seconds for path in self._quotas if (seconds := _throttled_seconds(path)) is not None]
         return GaugeReading(
             at=at,
             energy_j=energy,
             energy_unknown=unknown,
             clock_mhz=max(clocks) / 1000 if clocks else None,
-            slowed_s={_QUOTA: max(held)} if held else {},
-            slowed_times={"heat": sum(throttled)} if throttled else {},
+            slowed_s={_QUOTA: max(quota_seconds)} if quota_seconds else {},
+            slowed_times={"heat": sum(throttle_counts)} if throttle_counts else {},
         )
 
     def _energy(self) -> tuple[float | None, str]:

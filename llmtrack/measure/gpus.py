@@ -36,12 +36,7 @@ def query_driver(*options: str) -> list[list[str]]:
     """Query nvidia-smi; return its rows as lists of fields, or nothing without a driver."""
     try:
         completed = subprocess.run(
-            ["nvidia-smi", *options],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=True,
+            ["nvidia-smi", *options], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []

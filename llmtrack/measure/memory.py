@@ -112,13 +112,7 @@ def check_context(info: EngineInfo, prompt_tokens: int, new_tokens: int = 0) -> 
 
 
 def check_memory(
-    info: EngineInfo,
-    rows: int,
-    length: int,
-    *,
-    cached: bool = True,
-    scored: bool = False,
-    free: int | None = None,
+    info: EngineInfo, rows: int, length: int, *, cached: bool = True, scored: bool = False, free: int | None = None
 ) -> None:
     """Reject rows that the device's memory cannot hold; see `check_batch`.
 

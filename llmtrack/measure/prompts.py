@@ -82,7 +82,9 @@ class _Limit:
 
 
 def _row(engine: Engine, task: GenerateTask, text: str) -> _Row:
-    room = _room(engine, task)
+    context = engine.info.context_length
+    # Prompt tokens that fit into the context beside the output.
+    room = None if context is None else max(context - task.max_new_tokens, 0)
     limit = _limit(task, room)
     if task.prompt_share is not None:
         row = _fill(engine, task, text, room, limit)
@@ -99,12 +101,6 @@ def _row(engine: Engine, task: GenerateTask, text: str) -> _Row:
     return _truncate(engine, row.ids, limit)
 
 
-def _room(engine: Engine, task: GenerateTask) -> int | None:
-    """Return the prompt tokens that fit into the context beside the output, or None if unknown."""
-    context = engine.info.context_length
-    return None if context is None else max(context - task.max_new_tokens, 0)
-
-
 def _limit(task: GenerateTask, room: int | None) -> _Limit | None:
     """Return the tighter limit of context and task."""
     maximum = task.max_prompt_tokens
@@ -118,8 +114,7 @@ def _fill(engine: Engine, task: GenerateTask, text: str, room: int | None, limit
     """Repeat a text to a share of the free context; a share up to 1 also respects the limit."""
     if limit is None or task.prompt_share is None:
         raise ScenarioError(
-            f"{engine.info.model_id} does not say how long its context is: give max_prompt_tokens",
-            kind="unsupported",
+            f"{engine.info.model_id} does not say how long its context is: give max_prompt_tokens", kind="unsupported"
         )
     length = math.ceil(task.prompt_share * (limit.tokens if room is None else room))
     if task.prompt_share <= 1:
@@ -163,8 +158,7 @@ def _too_long(engine: Engine, task: GenerateTask, length: int, limit: _Limit) ->
     """Return or raise the error for a prompt that exceeds the task's limit or the context."""
     check_context(engine.info, length, task.max_new_tokens)
     return ScenarioError(
-        f"a prompt of {length} tokens is longer than the {limit.tokens} allowed: {limit.reason}",
-        kind="too_long",
+        f"a prompt of {length} tokens is longer than the {limit.tokens} allowed: {limit.reason}", kind="too_long"
     )
 
 

@@ -68,7 +68,7 @@ def decode_step_work(info: EngineInfo, prompt_tokens: Sequence[int], new_tokens:
         prompt_tokens: of each row.
         new_tokens: of each row.
     """
-    moved = decode_step_bytes(info.step_weight_bytes, info.cache, tuple(prompt_tokens), new_tokens)
+    moved = decode_step_bytes(info.step_weight_bytes, info.cache, prompt_tokens, new_tokens)
     if info.operations is None:
         return Work(moved)
     steps = range(1, max(new_tokens, 2))

@@ -86,8 +86,8 @@ def should_stop(durations: Sequence[float], policy: RepeatPolicy, warmup_s: floa
             slow; None if there was none.
     """
     elapsed = math.fsum(durations)
-    known = durations if len(durations) > 1 or warmup_s is None else (*durations, warmup_s)
-    if len(durations) >= policy.max_repeats or elapsed + max(known) > policy.max_seconds:
+    references = durations if len(durations) > 1 or warmup_s is None else (*durations, warmup_s)
+    if len(durations) >= policy.max_repeats or elapsed + max(references) > policy.max_seconds:
         return True
     if len(durations) < policy.min_repeats or elapsed < policy.min_seconds:
         return False

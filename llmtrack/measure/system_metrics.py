@@ -46,7 +46,7 @@ SystemInterval = tuple[SystemReading, SystemReading]
 
 
 @runtime_checkable
-class Card(Protocol):
+class UsageGauge(Protocol):
     """A gauge that reads the use of a GPU."""
 
     def usage(self) -> Mapping[str, float]:
@@ -56,7 +56,7 @@ class Card(Protocol):
 
 def system_reader(gauge: Gauge | None) -> Callable[[], SystemReading]:
     """Return a function that reads the machine, and the GPU of a gauge if it has one."""
-    return partial(_read, gauge if isinstance(gauge, Card) else None)
+    return partial(_read, gauge if isinstance(gauge, UsageGauge) else None)
 
 
 def system_steps(intervals: Sequence[SystemInterval]) -> tuple[StepValues, ...]:
@@ -87,10 +87,10 @@ def system_values(intervals: Sequence[SystemInterval]) -> dict[str, float]:
     return {SYSTEM_PREFIX + name: round(value, 1) for name, value in values.items()}
 
 
-def _read(card: Card | None) -> SystemReading:
+def _read(gauge: UsageGauge | None) -> SystemReading:
     memory = psutil.virtual_memory()
     usage = {
         "system_memory_usage_megabytes": memory.used / _MEGABYTE,
         "system_memory_usage_percentage": 100 * memory.used / memory.total,
     }
-    return SystemReading(time.time(), read_cpu(), {**usage, **(card.usage() if card else {})})
+    return SystemReading(time.time(), read_cpu(), {**usage, **(gauge.usage() if gauge else {})})

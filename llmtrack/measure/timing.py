@@ -237,10 +237,7 @@ class _Repeats:
     """
 
     def __init__(
-        self,
-        warmup_s: float | None = None,
-        warnings: tuple[str, ...] = (),
-        compile_time_s: float = 0.0,
+        self, warmup_s: float | None = None, warnings: tuple[str, ...] = (), compile_time_s: float = 0.0
     ) -> None:
         self.warmup_s = warmup_s
         self.warnings = warnings

@@ -14,10 +14,4 @@ from llmtrack.testing.executors import ExecutorConformance
 from llmtrack.testing.experiments import ExperimentConformance
 from llmtrack.testing.models import ending_model, spoiled_model
 
-__all__ = [
-    "EngineConformance",
-    "ExecutorConformance",
-    "ExperimentConformance",
-    "ending_model",
-    "spoiled_model",
-]
+__all__ = ["EngineConformance", "ExecutorConformance", "ExperimentConformance", "ending_model", "spoiled_model"]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtrack.engine import CacheGrowth
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure import timing
@@ -34,10 +35,7 @@ def test_one_step_has_no_inter_token_latency():
 
 
 def test_no_step_has_no_rates():
-    assert derive(GenerationTrace(0.0, (), 0.5, (4,), (0,))) == {
-        "total_latency_s": 0.5,
-        "tokens_generated": 0,
-    }
+    assert derive(GenerationTrace(0.0, (), 0.5, (4,), (0,))) == {"total_latency_s": 0.5, "tokens_generated": 0}
 
 
 def test_prefill_counts_the_real_tokens_of_each_row():
@@ -52,7 +50,7 @@ def test_gaps_begin_with_the_first_token():
 def test_memory_bandwidth_utilization():
     # 1000 bytes of weights, 10 bytes per cached token: rows of 4 and 6 tokens, 8 new ones each, so on average
     # 10 + 2 x 4 = 18 cached tokens: 1180 bytes a step. A step of 1 ms at 2.36 MB/s: half of the bandwidth.
-    step_bytes = decode_step_bytes(1000, 10, (4, 6), 8)
+    step_bytes = decode_step_bytes(1000, CacheGrowth(10), (4, 6), 8)
     assert step_bytes == 1180
     assert memory_bandwidth_utilization(step_bytes, 0.001, 2.36e6) == pytest.approx(0.5)
 

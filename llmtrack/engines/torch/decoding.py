@@ -11,10 +11,17 @@ import torch
 from llmtrack.devices import KINDS, kind_of
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.options import NO_COMPILE
-from llmtrack.engines.rounding import Noise, differ, noise_of
+from llmtrack.engines.rounding import differ, noise_of
 from llmtrack.engines.rows import Sharing
 from llmtrack.engines.torch.eager import EagerDecoding
-from llmtrack.engines.torch.fast.compiled import CompiledDecoding, Compiler, PlainModel, StepModel, torch_compiler
+from llmtrack.engines.torch.fast.compiled import (
+    CompiledDecoding,
+    Compiler,
+    PlainModel,
+    StepModel,
+    prompt_mask,
+    torch_compiler,
+)
 from llmtrack.engines.torch.fast.fused import FusedModel, unfusible
 from llmtrack.engines.torch.stamps import Stamps
 from llmtrack.engines.torch.step import Step
@@ -74,14 +81,7 @@ def choose_decoding(
             step_model = make(model)
             if isinstance(step_model, str):
                 reason = step_model
-            elif _agrees(
-                step_model,
-                forward,
-                model.device,
-                first_position,
-                model.config.get_text_config().vocab_size,
-                noise_of(model),
-            ):
+            elif _agrees(step_model, model, forward, first_position):
                 compiled = CompiledDecoding(
                     step_model,
                     model.device,
@@ -114,37 +114,27 @@ def _fused(model: Any) -> StepModel | str:
     return unfusible(model) or FusedModel(model)
 
 
-def _agrees(
-    model: StepModel,
-    forward: Forward,
-    device: torch.device,
-    first_position: int,
-    vocab_size: int,
-    noise: Noise | None,
-) -> bool:
+def _agrees(step_model: StepModel, model: Any, forward: Forward, first_position: int) -> bool:
     """Return whether a pass over a prompt and a step after it reproduce the logits of the model's own pass.
 
     One of two rows has pads, and the prompt is one token shorter than the context.
     """
-    ids = torch.arange(1, 1 + 2 * _PROBE_TOKENS).view(2, -1) % vocab_size
+    device, vocab_size, noise = model.device, model.config.get_text_config().vocab_size, noise_of(model)
+    ids = torch.arange(1, 1 + 2 * _PROBE_TOKENS, device=device).view(2, -1) % vocab_size
     real = torch.ones_like(ids)
     real[1, :_PROBE_PADS] = 0
-    inputs = ids, real
-    ids, real = ids.to(device), real.to(device)
-    positions, seen = positions_of(real, first_position), real.bool()
-    slots = torch.arange(_PROBE_TOKENS, device=device)
-    visible = torch.ones((_PROBE_TOKENS, _PROBE_TOKENS), dtype=torch.bool, device=device).tril() & seen[:, None]
-    mask = (visible | torch.eye(_PROBE_TOKENS, dtype=torch.bool, device=device))[:, None]
+    positions, slots = positions_of(real, first_position), torch.arange(_PROBE_TOKENS, device=device)
+    mask = prompt_mask(real)[:, None]
+
+    def expected(column: int) -> torch.Tensor:
+        return forward(ids, real)[:, column]
+
     with torch.inference_mode():
-        cache = model.new_cache(2, _PROBE_TOKENS, first_position)
-        model.begin(cache)
-        for columns in (slice(0, _PROBE_TOKENS - 1), slice(_PROBE_TOKENS - 1, None)):
-            logits = model.logits(ids[:, columns], positions[:, columns], slots[columns], mask[:, :, columns], cache)
-            expected = partial(_column, forward, inputs, columns.indices(_PROBE_TOKENS)[1] - 1)
-            if differ(expected(), logits, expected, noise):
+        cache = step_model.new_cache(2, _PROBE_TOKENS, first_position)
+        step_model.begin(cache)
+        for first, end in ((0, _PROBE_TOKENS - 1), (_PROBE_TOKENS - 1, _PROBE_TOKENS)):
+            inputs = ids[:, first:end], positions[:, first:end], slots[first:end], mask[:, :, first:end]
+            logits = step_model.logits(*inputs, cache)
+            if differ(expected(end - 1), logits, partial(expected, end - 1), noise):
                 return False
     return True
-
-
-def _column(forward: Forward, inputs: tuple[torch.Tensor, torch.Tensor], column: int) -> torch.Tensor:
-    return forward(*inputs)[:, column]

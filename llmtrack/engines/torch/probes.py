@@ -94,12 +94,12 @@ def _differs(passes: Passes, generate: Steps, length: int, vocab_size: int, seed
         passes.begin()
         return passes.logits(ids, torch.ones_like(ids))[0, -2:]
 
-    def recompute(place: int) -> torch.Tensor:
-        return uncached()[place]
+    def recompute(index: int) -> torch.Tensor:
+        return uncached()[index]
 
     return any(
-        differ(expected, cached[0], partial(recompute, place), noise)
-        for place, (expected, cached) in enumerate(zip(uncached(), steps, strict=True))
+        differ(expected, cached[0], partial(recompute, index), noise)
+        for index, (expected, cached) in enumerate(zip(uncached(), steps, strict=True))
     )
 
 

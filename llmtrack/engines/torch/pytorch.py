@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -221,11 +221,7 @@ class TorchEngine(WithTokenizer):
             vocab_size=vocab_size,
             load_time_s=load_time_s,
             file_size_bytes=file_size_bytes,
-            facts={
-                **(facts or {}),
-                "compile": compile if compiled else NO_COMPILE,
-                "decode_step": self._decoding.name,
-            },
+            facts={**(facts or {}), "compile": compile if compiled else NO_COMPILE, "decode_step": self._decoding.name},
             tags=tags or {},
             warnings=(
                 *warnings,
@@ -236,25 +232,6 @@ class TorchEngine(WithTokenizer):
             ),
             special_tokens=tokens.special_tokens(tokenizer),
         )
-
-    def known_as(
-        self,
-        model_id: str,
-        *,
-        facts: Mapping[str, Scalar],
-        tags: Mapping[str, str],
-        warnings: tuple[str, ...],
-    ) -> TorchEngine:
-        """Return this engine under the requested name, after loading a folder derived from that model."""
-        info = self._info
-        self._info = replace(
-            info,
-            model_id=model_id,
-            facts={**info.facts, **facts},
-            tags={**info.tags, **tags},
-            warnings=(*warnings, *info.warnings),
-        )
-        return self
 
     def set_threads(self, options: ThreadOption) -> None:
         """Compute the following calls with another number of threads."""

@@ -144,10 +144,10 @@ class Scores:
         head, body = self._model.get_output_embeddings(), self._model.base_model
         if head is None or body is self._model:
             return None
-        seen: dict[str, torch.Tensor] = {}
+        captured: dict[str, torch.Tensor] = {}
         hooks = [
-            body.register_forward_hook(lambda module, inputs, output: seen.update(hidden=output[0])),
-            head.register_forward_hook(lambda module, inputs, output: seen.update(input=inputs[0], output=output)),
+            body.register_forward_hook(lambda module, inputs, output: captured.update(hidden=output[0])),
+            head.register_forward_hook(lambda module, inputs, output: captured.update(input=inputs[0], output=output)),
         ]
         longest = int(attention_mask.sum(dim=1).argmax())
         probe = input_ids[longest, attention_mask[longest].bool()][None, :8]
@@ -158,28 +158,28 @@ class Scores:
                 hook.remove()
         # Within one pass, results are bit-identical, so that even a mild soft-cap is detected.
         plain = (
-            len(seen) == 3
-            and torch.equal(seen["hidden"], seen["input"])
-            and torch.equal(seen["output"].to(logits), logits)
+            len(captured) == 3
+            and torch.equal(captured["hidden"], captured["input"])
+            and torch.equal(captured["output"].to(logits), logits)
         )
         return head if plain else None
 
 
 def _renumber(
-    first: int, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+    first: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Number the tokens of a call from the model's own first position.
 
     `generate` numbers them from 0 for every model that takes positions; transformers 5 omits an all-ones mask.
     """
-    ids, mask, positions = (named.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
+    ids, mask, positions = (kwargs.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
     if positions is None or ids is None:
-        return arguments, named
+        return args, kwargs
     if mask is None:
-        named = {**named, "position_ids": positions + first}
+        kwargs = {**kwargs, "position_ids": positions + first}
     elif mask.ndim == 2:
-        named = {**named, "position_ids": positions_of(mask, first)[:, -ids.shape[1] :]}
-    return arguments, named
+        kwargs = {**kwargs, "position_ids": positions_of(mask, first)[:, -ids.shape[1] :]}
+    return args, kwargs
 
 
 def _renumbers(hook: Any) -> bool:

@@ -103,12 +103,7 @@ class PlainModel:
         return StaticCache(config=self._model.config, max_cache_len=length)
 
     def logits(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        mask: torch.Tensor,
-        cache: StaticCache,
+        self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, cache: StaticCache
     ) -> torch.Tensor:
         """See `StepModel.logits`."""
         optional = {"position_ids": positions, "cache_position": slots, "logits_to_keep": 1}
@@ -215,8 +210,7 @@ class CompiledDecoding:
             raise ScenarioError("compiled decoding needs the KV cache: use compile=none", kind="unsupported")
         if request.padding_side != "left" and len(set(map(len, request.prompt_ids))) > 1:
             raise ScenarioError(
-                "compiled decoding pads on the left: use padding_side=left or compile=none",
-                kind="unsupported",
+                "compiled decoding pads on the left: use padding_side=left or compile=none", kind="unsupported"
             )
         shape = Shape.of(request)
         if shape in self._loops:
@@ -248,10 +242,6 @@ class CompiledDecoding:
                     break
         stamps.wait()
         return new[: number + 1].T
-
-    def close(self) -> None:
-        """Drop the captured graphs."""
-        self._loops.clear()
 
     def _make_loop(self, shape: Shape) -> _Loop:
         suppressed = sorted(self._eos_ids) if shape.ignore_eos else []
@@ -318,14 +308,10 @@ class _Loop:
         self._prompt_positions.copy_(positions)
         self._positions.copy_(positions[:, -1:])
         self._slots.fill_(length - 1)
-        seen = real.bool()
         self._mask.zero_()
-        self._mask[:, 0, 0, :length] = seen
-        earlier = torch.ones((length, length), dtype=torch.bool, device=ids.device).tril()
-        # A pad attends to itself: attention over nothing would be NaN and spread.
-        itself = torch.eye(length, dtype=torch.bool, device=ids.device)
+        self._mask[:, 0, 0, :length] = real.bool()
         self._prompt_mask.zero_()
-        self._prompt_mask[:, 0, :, :length] = (earlier & seen[:, None]) | itself
+        self._prompt_mask[:, 0, :, :length] = prompt_mask(real)
         self._model.begin(self._cache)
 
     def compile(self) -> None:
@@ -348,6 +334,17 @@ class _Loop:
         if self._model.static_prefill:
             self.prefill = _captured(self.prefill)
         self.step = _captured(self.step)
+
+
+def prompt_mask(real: torch.Tensor) -> torch.Tensor:
+    """Return which tokens of a row each attends to, (rows, tokens, tokens) booleans.
+
+    Args:
+        real: (rows, tokens), 1 for tokens and 0 for pads.
+    """
+    square = torch.ones((real.shape[1], real.shape[1]), dtype=torch.bool, device=real.device)
+    # A pad attends to itself: attention over nothing would be NaN and spread.
+    return (square.tril() & real.bool()[:, None]) | torch.eye(len(square), dtype=torch.bool, device=real.device)
 
 
 def _captured(run: Callable[[], None]) -> Callable[[], None]:

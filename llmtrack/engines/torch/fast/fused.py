@@ -70,12 +70,7 @@ class FusedModel:
         """Do nothing: stale cache content is masked until overwritten."""
 
     def logits(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        mask: torch.Tensor,
-        cache: FusedCache,
+        self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, cache: FusedCache
     ) -> torch.Tensor:
         """See `StepModel.logits`."""
         return self._run(lambda part: part, ids, positions, slots, mask, cache)
@@ -135,11 +130,7 @@ class FusedLayer(nn.Module):
 
 
 def _begin(
-    embedding: nn.Module,
-    ids: torch.Tensor,
-    positions: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    embedding: nn.Module, ids: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return embedding(ids), cos[positions][:, None], sin[positions][:, None]
 

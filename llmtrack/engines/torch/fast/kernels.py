@@ -165,20 +165,11 @@ def _attend_kernel(  # type: ignore[no-untyped-def] # Triton reads the names its
 
 @triton.jit
 def _rotated(  # type: ignore[no-untyped-def]
-    place,
-    real,
-    at,
-    other,
-    turn,
-    cross,
-    norm,
-    normed: tl.constexpr,
-    epsilon: tl.constexpr,
-    dtype: tl.constexpr,
+    offsets, real, at, other, turn, cross, norm, normed: tl.constexpr, epsilon: tl.constexpr, dtype: tl.constexpr
 ):
     """Return the (heads, width) states at (heads, 1) offsets, normed if needed, and rotated."""
-    states = tl.load(place + at[None], mask=real, other=0.0).to(tl.float32)
-    twins = tl.load(place + other[None], mask=real, other=0.0).to(tl.float32)
+    states = tl.load(offsets + at[None], mask=real, other=0.0).to(tl.float32)
+    twins = tl.load(offsets + other[None], mask=real, other=0.0).to(tl.float32)
     if normed:
         factor = tl.rsqrt(tl.sum(states * states, 1)[:, None] / at.shape[0] + epsilon)
         states = ((states * factor).to(dtype) * tl.load(norm + at)[None]).to(tl.float32)
@@ -188,14 +179,7 @@ def _rotated(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _added_kernel(  # type: ignore[no-untyped-def] # Triton reads the names itself
-    base,
-    row,
-    weight,
-    result,
-    outputs,
-    inputs,
-    rows: tl.constexpr,
-    inner: tl.constexpr,
+    base, row, weight, result, outputs, inputs, rows: tl.constexpr, inner: tl.constexpr
 ):
     output = tl.program_id(0) * rows + tl.arange(0, rows)
     sums = tl.zeros((rows, inner), tl.float32)

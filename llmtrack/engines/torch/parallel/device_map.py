@@ -27,9 +27,4 @@ def load_spread(variant: Variant, load: Callable[[Variant], Any]) -> Any:
     kind = kind_of(device)
     folder = model_folder(variant.model, variant.revision)
     engine = load(replace(variant, model=str(folder.path), revision=None, device=kind))
-    return engine.known_as(
-        folder.model_id,
-        facts={**folder.facts, "device_map": "auto", "devices": engine.info.devices},
-        tags=folder.tags,
-        warnings=folder.warnings,
-    )
+    return engine.named_after(folder, device_map="auto", devices=engine.info.devices)

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from llmtrack.devices import devices, kind_of, require_tried, resolve_device
-from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Operations, Tokenized
+from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Operations
+from llmtrack.engines.base import WithTokenizer
 from llmtrack.engines.options import refuse_combined
 from llmtrack.errors import ScenarioError, UsageError, in_words
 from llmtrack.host.processes import child_environment, when_parent_ends
@@ -67,19 +68,8 @@ def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
     except Exception:
         ranks.release()
         raise
-    info = joint_info(infos, count if kind == "cuda" else 1)
-    return ShardedEngine(
-        ranks,
-        number,
-        local,
-        replace(
-            info,
-            model_id=folder.model_id,
-            facts={**info.facts, **folder.facts, "tensor_parallel": count},
-            tags={**info.tags, **folder.tags},
-            warnings=(*folder.warnings, *info.warnings),
-        ),
-    )
+    engine = ShardedEngine(ranks, number, local, joint_info(infos, count if kind == "cuda" else 1))
+    return engine.named_after(folder, tensor_parallel=count)
 
 
 def joint_info(infos: Sequence[EngineInfo], devices: int) -> EngineInfo:
@@ -188,7 +178,7 @@ class Ranks:
         dist.destroy_process_group()
 
 
-class ShardedEngine:
+class ShardedEngine(WithTokenizer):
     """An engine whose calls are made by all ranks at once.
 
     Args:
@@ -199,23 +189,7 @@ class ShardedEngine:
 
     def __init__(self, ranks: Ranks, number: int, local: Any, info: EngineInfo) -> None:
         self._ranks, self._number, self._local, self._info = ranks, number, local, info
-
-    @property
-    def info(self) -> EngineInfo:
-        """See `Engine.info`."""
-        return self._info
-
-    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """See `Engine.encode`."""
-        return self._local.encode(text, special_tokens)
-
-    def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
-        """See `Engine.tokenize`."""
-        return self._local.tokenize(text, special_tokens)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """See `Engine.decode`."""
-        return self._local.decode(ids)
+        self.tokenizer = local.tokenizer
 
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
         """Generate on all ranks, calling `on_step` as the tokens of a step reach this one."""
