@@ -99,12 +99,12 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     """
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
-    done = folder.with_name(f"{name}.done")
+    marker = folder.with_name(f"{name}.done")
     with FileLock(f"{folder}.lock"):
-        if not done.exists():
+        if not marker.exists():
             folder.mkdir()
             make(folder)
-            done.touch()
+            marker.touch()
     return folder
 
 
@@ -123,10 +123,7 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     # Keep what PyTorch has compiled for the next run.
     compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
     # The path of a socket has at most 104 characters: Ray's are long, and multiprocessing's if this folder's path is.
-    with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as short,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as short, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", compiled))
         patch.setenv("RAY_TMPDIR", short)
         patch.setenv("TMPDIR", str(folder) if len(str(folder)) < LONG_PATH else short)

@@ -21,6 +21,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import pytest
 from execnet import gateway_io
 
@@ -55,6 +56,27 @@ def fork(work: Callable[[], object], files: Iterable[int]) -> int:
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
+
+
+class ForkedModule:
+    """`python -m MODULE ARGUMENT...` in a fork of this process, with the methods of `subprocess.Popen` that peers need."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], **streams: object) -> None:
+        python, option, module, *arguments = command
+        assert (python, option) == (sys.executable, "-m")
+
+        def work() -> None:
+            os.environ.update(env)
+            sys.argv[1:] = arguments
+            importlib.import_module(module).main()
+
+        self._process = psutil.Process(fork(work, ()))
+
+    def wait(self, timeout: float) -> None:
+        self._process.wait(timeout)
+
+    def kill(self) -> None:
+        self._process.kill()
 
 
 def fork_instead(python: str, arguments: Sequence[str], passed: Iterable[int]) -> int:
@@ -102,9 +124,7 @@ class Forked:
         parent_out, child_out = context.Pipe(duplex=False)
         # A daemon ends with pytest if a failed test leaves it running.
         self._process = context.Process(
-            target=_run,
-            args=(child_in, child_out, dict(environment), os.getcwd(), work, arguments),
-            daemon=True,
+            target=_run, args=(child_in, child_out, dict(environment), os.getcwd(), work, arguments), daemon=True
         )
         with _EXIT_CODE_LOCK:
             self._process.start()

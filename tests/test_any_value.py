@@ -49,9 +49,9 @@ def subcommands(command: click.Command, *path: str) -> dict[str, click.Command]:
         return {" ".join(path): command}
     commands = {}
     for name in command.list_commands(click.Context(command)):
-        child = command.get_command(click.Context(command), name)
-        assert child is not None
-        commands |= subcommands(child, *path, name)
+        subcommand = command.get_command(click.Context(command), name)
+        assert subcommand is not None
+        commands |= subcommands(subcommand, *path, name)
     return commands
 
 

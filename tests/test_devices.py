@@ -58,10 +58,7 @@ def test_float16_on_cpu_becomes_float32(alias):
 def test_unsupported_bfloat16_falls_back(monkeypatch):
     monkeypatch.setattr(devices, "supports_bfloat16", lambda kind: False)
     assert resolve_dtype("bf16", "cpu") == (torch.float32, "float32 (bfloat16 not supported on CPU)")
-    assert resolve_dtype("bf16", "cuda:0") == (
-        torch.float16,
-        "float16 (bfloat16 not supported on this GPU)",
-    )
+    assert resolve_dtype("bf16", "cuda:0") == (torch.float16, "float16 (bfloat16 not supported on this GPU)")
 
 
 def gpus(monkeypatch, count):
@@ -120,11 +117,7 @@ def test_unavailable_devices_are_refused(monkeypatch, requested, count, message)
             "float32 (forced on CPU)",
             "mixed (float32 75.0 %, float16 25.0 %), float32 (forced on CPU)",
         ),
-        (
-            {"int8": 2, "bfloat16": 1, "float32": 1},
-            "bfloat16",
-            "mixed (int8 50.0 %, bfloat16 25.0 %, float32 25.0 %)",
-        ),
+        ({"int8": 2, "bfloat16": 1, "float32": 1}, "bfloat16", "mixed (int8 50.0 %, bfloat16 25.0 %, float32 25.0 %)"),
         ({"float32": 3, "int8": 1}, "int8 weights (float32)", "int8 weights (float32)"),
     ],
 )

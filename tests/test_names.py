@@ -14,6 +14,14 @@ ROOT = Path(__file__).parents[1]
 ALLOWED = {"CONVERTER"}
 
 
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield all statements, also nested ones; not expressions, which are most of a module."""
+    for node in body:
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from statements(getattr(node, name, []))
+
+
 def defined(tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -31,7 +39,7 @@ def test_no_name_is_imported_from_two_modules_that_define_it():
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for name in defined(tree):
             homes[name].add(module)
-        for node in ast.walk(tree):
+        for node in statements(tree.body):
             if isinstance(node, ast.ImportFrom):
                 imported |= {(node.module, alias.name) for alias in node.names}
     twice = {name: sorted(home for home in modules if (home, name) in imported) for name, modules in homes.items()}

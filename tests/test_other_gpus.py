@@ -91,10 +91,7 @@ def test_plan_and_worker_resolve_a_device_alike(gpu):
 @each_gpu
 def test_precisions_and_labels_are_those_of_a_gpu(gpu):
     assert devices.resolve_dtype("fp16", gpu.first) == (torch.float16, "float16")
-    assert devices.resolve_dtype("bf16", gpu.first) == (
-        torch.float16,
-        "float16 (bfloat16 not supported on this GPU)",
-    )
+    assert devices.resolve_dtype("bf16", gpu.first) == (torch.float16, "float16 (bfloat16 not supported on this GPU)")
     assert devices.arithmetic_of("float32", gpu.first) == "float32", "only NVIDIA has TF32"
 
 

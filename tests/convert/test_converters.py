@@ -8,7 +8,7 @@ from llmtrack.convert import genai, openvino
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.registry import load_engine
 from llmtrack.errors import ScenarioError
-from tests.engines.torch.test_rare_decoders import byte_tokenizer, random_model
+from tests.engines.models import byte_tokenizer, random_model
 
 pytestmark = pytest.mark.slow(60)
 

@@ -15,14 +15,24 @@ from tests.conftest import made_once, make_here
 from tests.export_cache import cache_exports
 
 
-@pytest.fixture(scope="session", params=["synthetic:tiny", "synthetic:tiny-gpt2"])
-def engine(request: pytest.FixtureRequest) -> TorchEngine:
-    return pytorch.load(Variant(request.param, device="cpu"))
-
-
 @pytest.fixture(scope="session")
 def tiny() -> TorchEngine:
     return pytorch.load(Variant("synthetic:tiny", device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def tiny_in_bfloat16() -> TorchEngine:
+    return pytorch.load(Variant("synthetic:tiny", device="cpu", dtype="bfloat16"))
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2() -> TorchEngine:
+    return pytorch.load(Variant("synthetic:tiny-gpt2", device="cpu"))
+
+
+@pytest.fixture(scope="session", params=["tiny", "tiny_gpt2"])
+def engine(request: pytest.FixtureRequest) -> TorchEngine:
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")

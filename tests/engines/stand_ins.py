@@ -34,11 +34,7 @@ def genai_converted(
 def _genai_config(config: dict[str, int]) -> dict[str, object]:
     inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask", "position_ids": "position_ids"}
     past = {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"}
-    outputs = {
-        "logits": "logits",
-        "present_key_names": "present.%d.key",
-        "present_value_names": "present.%d.value",
-    }
+    outputs = {"logits": "logits", "present_key_names": "present.%d.key", "present_value_names": "present.%d.value"}
     decoder = {
         "session_options": {"provider_options": []},
         "filename": MODEL_FILE,

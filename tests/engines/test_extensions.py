@@ -63,11 +63,11 @@ class TestPlugin(EngineConformance):
 @pytest.mark.parametrize("spec", ["synthetic:tiny", "synthetic:tiny-gpt2"])
 def test_the_folder_of_a_synthetic_model_has_its_weights(spec):
     folder = model_folder(spec)
-    theirs, ours = load_engine(str(folder.path), device="cpu"), load_engine(spec, device="cpu")
-    ids = ours.encode("The harbour")
-    assert theirs.next_token_logits(ids).equal(ours.next_token_logits(ids))
-    assert folder.tags == ours.info.tags
-    assert (folder.model_id, folder.warnings) == (spec, ours.info.warnings)
+    saved, built = load_engine(str(folder.path), device="cpu"), load_engine(spec, device="cpu")
+    ids = built.encode("The harbour")
+    assert saved.next_token_logits(ids).equal(built.next_token_logits(ids))
+    assert folder.tags == built.info.tags
+    assert (folder.model_id, folder.warnings) == (spec, built.info.warnings)
     assert model_folder(spec).path == folder.path
 
 
@@ -81,7 +81,7 @@ def test_a_local_folder_is_used_through_a_view(tiny_model_dir):
 
 
 def test_a_plugins_recipe_is_found_and_applied():
-    assert "plugin/rounded" in [known.label for known in recipe.recipes()]
+    assert "plugin/rounded" in [listed.label for listed in recipe.recipes()]
     engine = load_engine("synthetic:tiny", backend="plugin", quantization="rounded")
     assert engine.info.dtype_label == "bfloat16 weights (float32)"
     with pytest.raises(UsageError, match="the plugin backend has no quantization 'halved': use none, rounded"):
@@ -92,7 +92,7 @@ def test_a_recipes_check_precedes_loading(monkeypatch):
     def check(options):
         raise ScenarioError("no such rounding here", kind="unsupported")
 
-    refusing = tuple(replace(known, check=check) for known in recipe.recipes())
+    refusing = tuple(replace(original, check=check) for original in recipe.recipes())
     monkeypatch.setattr(registry, "recipes", lambda: refusing)
     with pytest.raises(ScenarioError, match="no such rounding here"):
         load_engine("synthetic:nothing-of-the-kind", backend="plugin", quantization="rounded")
@@ -241,8 +241,8 @@ def test_the_command_reports_a_broken_package_in_one_line_and_help_works(tmp_pat
     assert code == 2
     assert "error: backend sick (broken:load of the package broken 1.0) cannot be used: ModuleNotFoundError" in printed
     assert "Traceback" not in printed
-    done = run([sys.executable, "-m", "llmtrack", "--help"], site, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = run([sys.executable, "-m", "llmtrack", "--help"], site, cwd=ROOT)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -253,13 +253,13 @@ def test_the_command_reports_a_broken_package_in_one_line_and_help_works(tmp_pat
     ],
 )
 def test_an_unusable_recipe_is_reported_and_left_out(monkeypatch, backend, name, options, why):
-    theirs = recipe.Recipe(name, backend, "all", "int8", print, options)
+    unusable = recipe.Recipe(name, backend, "all", "int8", print, options)
     point = EntryPoint("theirs", "theirs:RECIPES", recipe.RECIPE_POINTS)
-    monkeypatch.setattr(recipe, "load_extension", lambda point: (theirs,))
+    monkeypatch.setattr(recipe, "load_extension", lambda point: (unusable,))
     with pytest.raises(ExtensionError, match=why):
         recipe.extension_recipes(point)
     monkeypatch.setattr(recipe, "extensions", lambda group: (point,))
-    labels = [known.label for known in recipe.recipes.__wrapped__()]
+    labels = [listed.label for listed in recipe.recipes.__wrapped__()]
     assert len(labels) == len(set(labels))
     assert ("onnx/mine" in labels) is False
 
@@ -278,8 +278,8 @@ def baseline(arguments, site, monkeypatch):
     for name, value in surroundings(site).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(WorkerProcess, "_start", ForkedWorker._start)
-    done = CliRunner().invoke(command_of("experiments.baseline"), arguments)
-    return done.exit_code, done.output
+    result = CliRunner().invoke(command_of("experiments.baseline"), arguments)
+    return result.exit_code, result.output
 
 
 def surroundings(site):
@@ -288,11 +288,5 @@ def surroundings(site):
 
 def run(command, site, **settings):
     return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=surroundings(site),
-        timeout=HANG_S,
-        check=False,
-        **settings,
+        command, capture_output=True, text=True, env=surroundings(site), timeout=HANG_S, check=False, **settings
     )

@@ -57,12 +57,7 @@ def test_a_step_reads_all_but_lookup_tables_and_idle_experts():
     [
         # Heads of 576 / 9 = 64; 30 layers of 3 heads, a key and a value each.
         (
-            {
-                "block_count": 30,
-                "embedding_length": 576,
-                "attention.head_count": 9,
-                "attention.head_count_kv": 3,
-            },
+            {"block_count": 30, "embedding_length": 576, "attention.head_count": 9, "attention.head_count_kv": 3},
             30 * 3 * 128,
         ),
         # Every head has its own keys by default.
@@ -87,15 +82,11 @@ def test_cached_values_follow_from_the_metadata(metadata, values):
 
 
 def test_bytes_of_the_cache_by_type():
-    assert [round(11520 * library.CACHE_TYPES[kind]) for kind in ("f32", "f16", "q8_0")] == [
-        46080,
-        23040,
-        12240,
-    ]
+    assert [round(11520 * library.CACHE_TYPES[kind]) for kind in ("f32", "f16", "q8_0")] == [46080, 23040, 12240]
 
 
 @pytest.mark.parametrize(
-    ("stated", "types", "label"),
+    ("file_type_id", "types", "label"),
     [
         (3, {"Q4_1": 90, "F32": 5, "Q6_K": 3}, "Q4_1"),
         (15, {"Q4_K": 60, "Q6_K": 40}, "Q4_K_M"),
@@ -106,8 +97,8 @@ def test_bytes_of_the_cache_by_type():
         (9999, {"Q8_0": 9}, "Q8_0"),
     ],
 )
-def test_the_label_is_the_files_own_unless_most_weights_differ(stated, types, label):
-    assert file_type(stated, types) == label
+def test_the_label_is_the_files_own_unless_most_weights_differ(file_type_id, types, label):
+    assert file_type(file_type_id, types) == label
 
 
 def test_facts_of_a_file(file):
@@ -182,11 +173,7 @@ def test_without_the_converters_package_the_error_asks_for_a_file(monkeypatch):
 
 @pytest.mark.parametrize(
     ("changes", "error"),
-    [
-        ({"device": "cuda"}, UsageError),
-        ({"dtype": "bfloat16"}, ScenarioError),
-        ({"quantization": "q9"}, UsageError),
-    ],
+    [({"device": "cuda"}, UsageError), ({"dtype": "bfloat16"}, ScenarioError), ({"quantization": "q9"}, UsageError)],
 )
 def test_unsupported_settings_are_rejected_before_a_conversion(changes, error):
     from llmtrack.engines.llamacpp import load
@@ -270,7 +257,9 @@ def dies(signal: int) -> None:
 def test_a_library_that_kills_the_process_is_detected(file, monkeypatch):
     import signal
 
-    monkeypatch.setattr(llamacpp_probe, "run_isolated", lambda what, work, path: real(what, dies, int(signal.SIGILL)))
+    monkeypatch.setattr(
+        llamacpp_probe, "run_isolated", lambda action, work, path: real(action, dies, int(signal.SIGILL))
+    )
     from llmtrack.host.isolated import run_isolated as real
 
     with pytest.raises(
@@ -298,8 +287,8 @@ ROWS = tuple(tuple(range(1, 1 + length)) for length in (5, 9, 3))
 def test_logits_equal_pytorchs(engine, file):
     reference = load_engine(str(file), device="cpu")
     for row in ROWS:
-        ours, theirs = engine.next_token_logits(row), reference.next_token_logits(row)
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+        logits, expected = engine.next_token_logits(row), reference.next_token_logits(row)
+        torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
     batch = pad_rows(ROWS, 0, "left")
     torch.testing.assert_close(engine.score(*batch)[0], reference.score(*batch)[0], rtol=1e-4, atol=1e-4)
     request = GenerateRequest(ROWS, 6)

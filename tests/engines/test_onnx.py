@@ -26,11 +26,7 @@ pytestmark = [
 ]
 
 PROMPTS = ((5, 17, 99, 200, 3), (7, 8), (250, 11, 12, 13, 14, 15, 16))
-TEXTS = (
-    "The harbour wakes before the town.",
-    "Bread.",
-    "By noon the crates are gone and the quay is washed.",
-)
+TEXTS = ("The harbour wakes before the town.", "Bread.", "By noon the crates are gone and the quay is washed.")
 
 
 @pytest.fixture(scope="module", params=["synthetic:tiny", "synthetic:tiny-gpt2"])
@@ -77,26 +73,19 @@ def test_perplexity_does_not_depend_on_batch_size_or_padding_side():
 
 
 def test_info_equals_pytorchs(pair):
-    theirs, ours = (engine.info for engine in pair)
-    for name in (
-        "model_id",
-        "device",
-        "vocab_size",
-        "kv_bytes_per_token",
-        "context_length",
-        "special_tokens",
-    ):
-        assert getattr(ours, name) == getattr(theirs, name), name
-    assert ours.dtype_label == "float32"
-    assert ours.tags["weights_digest"] == theirs.tags["weights_digest"]
-    assert ours.facts["parity_max_share"] < 1e-3
-    assert ours.facts["parity_top1_agreement"] == 1.0
-    assert ours.facts["provider"] == "CPUExecutionProvider"
-    rotary = ours.model_id == "synthetic:tiny"
-    assert ours.facts["onnx_attention"] == ("GroupQueryAttention" if rotary else "as exported")
+    expected, info = (engine.info for engine in pair)
+    for name in ("model_id", "device", "vocab_size", "kv_bytes_per_token", "context_length", "special_tokens"):
+        assert getattr(info, name) == getattr(expected, name), name
+    assert info.dtype_label == "float32"
+    assert info.tags["weights_digest"] == expected.tags["weights_digest"]
+    assert info.facts["parity_max_share"] < 1e-3
+    assert info.facts["parity_top1_agreement"] == 1.0
+    assert info.facts["provider"] == "CPUExecutionProvider"
+    rotary = info.model_id == "synthetic:tiny"
+    assert info.facts["onnx_attention"] == ("GroupQueryAttention" if rotary else "as exported")
     # A tied head is not stored twice in float32.
-    assert ours.model_size_bytes == pytest.approx(theirs.model_size_bytes, rel=0.2)
-    assert ours.file_size_bytes >= ours.model_size_bytes
+    assert info.model_size_bytes == pytest.approx(expected.model_size_bytes, rel=0.2)
+    assert info.file_size_bytes >= info.model_size_bytes
 
 
 def test_the_session_has_the_requested_options():
@@ -110,10 +99,7 @@ def test_the_session_has_the_requested_options():
     ("options", "message"),
     [
         ((("provider", "Moon"),), "this build of ONNX Runtime has no MoonExecutionProvider: it has .*CPU"),
-        (
-            (("graph_optimization", "much"),),
-            "no graph_optimization 'much': use all or extended or basic or none",
-        ),
+        ((("graph_optimization", "much"),), "no graph_optimization 'much': use all or extended or basic or none"),
     ],
 )
 def test_unavailable_options_are_rejected(options, message):

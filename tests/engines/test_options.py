@@ -116,10 +116,10 @@ def test_values_are_converted_to_their_declared_type():
 def test_threads_are_set_during_the_engines_own_calls():
     """Two engines keep their numbers of threads, and the process its own."""
     before = torch.get_num_threads()
-    seen = []
-    engines = [load_engine("synthetic:tiny", device="cpu", threads=count) for count in (before + 1, before + 2)]
+    counts = []
+    engines = [load_engine("synthetic:tiny", device="cpu", threads=threads) for threads in (before + 1, before + 2)]
     for engine in engines:
-        engine.model.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+        engine.model.register_forward_hook(lambda *_: counts.append(torch.get_num_threads()))
     plain = load_engine("synthetic:tiny", device="cpu")
     assert [engine.info.facts["threads"] for engine in (*engines, plain)] == [before + 1, before + 2, before]
     for engine in engines:
@@ -127,8 +127,8 @@ def test_threads_are_set_during_the_engines_own_calls():
         engine.score(torch.tensor([[1, 2, 3]]), torch.ones(1, 3, dtype=torch.int64))
         assert torch.get_num_threads() == before
     assert describe()["threads"] == str(before), "env.threads is that of the process"
-    assert set(seen[: len(seen) // 2]) == {before + 1}
-    assert set(seen[len(seen) // 2 :]) == {before + 2}
+    assert set(counts[: len(counts) // 2]) == {before + 1}
+    assert set(counts[len(counts) // 2 :]) == {before + 2}
 
 
 def test_threads_are_restored_after_an_error():

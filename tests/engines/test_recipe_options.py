@@ -85,7 +85,7 @@ def test_options_of_a_llamacpp_recipe_are_passed_and_make_separate_files(plugin_
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
     monkeypatch.setattr(gguf, "converter", lambda: tmp_path)
     monkeypatch.setattr(gguf, "convert", lambda tool, source, target, kind: target.write_text(kind))
-    monkeypatch.setattr(gguf, "build_isolated", lambda what, model, folder, work, *arguments: work(*arguments))
+    monkeypatch.setattr(gguf, "build_isolated", lambda action, model, folder, work, *arguments: work(*arguments))
     folder = gguf.ModelFolder(tmp_path, "m")
     paths = [gguf.gguf_of(folder, "mine", options) for options in ((), (("bits", 2), ("threads", 1)))]
     assert [path.read_text() for path in paths] == ["f16 4", "f16 2"]
@@ -101,7 +101,7 @@ def test_recipes_that_cannot_take_their_options_are_rejected(plugin_recipes, bac
     point = plugin_recipes(Recipe("mine", backend, "all", "int8", apply, options, calibrated=calibrated))
     with pytest.raises(ExtensionError, match=why):
         recipe.extension_recipes(point)
-    assert f"{backend}/mine" not in {known.label for known in recipe.recipes()}
+    assert f"{backend}/mine" not in {listed.label for listed in recipe.recipes()}
     with pytest.raises(UsageError, match=why):
         recipe.find_recipe(backend, "mine")
 

@@ -25,22 +25,12 @@ MODELS = {
     "longrope": ("llama", {"rope_scaling": LONGROPE, "original_max_position_embeddings": 12}),
     "phi3": (
         "phi3",
-        {
-            "original_max_position_embeddings": 12,
-            "rope_scaling": {"type": "longrope", **FACTORS},
-            "head_dim": ...,
-        },
+        {"original_max_position_embeddings": 12, "rope_scaling": {"type": "longrope", **FACTORS}, "head_dim": ...},
     ),
-    "dynamic": (
-        "llama",
-        {"max_position_embeddings": 12, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
-    ),
+    "dynamic": ("llama", {"max_position_embeddings": 12, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}),
     "mamba": ("mamba", {"state_size": 3}),
     "bamba": ("bamba", {"attn_layer_indices": [1], **MAMBA}),
-    "recurrent gemma": (
-        "recurrent_gemma",
-        {"num_hidden_layers": 3, "lru_width": 8, "attention_window_size": 64},
-    ),
+    "recurrent gemma": ("recurrent_gemma", {"num_hidden_layers": 3, "lru_width": 8, "attention_window_size": 64}),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
 }
 # Below, at and above 12 tokens: of a row of 13, twelve are read.
@@ -78,13 +68,7 @@ def test_scores_do_not_depend_on_batch_padding_or_order(name):
     engine = make(name)
     fresh = make(name).model
     expected = [alone(fresh, row) for row in ROWS]
-    for size, side, step in (
-        (1, "right", 1),
-        (4, "left", -1),
-        (4, "right", 1),
-        (9, "left", 1),
-        (9, "right", -1),
-    ):
+    for size, side, step in ((1, "right", 1), (4, "left", -1), (4, "right", 1), (9, "left", 1), (9, "right", -1)):
         rows = ROWS[::step]
         sums: list[float] = []
         for first in range(0, len(rows), size):

@@ -54,7 +54,7 @@ def test_temporary_files_of_a_killed_workers_children_are_removed(temporary):
     class Builds(WorkerProcess):
         def _start(self, environment):
             assert not list(temporary.iterdir())  # only a process with children creates a folder
-            code = "from llmtrack.host.processes import temporary_folder; import time; place = temporary_folder(); time.sleep(600)"
+            code = "from llmtrack.host.processes import temporary_folder; import time; folder = temporary_folder(); time.sleep(600)"
             return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
 
     worker = Builds()
@@ -65,18 +65,18 @@ def test_temporary_files_of_a_killed_workers_children_are_removed(temporary):
 
 def test_without_a_worker_its_folder_is_among_other_temporary_files(temporary, monkeypatch):
     monkeypatch.delenv(SCRATCH, raising=False)
-    with temporary_folder() as place:
-        assert Path(place).parent == temporary
+    with temporary_folder() as folder:
+        assert Path(folder).parent == temporary
 
 
 def test_temporary_files_of_tests_are_where_pytest_removes_them(tmp_path_factory):
     """Or, if that path is too long for a socket, in a folder that is removed after the test run."""
     folders = (tmp_path_factory.getbasetemp() / "t", Path(os.environ["RAY_TMPDIR"]))
     assert Path(tempfile.gettempdir()) in folders
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert Path(done.stdout.strip()) in folders
+    assert Path(result.stdout.strip()) in folders

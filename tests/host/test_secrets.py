@@ -59,9 +59,7 @@ def test_a_registered_password_is_redacted_in_any_spelling(scheme, written, pass
 
 @given(
     st.text(
-        alphabet=st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="*"),
-        min_size=8,
-        max_size=20,
+        alphabet=st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="*"), min_size=8, max_size=20
     )
 )
 def test_no_registered_password_survives(password):
@@ -75,10 +73,7 @@ def test_no_registered_password_survives(password):
     ("address", "redacted"),
     [
         ("https://TOKEN123@host/x", f"https://{HIDDEN}@host/x"),
-        (
-            "postgresql:///db?host=h&user=me&password=s3cr3t",
-            f"postgresql:///db?host=h&user=me&password={HIDDEN}",
-        ),
+        ("postgresql:///db?host=h&user=me&password=s3cr3t", f"postgresql:///db?host=h&user=me&password={HIDDEN}"),
         (
             "mssql+pyodbc:///?odbc_connect=DRIVER%3DX%3BPWD%3Dpa%27ss",
             f"mssql+pyodbc:///?odbc_connect=DRIVER%3DX%3BPWD%3D{HIDDEN}",
@@ -113,11 +108,11 @@ def test_a_password_that_is_an_ordinary_word_redacts_no_other_words():
 @pytest.mark.parametrize("scheme", ["http", "postgresql"])
 @pytest.mark.parametrize("rest", ["ss", "ss@word", "@", "@x", "a-b_c", "ss%40"])
 def test_a_password_that_begins_with_a_registered_one_is_redacted_completely(scheme, rest):
-    ours, other = f"{scheme}://u:p@host/db", f"{scheme}://u:p@{rest}@other/db"
+    registered, other = f"{scheme}://u:p@host/db", f"{scheme}://u:p@{rest}@other/db"
     hidden = f"{scheme}://{HIDDEN}@other/db, {scheme}://{HIDDEN}@host/db and {HIDDEN}@host"
-    text = f"{other}, {ours} and u:p@host"
-    assert redact(text, secrets_of({"MLFLOW_TRACKING_URI": ours})) == hidden
-    register_address(ours)
+    text = f"{other}, {registered} and u:p@host"
+    assert redact(text, secrets_of({"MLFLOW_TRACKING_URI": registered})) == hidden
+    register_address(registered)
     assert redact(text) == hidden
 
 
@@ -154,10 +149,7 @@ def test_the_variable_pwd_is_no_password():
     ("text", "clean"),
     [
         ("https://me:secret@host/x", f"https://{HIDDEN}@host/x"),
-        (
-            "see postgresql+psycopg://u:p@ss/w@db:5432/x now",
-            f"see postgresql+psycopg://{HIDDEN}@db:5432/x now",
-        ),
+        ("see postgresql+psycopg://u:p@ss/w@db:5432/x now", f"see postgresql+psycopg://{HIDDEN}@db:5432/x now"),
         ("git+https://ghtoken@github.com/a/b", f"git+https://{HIDDEN}@github.com/a/b"),
         ("http://h/x?token=abc&page=2", f"http://h/x?token={HIDDEN}&page=2"),
         ("http://h/x?a=1&api_key=abc#top", f"http://h/x?a=1&api_key={HIDDEN}#top"),

@@ -43,10 +43,7 @@ def test_non_finite_logits_end_an_arm(warmup, value, side):
     ("label", "remedy"),
     [
         ("float16", "use dtype=float32 or bfloat16, or look for damaged weights"),
-        (
-            "mixed (float16 98.4 %, float32 1.6 %)",
-            "use dtype=float32 or bfloat16, or look for damaged weights",
-        ),
+        ("mixed (float16 98.4 %, float32 1.6 %)", "use dtype=float32 or bfloat16, or look for damaged weights"),
         ("bfloat16", "look for damaged weights"),
         ("float32 (forced on CPU)", "look for damaged weights"),
     ],

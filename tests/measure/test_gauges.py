@@ -99,8 +99,8 @@ RAPL = "sys/class/powercap/intel-rapl"
 
 def show(root, **microjoules):
     """Let zones show counters; `z0_1` is `intel-rapl:0:1`."""
-    for zone, shown in microjoules.items():
-        write(root, **{f"{RAPL}:{zone[1:].replace('_', ':')}/energy_uj": shown})
+    for zone, counter in microjoules.items():
+        write(root, **{f"{RAPL}:{zone[1:].replace('_', ':')}/energy_uj": counter})
 
 
 def rapl(root, limit=262_143_328_850, **names):
@@ -182,10 +182,7 @@ def test_quota_of_control_groups_version_1_is_in_nanoseconds(tmp_path):
 def test_unreadable_counters_are_absent(tmp_path):
     write(
         tmp_path,
-        **{
-            "sys/class/powercap/intel-rapl:0/name": "package-0",
-            "sys/class/powercap/intel-rapl:0/energy_uj": 1,
-        },
+        **{"sys/class/powercap/intel-rapl:0/name": "package-0", "sys/class/powercap/intel-rapl:0/energy_uj": 1},
     )
     (tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj").chmod(0)
     assert CpuGauge(tmp_path).read().energy_j is None
@@ -193,12 +190,7 @@ def test_unreadable_counters_are_absent(tmp_path):
 
 def test_a_machine_without_counters(tmp_path):
     reading = CpuGauge(tmp_path).read()
-    assert (reading.energy_j, reading.clock_mhz, reading.slowed_s, reading.slowed_times) == (
-        None,
-        None,
-        {},
-        {},
-    )
+    assert (reading.energy_j, reading.clock_mhz, reading.slowed_s, reading.slowed_times) == (None, None, {}, {})
 
 
 def test_energy_of_two_calls():

@@ -21,16 +21,13 @@ from llmtrack.worker import machine
 UUIDS = ("GPU-aaaa-0", "GPU-aabb-1", "GPU-bbbb-2", "GPU-cccc-3")
 ALIKE = tuple(Card(uuid, "A", "550") for uuid in UUIDS)
 UNLIKE = (Card("GPU-aaaa-0", "old", "550"), Card("GPU-aabb-1", "new", "550"))
-MIG = (
-    Card("GPU-aaaa-0", "A", "550", ("MIG-1111", "MIG-2222")),
-    Card("GPU-bbbb-2", "A", "550", ("MIG-3333",)),
-)
+MIG = (Card("GPU-aaaa-0", "A", "550", ("MIG-1111", "MIG-2222")), Card("GPU-bbbb-2", "A", "550", ("MIG-3333",)))
 BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 HOST, CONTAINER = "pid:[4026531836]", "pid:[4026532999]"
 OWN, PARENT, NOBODY = "own", "parent", "nobody"
 
 
-@pytest.mark.parametrize(("known", "environ", "numbers"), [
+@pytest.mark.parametrize(("all_cards", "environ", "numbers"), [
     (ALIKE, {}, (0, 1, 2, 3)),
     (ALIKE, {"CUDA_VISIBLE_DEVICES": "3"}, (3,)),
     (ALIKE, {"CUDA_VISIBLE_DEVICES": " 2, 0 "}, (2, 0)),
@@ -55,8 +52,8 @@ OWN, PARENT, NOBODY = "own", "parent", "nobody"
     ((), {"CUDA_VISIBLE_DEVICES": "0"}, ()),
     ((), {}, ()),
 ])  # fmt: skip
-def test_visible_cards(known, environ, numbers):
-    assert visible_cards(environ, known) == tuple(known[number] for number in numbers)
+def test_visible_cards(all_cards, environ, numbers):
+    assert visible_cards(environ, all_cards) == tuple(all_cards[number] for number in numbers)
 
 
 # Through a shell: a path with a space cannot follow `#!`.
@@ -171,10 +168,7 @@ def test_workers_of_the_same_study_are_not_other_processes(monkeypatch):
     """Two processes of one parent: a worker, with what it started, and a stranger."""
     wait = "import subprocess, sys, time; print('up', flush=True); time.sleep(600)"
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {wait!r}])"
-    commands = {
-        "worker": [sys.executable, "-c", start, WORKER, "1"],
-        "stranger": [sys.executable, "-c", wait],
-    }
+    commands = {"worker": [sys.executable, "-c", start, WORKER, "1"], "stranger": [sys.executable, "-c", wait]}
     started = {name: subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for name, command in commands.items()}
     try:
         assert [process.stdout.readline() for process in started.values()] == ["up\n", "up\n"]

@@ -13,11 +13,7 @@ from tests.measure.exact import CHECKS
 
 # Mistake: module, source text, and its replacement.
 MUTATIONS = {
-    "prefill counted as decode": (
-        metrics,
-        "call.stamps[-1] - call.stamps[0]",
-        "call.stamps[-1] - call.start",
-    ),
+    "prefill counted as decode": (metrics, "call.stamps[-1] - call.stamps[0]", "call.stamps[-1] - call.start"),
     "N steps instead of N-1": (
         metrics,
         "decoding / sum(len(call.stamps) - 1 for call in calls)",
@@ -69,11 +65,7 @@ MUTATIONS = {
         "return warmup",
     ),
     "no warm-up": (timing, "for _ in range(arm.policy.warmup):", "for _ in range(0):"),
-    "mean of rates instead of time": (
-        timing,
-        "(summarize_rate if metric(name).rate else summarize)",
-        "(summarize)",
-    ),
+    "mean of rates instead of time": (timing, "(summarize_rate if metric(name).rate else summarize)", "(summarize)"),
 }
 # Detected by a separate test, which needs an even number of unequal repeats.
 DETECTED_ELSEWHERE = {"mean of rates instead of time"}
@@ -115,10 +107,7 @@ def test_unequal_repeats_detect_a_mean_of_rates():
     def product(module):
         engine = ScriptedEngine(FakeClock(), Script(0.1, 0.0), Script(0.3, 0.0))
         result = run(
-            module,
-            engine,
-            request(1, 4, 5),
-            RepeatPolicy(warmup=0, min_repeats=2, min_seconds=0, max_repeats=2),
+            module, engine, request(1, 4, 5), RepeatPolicy(warmup=0, min_repeats=2, min_seconds=0, max_repeats=2)
         )
         return result["tokens_per_sec"] * result["total_latency_s"]
 

@@ -39,9 +39,9 @@ def call(at: float, seconds: float, busy: float, **values: float):
 
 
 def test_names_equal_those_of_mlflows_monitors(monkeypatch):
-    theirs = CPUMonitor()
-    theirs.collect_metrics()
-    names = set(theirs._metrics)
+    monitor = CPUMonitor()
+    monitor.collect_metrics()
+    names = set(monitor._metrics)
     assert set(system_reader(None)().values) | {"cpu_utilization_percentage"} == names
 
     nvml = ScriptedNvml(**CARD)
@@ -101,9 +101,9 @@ def test_the_machine_is_not_read_inside_a_timed_call():
         clock.now += 100.0
         return reading(time.time(), 0.0)
 
-    def recording(*arguments, **named):
+    def recording(*args, **kwargs):
         calls.append("generate")
-        return generate(*arguments, **named)
+        return generate(*args, **kwargs)
 
     engine.generate = recording
     task = GenerateTask(("hello",), max_new_tokens=5)

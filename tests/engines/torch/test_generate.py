@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmtrack.engine import GenerateRequest
+from llmtrack.testing.engines import generate
 from tests.engines.models import bigram_engine, chain, small
 
 PROMPTS = tuple(tuple(text.encode()) for text in ("The harbour", "Boats come in with the tide", "x"))
-
-
-def generate(engine, prompts, new_tokens=12, **settings):
-    steps = []
-    request = GenerateRequest(prompts, new_tokens, **settings)
-    return engine.generate(request, lambda: steps.append(1)).new_ids, len(steps)
 
 
 def greedy_loop(engine, prompt, new_tokens):
@@ -30,7 +24,7 @@ def greedy_loop(engine, prompt, new_tokens):
 
 
 def test_generation_equals_a_plain_loop(engine):
-    (row,), _ = generate(engine, PROMPTS[:1])
+    (row,), _ = generate(engine, PROMPTS[:1], 12)
     assert row == greedy_loop(engine, PROMPTS[0], 12)
     assert len(set(row)) > 2, "repetition would prove nothing"
 
@@ -38,11 +32,11 @@ def test_generation_equals_a_plain_loop(engine):
 @pytest.mark.slow(1)
 def test_right_padding_changes_all_but_the_longest_row(engine):
     """Short rows continue from their pads, which is useful for timing only."""
-    ids, steps = generate(engine, PROMPTS, padding_side="right")
+    ids, steps = generate(engine, PROMPTS, 12, padding_side="right")
     assert steps == 12
     assert [len(row) for row in ids] == [12, 12, 12]
-    assert ids[1] == generate(engine, PROMPTS[1:2])[0][0]
-    assert ids[0] != generate(engine, PROMPTS[:1])[0][0]
+    assert ids[1] == generate(engine, PROMPTS[1:2], 12)[0][0]
+    assert ids[0] != generate(engine, PROMPTS[:1], 12)[0][0]
 
 
 # Ids 0 to 9; 9 ends a sequence and, as the tokenizer has no pad token, also pads.
@@ -52,7 +46,7 @@ ENDING = chain((1, 2), (2, 9), (3, 4), (4, 5), (5, 6), (6, 9), (9, 7), (7, 7), s
 
 def test_rows_stop_at_the_end_token_which_is_kept_and_counted():
     engine = bigram_engine(ENDING, eos=9)
-    ids, steps = generate(engine, ((1,), (3,)), ignore_eos=False)
+    ids, steps = generate(engine, ((1,), (3,)), 12, ignore_eos=False)
     assert ids == ((2, 9), (4, 5, 6, 9))
     assert steps == 4
 
@@ -74,7 +68,7 @@ def test_an_ignored_end_is_never_chosen():
 
 
 def test_any_of_several_end_tokens_stops_a_row():
-    ids, _ = generate(bigram_engine(ENDING, eos=[9, 5]), ((1,), (3,)), ignore_eos=False)
+    ids, _ = generate(bigram_engine(ENDING, eos=[9, 5]), ((1,), (3,)), 12, ignore_eos=False)
     assert ids == ((2, 9), (4, 5))
 
 
@@ -91,5 +85,5 @@ def test_transformers_logs_no_advice(capfd):
     logging.warning_once.cache_clear()
     loaded = small("llama", bos_token_id=1, eos_token_id=2)
     assert loaded.model.generation_config.bos_token_id == 1
-    generate(loaded, ((5, 6), (7, 8, 9)))
+    generate(loaded, ((5, 6), (7, 8, 9)), 12)
     assert capfd.readouterr().err == ""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers import processors
 
-from llmtrack.engines.registry import load_engine, load_variant
+from llmtrack.engines.registry import load_variant
 from llmtrack.engines.torch import pytorch, step
 from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.errors import UsageError
@@ -33,36 +33,23 @@ def test_a_step_reads_the_head_once_and_one_row_of_the_embedding(tied):
     assert small("llama", tie_word_embeddings=tied).info.step_weight_bytes == 4 * (EMBEDDING + BODY)
 
 
-@pytest.mark.slow(1)
-def test_a_step_reads_one_row_of_learned_positions_too():
-    engine = pytorch.load(Variant("synthetic:tiny-gpt2", device="cpu"))
+def test_a_step_reads_one_row_of_learned_positions_too(tiny_gpt2):
     positions = 512 * 128
-    assert engine.info.step_weight_bytes == engine.info.model_size_bytes - 4 * positions
+    assert tiny_gpt2.info.step_weight_bytes == tiny_gpt2.info.model_size_bytes - 4 * positions
 
 
-@pytest.mark.slow(1)
-def test_kv_cache_of_a_token():
+def test_kv_cache_of_a_token(tiny, tiny_in_bfloat16, tiny_gpt2):
     # Keys and values of 2 layers, 1 head of 4, 4 bytes each.
     assert small("llama").info.kv_bytes_per_token == 2 * 2 * 1 * 4 * 4
     # tiny: 4 layers, 2 heads of 32; in bfloat16 half of it. tiny-gpt2: 4 layers, 4 heads of 32.
-    for model, dtype, expected in (
-        ("tiny", "float32", 2 * 4 * 2 * 32 * 4),
-        ("tiny", "bfloat16", 2 * 4 * 2 * 32 * 2),
-        ("tiny-gpt2", "float32", 2 * 4 * 4 * 32 * 4),
-    ):
-        engine = pytorch.load(Variant(f"synthetic:{model}", device="cpu", dtype=dtype))
-        assert engine.info.kv_bytes_per_token == expected
+    assert tiny.info.kv_bytes_per_token == 2 * 4 * 2 * 32 * 4
+    assert tiny_in_bfloat16.info.kv_bytes_per_token == 2 * 4 * 2 * 32 * 2
+    assert tiny_gpt2.info.kv_bytes_per_token == 2 * 4 * 4 * 32 * 4
 
 
-@pytest.mark.slow(1)
-def test_sizes_halve_in_half_precision():
-    full, half = (
-        pytorch.load(Variant("synthetic:tiny", device="cpu", dtype=dtype)).info for dtype in ("float32", "bfloat16")
-    )
-    assert (full.model_size_bytes, full.step_weight_bytes) == (
-        2 * half.model_size_bytes,
-        2 * half.step_weight_bytes,
-    )
+def test_sizes_halve_in_half_precision(tiny, tiny_in_bfloat16):
+    full, half = tiny.info, tiny_in_bfloat16.info
+    assert (full.model_size_bytes, full.step_weight_bytes) == (2 * half.model_size_bytes, 2 * half.step_weight_bytes)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +87,9 @@ def test_a_model_without_a_pad_token_keeps_its_vocabulary():
     assert engine.info.vocab_size == rows == 512
 
 
-def test_identity_and_context():
-    info = load_engine("synthetic:tiny", device="cpu").info
-    assert (info.model_id, info.device, info.context_length, info.vocab_size) == (
-        "synthetic:tiny",
-        "cpu",
-        1024,
-        512,
-    )
+def test_identity_and_context(tiny):
+    info = tiny.info
+    assert (info.model_id, info.device, info.context_length, info.vocab_size) == ("synthetic:tiny", "cpu", 1024, 512)
     assert info.facts["architecture"] == "LlamaForCausalLM"
     assert info.tags["weights_digest"].startswith("synthetic:")
     assert any("random weights" in warning for warning in info.warnings)
@@ -142,5 +124,5 @@ def test_an_unknown_quantization_is_rejected():
 def test_the_interface_and_the_scripted_engine_need_no_torch():
     """Checked in a new process, since pytest has imported torch."""
     code = "import sys, llmtrack.engine, llmtrack.engines.scripted; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"

@@ -16,7 +16,7 @@ from llmtrack.models import decoder, probe_cache
 from llmtrack.models.probe_cache import ProbeCache
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.spec.scenario import Variant
-from tests.engines.torch.test_rare_decoders import STATES, byte_tokenizer, random_model
+from tests.engines.models import byte_tokenizer, random_model
 
 PROBES = ["looks ahead", "agrees", "step", "batching"]
 
@@ -49,14 +49,7 @@ def test_a_second_load_uses_the_cached_answers(probed, tiny_model_dir):
     assert probed == PROBES
     second = load(tiny_model_dir)
     assert probed == PROBES
-    for field in (
-        "step_weight_bytes",
-        "kv_bytes_per_token",
-        "kv_windows",
-        "state_bytes",
-        "operations",
-        "warnings",
-    ):
+    for field in ("step_weight_bytes", "kv_bytes_per_token", "kv_windows", "state_bytes", "operations", "warnings"):
         assert getattr(second.info, field) == getattr(first.info, field)
     assert second.info.step_weight_bytes > 0
     assert second._generating == first._generating
@@ -149,7 +142,8 @@ def test_other_weights_in_the_same_folder_are_probed_anew(probed, tiny_model_dir
 @pytest.mark.slow(1)
 def test_a_step_with_state_in_modules_is_observed_each_time(probed, tmp_path):
     """Observing it finds the state; otherwise, modules would remember the previous text."""
-    random_model("recurrent_gemma", **STATES["recurrent_gemma"]).save_pretrained(str(tmp_path))
+    model = random_model("recurrent_gemma", head_dim=8, block_types=["recurrent", "attention"])
+    model.save_pretrained(str(tmp_path))
     byte_tokenizer().save_pretrained(str(tmp_path))
     load(tmp_path)
     del probed[:]

@@ -6,19 +6,19 @@ from itertools import pairwise
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.registry import load_engine
 from llmtrack.engines.torch import pytorch, scoring
 from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.errors import ScenarioError
-from llmtrack.models import load, synthetic
+from llmtrack.models import load
 from llmtrack.models.load import load_model
 from llmtrack.quantize.recipe import Recipe
 from llmtrack.tensors.padding import pad_rows
 from llmtrack.train.loop import sum_cross_entropy
-from tests.engines.models import small
+from tests.engines.models import byte_tokenizer, random_model, small
 
 ROW = (5, 17, 99, 200, 3, 42, 77, 8, 150, 31, 9, 64, 250, 11)
 GEMMA_3N = {
@@ -38,28 +38,9 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def saved(folder, architecture, **settings):
-    sizes = {
-        "vocab_size": 600,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "max_position_embeddings": 64,
-        "bos_token_id": 256,
-        "eos_token_id": 257,
-        "pad_token_id": 258,
-    }
-    config = AutoConfig.for_model(architecture, **{**sizes, "num_hidden_layers": 2, **settings})
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        with torch.no_grad():
-            for weight in model.parameters():
-                if weight.ndim > 1:
-                    weight.normal_(0.0, 0.4)
+    model = random_model(architecture, **{"vocab_size": 600, "head_dim": 8, **settings})
     model.save_pretrained(str(folder))
-    synthetic.build_tokenizer(synthetic.PRESETS["tiny"]).save_pretrained(str(folder))
+    byte_tokenizer().save_pretrained(str(folder))
     return str(folder)
 
 
@@ -92,8 +73,9 @@ def test_layers_share_keys_without_a_cache(tmp_path):
     engine = load_engine(folder, device="cpu", dtype="float32")
     expected = stepwise(folder, ROW)
     assert score(engine) == pytest.approx(expected, rel=1e-5)
-    for length in range(2, len(ROW)):
-        cached, uncached = texts(engine, ROW[-length:], 16)
+    # Around the window of 8, and crossing it while generating.
+    for length in (2, 7, 8, 9, 13):
+        cached, uncached = texts(engine, ROW[-length:], 10)
         assert cached == uncached
     # Training and the reference of conversions use the same model.
     model, ids = load_model(folder, device="cpu", dtype=torch.float32).model, torch.tensor([ROW])
@@ -204,12 +186,12 @@ def test_batching_is_probed_before_a_recipe_rounds_activations(monkeypatch, decl
 def test_pads_that_change_the_float_model_are_rejected_for_the_quantized_one(monkeypatch):
     original = pytorch.load_model
 
-    def unmasked(_, arguments, named):
-        mask = named.get("attention_mask")
-        return arguments, {**named, "attention_mask": None if mask is None else torch.ones_like(mask)}
+    def unmasked(_, args, kwargs):
+        mask = kwargs.get("attention_mask")
+        return args, {**kwargs, "attention_mask": None if mask is None else torch.ones_like(mask)}
 
-    def reading_pads(*arguments, **named):
-        loaded = original(*arguments, **named)
+    def reading_pads(*args, **kwargs):
+        loaded = original(*args, **kwargs)
         loaded.model.base_model.register_forward_pre_hook(unmasked, with_kwargs=True)
         return loaded
 

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmtrack.devices import stored_label
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.torch import pytorch
 from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.engines.torch.step import stored_dtypes
-from llmtrack.models import synthetic
 from llmtrack.quality.perplexity import score_documents, score_rolling
 from llmtrack.spec.scenario import Variant
 from llmtrack.tensors.padding import pad_rows
+from tests.engines.models import RememberedProbes, byte_tokenizer, random_model
 
-SIZES = {
-    "vocab_size": 300,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "bos_token_id": 256,
-    "eos_token_id": 257,
-    "pad_token_id": 258,
-}
 ROWS = ((5, 17, 99, 200, 3), (250, 11, 12, 13, 14))
 
 
@@ -45,22 +33,6 @@ def folder_of(tmp_path, monkeypatch):
         return tmp_path / "model"
 
     return saved
-
-
-def byte_tokenizer():
-    return synthetic.build_tokenizer(synthetic.PRESETS["tiny"])
-
-
-def random_model(architecture, **settings):
-    config = AutoConfig.for_model(architecture, **{**SIZES, **settings})
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.ndim > 1 and "A_log" not in name:
-                    parameter.normal_(0.0, 0.3)
-    return model
 
 
 def load(folder, dtype="float32"):
@@ -105,14 +77,14 @@ def test_models_with_a_recurrent_state(folder_of, architecture):
 
 
 @pytest.mark.parametrize("architecture", ["roberta", "camembert", "xlm-roberta-xl", "bert", "electra", "opt"])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_positions_start_where_the_model_starts_them(architecture, side):
+def test_positions_start_where_the_model_starts_them(architecture):
     settings = {"opt": {"ffn_dim": 16, "word_embed_proj_dim": 16}}.get(architecture, {})
     model = random_model(architecture, is_decoder=True, **{"pad_token_id": 1, **settings})
-    engine = TorchEngine(model, byte_tokenizer())
+    engine = TorchEngine(model, byte_tokenizer(), probe_cache=RememberedProbes())
     rows = (ROWS[0], ROWS[1][:3])
-    sums, _ = engine.score(*pad_rows(rows, 0, side))
-    assert sums.tolist() == pytest.approx([plain_loss(model, row) for row in rows], rel=1e-5)
+    expected = [plain_loss(model, row) for row in rows]
+    for side in ("left", "right"):
+        assert engine.score(*pad_rows(rows, 0, side))[0].tolist() == pytest.approx(expected, rel=1e-5), side
     beyond_the_pad = "roberta" in architecture or architecture == "camembert"
     assert engine.info.context_length == (62 if beyond_the_pad else 64)
 
@@ -121,8 +93,7 @@ def test_positions_start_where_the_model_starts_them(architecture, side):
 @pytest.mark.parametrize(
     "architecture", ["roberta", "camembert", "data2vec-text", "roberta-prelayernorm", "xlm-roberta", "bert"]
 )
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_generation_with_such_positions_equals_a_plain_loop(architecture, use_cache):
+def test_generation_with_such_positions_equals_a_plain_loop(architecture):
     model = random_model(architecture, is_decoder=True, pad_token_id=1)
     rows, expected = (ROWS[0], ROWS[1][:3]), []
     for row in rows:
@@ -132,11 +103,10 @@ def test_generation_with_such_positions_equals_a_plain_loop(architecture, use_ca
                 ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
         expected.append(tuple(ids[len(row) :]))
     engines = [TorchEngine(model, byte_tokenizer()) for _ in range(2)]  # a model may become an engine repeatedly
-    for engine in engines:
-        for batch in ((0, 1), (0,), (1, 1)):
-            request = GenerateRequest(tuple(rows[row] for row in batch), 6, use_cache=use_cache)
-            generated = engine.generate(request, lambda: None)
-            assert [tuple(row) for row in generated.new_ids] == [expected[row] for row in batch]
+    for engine, batch, use_cache in product(engines, ((0, 1), (0,), (1, 1)), (True, False)):
+        request = GenerateRequest(tuple(rows[row] for row in batch), 6, use_cache=use_cache)
+        generated = engine.generate(request, lambda: None)
+        assert [tuple(row) for row in generated.new_ids] == [expected[row] for row in batch], (batch, use_cache)
 
 
 @pytest.mark.slow(1)
@@ -181,7 +151,7 @@ def test_a_scaled_context_is_used_up_to_its_scaled_length(rope):
 def test_a_nonpositive_context_length_is_no_limit(context):
     model = random_model("llama")
     model.config.max_position_embeddings = context
-    engine = TorchEngine(model, byte_tokenizer())
+    engine = TorchEngine(model, byte_tokenizer(), probe_cache=RememberedProbes())
     assert engine.info.context_length is None
     assert math.isfinite(score_rolling(engine, ["x" * 40], max_length=32).loss)
 

@@ -17,7 +17,7 @@ from llmtrack.engines.torch.module_state import ModuleState
 from llmtrack.engines.torch.step import _tensors, observe_step, operations, stored_tensors
 from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
 from llmtrack.measure.formulas import decode_step_bytes
-from tests.engines.models import bigram_engine, chain, small
+from tests.engines.models import RememberedProbes, bigram_engine, chain, small
 
 # Keys and values of one head of 4 in 4 bytes: of a layer.
 LAYER = 2 * 4 * 4
@@ -63,19 +63,11 @@ CACHES = {
         CacheGrowth(2 * 4 * LAYER),
     ),
     "a window in all layers": ("mistral", {"sliding_window": 5}, CacheGrowth(2 * LAYER, ((5, 2 * LAYER),))),
-    "a window that is not used": (
-        "qwen2",
-        {"sliding_window": 5, "use_sliding_window": False},
-        CacheGrowth(2 * LAYER),
-    ),
+    "a window that is not used": ("qwen2", {"sliding_window": 5, "use_sliding_window": False}, CacheGrowth(2 * LAYER)),
     "a window in every other layer": ("gemma2", {"sliding_window": 4}, CacheGrowth(2 * LAYER, ((4, LAYER),))),
     # Keys of 6 + 2 and values of 5 for each of two heads, and not what the config calls head_dim; or the latent of 3, and
     # the rotated part of 2 that all heads share.
-    "latent attention": (
-        "deepseek_v3",
-        DEEPSEEK,
-        CacheGrowth(2 * (3 + 2) * 4 if FIVE else 2 * 2 * (6 + 2 + 5) * 4),
-    ),
+    "latent attention": ("deepseek_v3", DEEPSEEK, CacheGrowth(2 * (3 + 2) * 4 if FIVE else 2 * 2 * (6 + 2 + 5) * 4)),
     # The last two layers read the caches of the first two.
     "layers that share a cache": (
         "gemma3n_text",
@@ -111,11 +103,7 @@ CACHES = {
         CacheGrowth(LAYER, (), 16 * (4 + 4) * 4),
     ),
     # The convolution also sees B and C, 4 states each.
-    "bamba": (
-        "bamba",
-        {"attn_layer_indices": [1], **MAMBA},
-        CacheGrowth(LAYER, (), ((16 + 2 * 4) * 4 + 16 * 4) * 4),
-    ),
+    "bamba": ("bamba", {"attn_layer_indices": [1], **MAMBA}, CacheGrowth(LAYER, (), ((16 + 2 * 4) * 4 + 16 * 4) * 4)),
     # Two recurrent layers: a state and 3 inputs for each of 8 channels; the attention has a window of 16, or a cache of 16
     # tokens from the start.
     "recurrent gemma": (
@@ -157,11 +145,7 @@ WEIGHTS = {
     # Norms of query and key: 2 x 4.
     "qwen3 moe": ("qwen3_moe", MOE, HEAD + 8 + 2 * (ATTENTION + 16 + 8 + 64 + 2 * EXPERT)),
     # Experts are slices of one tensor, and those without a row are called with none.
-    "granite moe": (
-        "granitemoe",
-        {"num_local_experts": 8},
-        HEAD + 8 + 2 * (ATTENTION + 16 + 64 + 2 * EXPERT),
-    ),
+    "granite moe": ("granitemoe", {"num_local_experts": 8}, HEAD + 8 + 2 * (ATTENTION + 16 + 64 + 2 * EXPERT)),
     "olmoe": (
         "olmoe",
         {"num_experts": 8, "num_experts_per_tok": 2},
@@ -189,8 +173,7 @@ def test_bytes_of_weights_read_by_a_step(name):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "settings"),
-    [("mistral", {"sliding_window": 5}), ("gemma2", {"sliding_window": 4}), ("llama", {})],
+    ("architecture", "settings"), [("mistral", {"sliding_window": 5}), ("gemma2", {"sliding_window": 4}), ("llama", {})]
 )
 def test_cache_growth_predicts_the_bytes_that_attention_reads(monkeypatch, architecture, settings):
     """Compared with the keys and values that the cache returns in each step, far beyond the window."""
@@ -235,8 +218,8 @@ def test_a_model_that_cannot_generate_gives_a_warning(monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("no such kernel")
 
-    engine = small("llama")
-    monkeypatch.setattr(type(engine.model), "generate", broken)
+    monkeypatch.setattr(type(small("llama").model), "generate", broken)
+    monkeypatch.setattr(RememberedProbes, "answers", {})
     info = small("llama").info
     assert info.kv_bytes_per_token == 0
     assert any("no decode step could be tried (no such kernel)" in warning for warning in info.warnings)
@@ -342,11 +325,7 @@ MODELS = {
         Operations(2 * (HEAD + 2 * (4 * 64 + EXPERT)), CONTEXT, 2 * HEAD),
     ),
     # 8 x 24, 8 x 8, 8 x 32 and 32 x 8, kept transposed.
-    "gpt2": (
-        "gpt2",
-        {"n_positions": 64},
-        Operations(2 * (HEAD + 2 * (192 + 64 + 256 + 256)), CONTEXT, 2 * HEAD),
-    ),
+    "gpt2": ("gpt2", {"n_positions": 64}, Operations(2 * (HEAD + 2 * (192 + 64 + 256 + 256)), CONTEXT, 2 * HEAD)),
     # A router of 8 x 8, and two of eight experts.
     "mixtral": (
         "mixtral",

@@ -18,8 +18,8 @@ from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
 from llmtrack.measure.timing import Arm, time_arms
 from llmtrack.models import synthetic
 from llmtrack.spec.task import RepeatPolicy
-from tests.engines.models import bigram_engine, chain, small
-from tests.engines.torch.test_generate import generate
+from llmtrack.testing.engines import generate
+from tests.engines.models import RememberedProbes, bigram_engine, chain, small
 
 PROMPTS = tuple(tuple(text.encode()) for text in ("The harbour", "Boats come in with the tide", "x"))
 
@@ -54,7 +54,13 @@ PLAIN = [
 
 def compiled(engine: TorchEngine) -> TorchEngine:
     """Return an engine of the same model that decodes over a static cache."""
-    return TorchEngine(engine.model, engine.tokenizer, compile="default", compiler=lambda run: run)
+    return TorchEngine(
+        engine.model,
+        engine.tokenizer,
+        compile="default",
+        compiler=lambda run: run,
+        probe_cache=RememberedProbes(),
+    )
 
 
 @pytest.mark.slow(1)
@@ -209,14 +215,14 @@ def test_a_cpu_is_stamped_by_the_host():
 def test_gpu_timestamps_are_anchored_at_the_hosts_end(monkeypatch):
     """The host waited until 10.5 for the last of three steps, 400 and 150 ms after the others."""
     now = iter([10.0, 10.2, 10.5])
-    done = iter([1600.0, 1850.0, 2000.0])
+    finished_at_ms = iter([1600.0, 1850.0, 2000.0])
 
     class Event:
         def __init__(self, enable_timing):
             assert enable_timing
 
         def record(self, stream):
-            self.at = next(done)
+            self.at = next(finished_at_ms)
 
         def synchronize(self):
             pass

@@ -31,22 +31,22 @@ def test_a_body_without_repeated_layers():
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_only_scoring_uses_compiled_layers(architecture):
     plain = small(architecture)
-    seen = []
+    calls = []
 
     def compiler(run):
-        def compiled(*args, **named):
-            seen.append(run.__name__)
-            return run(*args, **named)
+        def compiled(*args, **kwargs):
+            calls.append(run.__name__)
+            return run(*args, **kwargs)
 
         return compiled
 
     expected = score_documents(plain, TEXTS, max_length=32)
     engine = TorchEngine(plain.model, plain.tokenizer, compile="default", compiler=compiler)
-    before = seen.count("forward")
+    before = calls.count("forward")
     engine.next_token_logits([1, 2, 3])
-    assert seen.count("forward") == before
+    assert calls.count("forward") == before
     assert score_documents(engine, TEXTS, max_length=32) == expected
-    assert seen.count("forward") == before + engine.model.config.num_hidden_layers
+    assert calls.count("forward") == before + engine.model.config.num_hidden_layers
     assert not any("forward" in vars(module) for module in engine.model.modules())
 
 
@@ -57,7 +57,7 @@ def test_without_the_option_nothing_is_compiled(monkeypatch):
 
 def test_a_failing_compiler_is_reported_with_the_remedy():
     def compiler(run):
-        def compiled(*args, **named):
+        def compiled(*args, **kwargs):
             raise torch._dynamo.exc.TorchDynamoException("no C++ compiler")
 
         return compiled

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
 from llmtrack.engine import EngineInfo, GenerateRequest, Operations
 from llmtrack.engines.registry import load_engine
+from llmtrack.engines.text import chat_text
 from llmtrack.engines.torch.parallel import tensor_parallel as ranks
 from llmtrack.engines.torch.parallel.tensor_parallel import Ranks, joint_info
 from llmtrack.errors import ModelLoadError, UsageError
@@ -24,10 +25,9 @@ from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy
 from llmtrack.worker.measuring import EngineCache, measure_group
+from tests.conftest import HANG_S
 from tests.engines.models import small
-from tests.search_path import with_folders
-
-ROOT = Path(__file__).resolve().parents[4]
+from tests.forking import Forked, ForkedModule
 
 SHARD = EngineInfo(
     "m",
@@ -81,6 +81,13 @@ def test_a_model_that_cannot_be_sharded_is_rejected(monkeypatch, architecture, r
         refuse_unsharded(small(architecture).model.config)
 
 
+def test_a_sharded_model_formats_messages():
+    local = small("llama")
+    local.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    engine = ranks.ShardedEngine(None, 1, local, local.info)
+    assert chat_text(engine, [{"role": "user", "content": "hello"}]) == "hello"
+
+
 def with_biases(folder):
     """A folder of a small model whose layers have biases."""
     engine = small("qwen2", num_key_value_heads=2)
@@ -95,13 +102,15 @@ def with_biases(folder):
 @pytest.mark.slow(20)
 def test_a_model_in_two_processes(tmp_path):
     """In a process that never saw a card: in one that did, transformers puts its shard of the model on the card."""
-    hidden = {"CUDA_VISIBLE_DEVICES": "", "LLMTRACK_CACHE": str(tmp_path), "PYTHONPATH": with_folders(ROOT)}
-    call = f"from {__name__} import check_two_processes; check_two_processes({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", call], env=os.environ | hidden, check=True, timeout=600)
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "LLMTRACK_CACHE": str(tmp_path)}
+    first = Forked(check_two_processes, tmp_path, environment=os.environ | hidden)
+    assert first.wait(HANG_S) == 0
 
 
 def check_two_processes(folder):
-    """All of it at once: to start a process that imports PyTorch and transformers takes seconds."""
+    if sys.platform == "linux":
+        # The second process is a fork of this one: a new one would import PyTorch and transformers for seconds.
+        ranks.subprocess = SimpleNamespace(DEVNULL=None, Popen=ForkedModule, TimeoutExpired=psutil.TimeoutExpired)
     single = load_engine("synthetic:tiny", device="cpu")
     shared = load_engine("synthetic:tiny", device="cpu", tensor_parallel=2)
     try:
@@ -121,9 +130,7 @@ def check_two_processes(folder):
         assert shared.info.step_weight_bytes == single.info.step_weight_bytes + 4 * both
         assert shared.info.cache == single.info.cache
         assert shared.info.operations == Operations(
-            single.info.operations.per_token + 2 * head,
-            single.info.operations.per_context,
-            2 * 512 * 128 + 2 * head,
+            single.info.operations.per_token + 2 * head, single.info.operations.per_context, 2 * 512 * 128 + 2 * head
         )
         assert shared.info.devices == 1, "two processes share one CPU"
         assert shared.info.tags == single.info.tags
@@ -141,13 +148,13 @@ def check_two_processes(folder):
         )
         measure_group([scenario], engines, events.append)
         engines.close()
-        done = events[-1]
-        assert isinstance(done, Measurement), done
-        assert done.facts["tensor_parallel"] == 2
-        assert {"tokens_per_sec", "decode_mib", "perplexity", "kl_divergence"} <= set(done.metrics)
+        measurement = events[-1]
+        assert isinstance(measurement, Measurement), measurement
+        assert measurement.facts["tensor_parallel"] == 2
+        assert {"tokens_per_sec", "decode_mib", "perplexity", "kl_divergence"} <= set(measurement.metrics)
         with pytest.raises(UsageError, match="already sharded over 2 processes"):
             Ranks.get(3, "cpu")
-        model = with_biases(Path(folder) / "biases")
+        model = with_biases(folder / "biases")
         unsharded, sharded = (load_engine(model, device="cpu", tensor_parallel=count) for count in (1, 2))
         assert torch.allclose(sharded.next_token_logits([5, 6]), unsharded.next_token_logits([5, 6]), atol=1e-4)
         sharded.close()
