@@ -24,6 +24,8 @@ import click
 from llmtrack import metrics as schema
 from llmtrack.measure.statistics import bootstrap_median_ci, summarize
 from llmtrack.tracking import store
+from llmtrack.tracking.mlflow_experiments import ensure_experiment
+from llmtrack.tracking.uri import resolve_tracking_uri
 
 READ = """
 import json, resource, sys, time
@@ -63,7 +65,7 @@ def fill(uri: str, experiment: str, count: int) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
     client = store.connect(uri)
-    number = store.ensure_experiment(client, experiment)
+    number = ensure_experiment(client, experiment)
     texts: dict[type, str] = {bool: "True", float: "0.5"}
     generator = random.Random(0)
     for n in range(count):
@@ -91,7 +93,7 @@ def fill(uri: str, experiment: str, count: int) -> None:
 @click.option("--pairs", type=click.IntRange(min=1), default=5, show_default=True)
 def main(tracking_uri: str, experiment: str, count: int | None, pairs: int) -> None:
     """Fill the store, or read it with both."""
-    uri = store.resolve_tracking_uri(tracking_uri)
+    uri = resolve_tracking_uri(tracking_uri)
     if count is not None:
         begun = time.perf_counter()
         fill(uri, experiment, count)

@@ -29,6 +29,7 @@ from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask
 from llmtrack.tracking import store
 from llmtrack.tracking.read.query import runs
+from llmtrack.tracking.uri import resolve_tracking_uri
 from llmtrack.tracking.write.tracker import Tracker
 
 SCENARIO_FILE = "sample.txt"
@@ -88,7 +89,7 @@ def write_at_once(writers: int, scenarios: int, experiment: str) -> list[str]:
 def missing(writers: int, scenarios: int, experiment: str) -> list[str]:
     """Return missing or duplicate records, one line each."""
     found = runs(experiment, kind=None)
-    client = store.connect(store.resolve_tracking_uri())
+    client = store.connect(resolve_tracking_uri())
     wrong = []
     if len(found) != writers * (scenarios + 1):
         wrong.append(f"{len(found)} runs instead of {writers * (scenarios + 1)}")
@@ -129,7 +130,7 @@ def sweep_on(nodes: int, scenarios: int, experiment: str) -> list[str]:
 def missing_of_sweep(nodes: int, scenarios: int, experiment: str) -> list[str]:
     """Return missing or duplicate records of a sweep, one line each."""
     found = runs(experiment)
-    client = store.connect(store.resolve_tracking_uri())
+    client = store.connect(resolve_tracking_uri())
     wrong = []
     for scenario, seen in Counter(
         {f"s{number}": 0 for number in range(scenarios)} | Counter(found["scenario"])

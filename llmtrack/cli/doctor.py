@@ -166,8 +166,9 @@ def _mlflow() -> Finding:
 
 
 def _tracking() -> Finding:
-    from llmtrack.tracking.store import check_reachable, open_store, resolve_tracking_uri, sqlite_path
+    from llmtrack.tracking.store import check_reachable, open_store
     from llmtrack.tracking.store_errors import UnreachableError, one_line_errors
+    from llmtrack.tracking.uri import resolve_tracking_uri, sqlite_path
     from llmtrack.tracking.write import models, traces
 
     missing = ""

@@ -134,7 +134,7 @@ class Tools:
     """The tools, on one store.
 
     Args:
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+        tracking_uri: see `llmtrack.tracking.uri.resolve_tracking_uri`.
     """
 
     def __init__(self, tracking_uri: str | None = None) -> None:

@@ -132,7 +132,7 @@ def compare(
         experiment: restrict to this llmtrack or MLflow experiment.
         across_environments: also compare speed and memory of different machines or versions.
         alpha: accepted probability of a false alarm over all comparisons of a study in a metric.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+        tracking_uri: see `llmtrack.tracking.uri.resolve_tracking_uri`.
 
     Returns:
         One row per pair and metric, in the order of the candidates: `scenario`, `metric`, its `unit` and `better`

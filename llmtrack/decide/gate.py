@@ -273,7 +273,7 @@ def gate(
         strict: treat inconclusive as a failure.
         allow_missing: accept values missing on one side (never measured, or NaN).
         alpha: accepted probability of a false alarm over all checks.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+        tracking_uri: see `llmtrack.tracking.uri.resolve_tracking_uri`.
 
     Raises:
         UsageError: a rule or selector is invalid, nothing can be paired, or no rule checks anything: a gate that checks

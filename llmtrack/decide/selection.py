@@ -57,7 +57,7 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
 
             Append `#SCENARIO` to keep the runs of one scenario: `latest:precision#float32`.
         experiment: restrict to this llmtrack or MLflow experiment.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+        tracking_uri: see `llmtrack.tracking.uri.resolve_tracking_uri`.
 
     Raises:
         UsageError: the selector is invalid, or matches no run.

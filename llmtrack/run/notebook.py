@@ -141,7 +141,7 @@ def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str
     Args:
         study: result of `llmtrack.run`, or a study selector: an id, `latest`, `latest:precision`.
         folder: for the page, table and plots.
-        tracking_uri: the store, unless given by the study; see `llmtrack.tracking.store.resolve_tracking_uri`.
+        tracking_uri: the store, unless given by the study; see `llmtrack.tracking.uri.resolve_tracking_uri`.
 
     Raises:
         UsageError: there is no such study, or its page could not be made.

@@ -19,7 +19,7 @@ def promote(run_id: str, target: str, tracking_uri: str | None = None) -> Versio
     Args:
         run_id: the run of one scenario; its first 8 characters do.
         target: `NAME@alias`.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+        tracking_uri: see `llmtrack.tracking.uri.resolve_tracking_uri`.
 
     Raises:
         UsageError: there is no such run, or no such name or alias; or the run measured no way to run a model.

@@ -25,10 +25,11 @@ class DefaultExperiment:
         """Id of the experiment, created if missing."""
         from mlflow import MlflowClient, get_tracking_uri
 
-        from llmtrack.tracking import store
+        from llmtrack.tracking.mlflow_experiments import DEFAULT_EXPERIMENT, ensure_experiment
+        from llmtrack.tracking.uri import resolve_tracking_uri
 
-        client = MlflowClient(store.resolve_tracking_uri(get_tracking_uri()))
-        return store.ensure_experiment(client, store.DEFAULT_EXPERIMENT)
+        client = MlflowClient(resolve_tracking_uri(get_tracking_uri()))
+        return ensure_experiment(client, DEFAULT_EXPERIMENT)
 
 
 def runs_project(command: Sequence[str]) -> bool:

@@ -25,7 +25,7 @@ from llmtrack.models.cache import cache_root
 from llmtrack.models.source import parse_candidates
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.testing.models import spoiled_model
-from llmtrack.tracking.store import resolve_tracking_uri, sqlite_path
+from llmtrack.tracking.uri import resolve_tracking_uri, sqlite_path
 from llmtrack.tracking.write.spool import Spool
 from llmtrack.tracking.write.tracker import Tracker
 from tests.conftest import HANG_S

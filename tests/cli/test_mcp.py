@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from llmtrack.cli import main, mcp
 from llmtrack.cli.mcp import MAX_ANSWERS, Tools
 from llmtrack.errors import UsageError
-from llmtrack.tracking.store import sqlite_path
+from llmtrack.tracking.uri import sqlite_path
 from tests.decide.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
     filled_once,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llmtrack.errors import UsageError
 from llmtrack.host import secrets
 from llmtrack.host.secrets import HIDDEN, redact, register_address, secrets_of
-from llmtrack.tracking.store import resolve_tracking_uri
+from llmtrack.tracking.uri import resolve_tracking_uri
 
 PASSWORDS = (
     "it's",

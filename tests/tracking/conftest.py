@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from llmtrack.tracking.store import sqlite_path
+from llmtrack.tracking.uri import sqlite_path
 from llmtrack.tracking.write.tracker import Tracker
 from tests.conftest import HANG_S, made_once
 

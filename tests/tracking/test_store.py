@@ -2,7 +2,6 @@ import logging
 import os
 import shutil
 import sqlite3
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,65 +14,12 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
 from llmtrack.cli import doctor
-from llmtrack.errors import TrackingError, UsageError
+from llmtrack.errors import TrackingError
 from llmtrack.host import libraries
-from llmtrack.host.packages import installed_version
 from llmtrack.tracking import store, store_errors
-from llmtrack.tracking.read.artifacts import artifact_text, local_artifact
-from llmtrack.tracking.store import resolve_tracking_uri
+from llmtrack.tracking.mlflow_experiments import ensure_experiment
+from llmtrack.tracking.uri import sqlite_path
 from tests.forking import at_once
-
-
-@pytest.mark.parametrize(
-    ("uri", "expected"),
-    [
-        ("sqlite:///a.db", "sqlite:///{cwd}/a.db"),
-        ("sqlite:///sub/a.db?timeout=5", "sqlite:///{cwd}/sub/a.db?timeout=5"),
-        ("sqlite:////abs/a.db", "sqlite:////abs/a.db"),
-        ("a.db", "sqlite:///{cwd}/a.db"),
-        ("http://host:5000", "http://host:5000"),
-        ("postgresql+psycopg://u:p@h/d", "postgresql+psycopg://u:p@h/d"),
-        ("databricks", "databricks"),
-    ],
-)
-def test_a_resolved_uri_does_not_depend_on_the_working_directory(uri, expected, tmp_path):
-    assert resolve_tracking_uri(uri) == expected.format(cwd=tmp_path)
-
-
-def test_the_default_is_the_environment_and_then_the_working_directory(tmp_path, monkeypatch):
-    assert resolve_tracking_uri() == f"sqlite:///{tmp_path}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///other.db")
-    assert resolve_tracking_uri() == f"sqlite:///{tmp_path}/other.db"
-
-
-@pytest.mark.parametrize("uri", ["mlruns", "./mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:"])
-def test_folders_and_in_memory_databases_are_refused(uri):
-    with pytest.raises(UsageError, match="tracking URI"):
-        resolve_tracking_uri(uri)
-
-
-@pytest.mark.parametrize(
-    ("uri", "remedy"),
-    [
-        ("sqlite://mlflow.db", "sqlite:///mlflow.db"),
-        ("sqlite:mlflow.db", "sqlite:///mlflow.db"),
-        ("http://", "http://HOST:PORT"),
-        ("http:localhost:5000", "http://HOST:PORT"),
-        ("http://localhost:port", "http://HOST:PORT"),
-        ("https://localhost:99999", "https://HOST:PORT"),
-        ("http://[::1", "http://HOST:PORT"),
-        ("http://me:geheim@:5000", "http://HOST:PORT"),
-    ],
-)
-def test_an_invalid_address_is_refused_with_the_correct_form(uri, remedy):
-    with pytest.raises(UsageError, match=remedy) as caught:
-        resolve_tracking_uri(uri)
-    assert "geheim" not in str(caught.value)
-
-
-@pytest.mark.parametrize("uri", ["http://localhost", "https://me:pw@[::1]:5000/path", "postgresql://h/d"])
-def test_an_address_is_unchanged(uri):
-    assert resolve_tracking_uri(uri) == uri
 
 
 @pytest.mark.parametrize("uri", ["foo://bar", "postgres://me:geheim@host/db"])
@@ -81,51 +27,6 @@ def test_an_unsupported_kind_of_store_is_a_clear_error(uri):
     with pytest.raises(TrackingError, match="has no store for") as caught:
         store.open_store(uri)
     assert "geheim" not in str(caught.value)
-
-
-@pytest.mark.slow(4)
-def test_a_new_experiment_has_its_artifacts_beside_the_database(uri):
-    client = store.open_store(uri)
-    number = store.ensure_experiment(client, "my experiment/1")
-    location = client.get_experiment(number).artifact_location
-    assert Path(location).is_absolute()
-    assert Path(location).parent == store.sqlite_path(uri).parent / "mlartifacts"
-    assert store.ensure_experiment(client, "my experiment/1") == number
-
-
-@pytest.mark.parametrize("name", ["a%20b", "50 % ü'\"", "what?#now", "now#then", "plain"])
-def test_artifacts_are_beside_the_database_in_folders_of_any_name(template_database, tmp_path, name):
-    folder = tmp_path / name
-    folder.mkdir()
-    shutil.copyfile(template_database, folder / "mlflow.db")
-    if "?" in name and installed_version("sqlalchemy").startswith("2.0."):
-        # SQLAlchemy 2.0, the last for Python 3.10, parses the rest as options.
-        with pytest.raises(TrackingError, match=r"cannot address .*: rename the file or folder with a \? in its name"):
-            resolve_tracking_uri(str(folder / "mlflow.db"))
-        return
-    uri = resolve_tracking_uri(str(folder / "mlflow.db"))
-    client = store.open_store(uri)
-    run_id = client.create_run(store.ensure_experiment(client, "here")).info.run_id
-    client.log_text(run_id, "text", "a b%20.txt")
-    (found,) = folder.glob("mlartifacts/*/*/artifacts/*")
-    assert local_artifact(run_id, "a b%20.txt", uri) == found
-    assert artifact_text(run_id, "a b%20.txt", uri) == "text"
-
-
-def test_a_deleted_experiment_is_a_clear_error(uri):
-    client = store.open_store(uri)
-    number = store.ensure_experiment(client, "gone")
-    client.delete_experiment(number)
-    with pytest.raises(TrackingError, match=f"mlflow experiments restore --experiment-id {number}"):
-        store.ensure_experiment(client, "gone")
-
-
-def test_an_experiment_created_by_another_process_meanwhile_is_used(uri, monkeypatch):
-    client = store.open_store(uri)
-    number = store.ensure_experiment(client, "race")
-    real, answers = client.get_experiment_by_name, [None]
-    monkeypatch.setattr(client, "get_experiment_by_name", lambda name: answers.pop() if answers else real(name))
-    assert store.ensure_experiment(client, "race") == number
 
 
 def test_a_missing_folder_is_a_clear_error(tmp_path):
@@ -144,7 +45,7 @@ def test_a_file_that_is_not_a_database_is_a_clear_error(tmp_path):
 @pytest.mark.parametrize("kept", [20_000, 100_000])
 def test_a_damaged_database_gives_one_line_with_a_remedy(uri, kept):
     store.open_store(uri)
-    path = store.sqlite_path(uri)
+    path = sqlite_path(uri)
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(TrackingError, match=r"the database is damaged: restore a backup, or use another store$"):
         store.open_store(uri)
@@ -158,7 +59,7 @@ def test_a_damaged_database_gives_one_line_with_a_remedy(uri, kept):
     ],
 )
 def test_a_database_of_another_release_is_reported_with_a_remedy(uri, monkeypatch, revision, message):
-    with sqlite3.connect(store.sqlite_path(uri)) as database:
+    with sqlite3.connect(sqlite_path(uri)) as database:
         database.execute("UPDATE alembic_version SET version_num = ?", (revision,))
     with pytest.raises(TrackingError, match=message) as caught:
         store.open_store(uri)
@@ -217,7 +118,7 @@ def test_processes_may_open_a_new_database_at_once(tmp_path):
 
 def _create(uri: str) -> None:
     client = store.open_store(uri)
-    client.create_run(store.ensure_experiment(client, "shared"), run_name="run")
+    client.create_run(ensure_experiment(client, "shared"), run_name="run")
 
 
 def test_reading_creates_no_database(tmp_path):
@@ -227,7 +128,7 @@ def test_reading_creates_no_database(tmp_path):
 
 
 def test_an_existing_database_is_opened_for_reading(uri, template_database):
-    path = store.sqlite_path(uri)
+    path = sqlite_path(uri)
     shutil.copyfile(template_database, path)
     assert store.open_existing(uri).search_experiments(max_results=1)
 

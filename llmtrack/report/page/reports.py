@@ -36,8 +36,10 @@ from llmtrack.report.tables.table import Table
 from llmtrack.report.terminal import print_line, print_lines, width_of
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs, keys
+from llmtrack.tracking.mlflow_experiments import experiment_of_run
 from llmtrack.tracking.read.query import SUITE, study_run, tracked_runs
-from llmtrack.tracking.store import experiment_of_run, open_existing, resolve_tracking_uri
+from llmtrack.tracking.store import open_existing
+from llmtrack.tracking.uri import resolve_tracking_uri
 from llmtrack.tracking.views import keep_views
 from llmtrack.tracking.write.amend import add_report
 
@@ -167,7 +169,7 @@ def rebuild_report(
 
     Args:
         study: its id, the id of its run, or `latest`.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+        tracking_uri: see `llmtrack.tracking.uri.resolve_tracking_uri`.
         output: folder for a copy of the files.
 
     Returns:

@@ -25,6 +25,7 @@ from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.read import direct
 from llmtrack.tracking.read.lookup import run_of_id
 from llmtrack.tracking.read.source import Source
+from llmtrack.tracking.uri import resolve_tracking_uri
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,7 +75,7 @@ def measurements(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
 
     Args:
         run_id: MLflow run id of a scenario, or its first 8 characters.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+        tracking_uri: see `llmtrack.tracking.uri.resolve_tracking_uri`.
 
     Returns:
         Columns `metric` (string), `unit` (string, as in docs/metrics.md), `repeat` (Int64, from 1 in measurement
@@ -122,7 +123,7 @@ def artifact_texts(run_ids: Sequence[str], path: str, tracking_uri: str | None =
     Raises:
         TrackingError: there is no store.
     """
-    uri = store.resolve_tracking_uri(tracking_uri)
+    uri = resolve_tracking_uri(tracking_uri)
     roots = direct.artifact_roots(uri, run_ids)
     folders = {run_id: folder for run_id, root in (roots or {}).items() if (folder := _folder(root))}
     if roots is not None and len(folders) == len(roots):

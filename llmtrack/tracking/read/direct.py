@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, TypeVar
 from llmtrack.host import packages
 from llmtrack.host.libraries import gc_paused
 from llmtrack.metrics import DETAILS_TAG, ENVIRONMENT_TAG, SERIES_PREFIX, SYSTEM_PREFIX
-from llmtrack.tracking import store
 from llmtrack.tracking.read.filters import RunFilter
 from llmtrack.tracking.read.parsing import RunParser
+from llmtrack.tracking.uri import sqlite_path
 
 NEWEST = (3, 17)
 """Newest MLflow release whose tables were verified; a newer one may store values elsewhere."""
@@ -135,7 +135,7 @@ def read(
 
 def _query(uri: str, ask: Callable[[sqlite3.Connection], Answer], tables: Mapping[str, str] = _TABLES) -> Answer | None:
     """Query a database; None if it is unknown or unreadable."""
-    path = store.sqlite_path(uri)
+    path = sqlite_path(uri)
     if path is None or "?" in uri or not _is_known_mlflow():
         return None
     try:

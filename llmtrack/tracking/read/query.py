@@ -62,7 +62,7 @@ def runs(
         kind: `scenario`, `study`, or None for both and for runs not made by llmtrack.
         search: an MLflow filter (`params.dtype = 'float32'`), or a word contained in the run name, scenario or model.
         status: `RUNNING`, `FINISHED`, `FAILED` or `KILLED`.
-        tracking_uri: the store; see `llmtrack.tracking.store.resolve_tracking_uri`.
+        tracking_uri: the store; see `llmtrack.tracking.uri.resolve_tracking_uri`.
         progress: show a progress bar on a terminal.
         tags: required tags, such as `{"llmtrack.env.git_branch": "main"}`.
         since: inclusive lower bound of the start time: a datetime, ISO text (UTC) or an age such as `7d`.

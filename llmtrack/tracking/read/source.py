@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from llmtrack.errors import UsageError
 from llmtrack.host.libraries import gc_paused
 from llmtrack.tracking import store, store_errors
+from llmtrack.tracking.mlflow_experiments import experiment_names
 from llmtrack.tracking.read import direct
 from llmtrack.tracking.read.direct import RunHead
 from llmtrack.tracking.read.filters import RunFilter, key_quoted
+from llmtrack.tracking.uri import resolve_tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -27,7 +29,7 @@ class Source:
     """A store to read from; MLflow, which takes seconds to import, is only loaded if needed."""
 
     def __init__(self, tracking_uri: str | None = None) -> None:
-        self.uri = store.resolve_tracking_uri(tracking_uri)
+        self.uri = resolve_tracking_uri(tracking_uri)
 
     @cached_property
     def client(self) -> MlflowClient:
@@ -38,7 +40,7 @@ class Source:
     def names(self) -> dict[str, str]:
         """Names of active MLflow experiments by id."""
         names = direct.experiment_names(self.uri)
-        return store.experiment_names(self.client) if names is None else names
+        return experiment_names(self.client) if names is None else names
 
     def experiment_tags(self, key: str) -> dict[str, str]:
         """Return the values of a tag by the id of the active MLflow experiments that have it.

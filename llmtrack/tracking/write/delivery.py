@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from llmtrack.errors import TrackingError
 from llmtrack.host.secrets import redact, secrets_of
 from llmtrack.tracking import store, store_errors
+from llmtrack.tracking.mlflow_experiments import default_experiment, ensure_experiment, experiment_of_run
 from llmtrack.tracking.write import sync
 from llmtrack.tracking.write.files import linked
 from llmtrack.tracking.write.push import ArtifactsError, push, redacted
@@ -158,10 +159,10 @@ class Delivery:
         client = store.open_store(self.tracking_uri)
         try:
             if self.joins is not None:
-                self.experiment_id, self.experiment = store.experiment_of_run(client, self.joins)
+                self.experiment_id, self.experiment = experiment_of_run(client, self.joins)
             else:
-                self.experiment = self.experiment or store.default_experiment(client)
-                self.experiment_id = store.ensure_experiment(client, self.experiment)
+                self.experiment = self.experiment or default_experiment(client)
+                self.experiment_id = ensure_experiment(client, self.experiment)
             self._warn_of_local_artifacts(client)
         except MlflowException as error:
             kind = TrackingError if store_errors.is_permanent(error) else store_errors.UnreachableError

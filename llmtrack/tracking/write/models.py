@@ -30,6 +30,7 @@ from llmtrack.spec.task import GenerateTask, PerplexityTask, TrainTask
 from llmtrack.tracked.run import FINISHED, MODEL_DIGESTS, Run
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.limits import MAX_RUN_NAME, NOT_IN_MODEL_NAMES, fit_limits, shorten
+from llmtrack.tracking.uri import sqlite_path
 from llmtrack.tracking.write.records import RunRecord, short_name
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _one_logged_model(
             params=dict(configuration.params),
         )
         # The lock suffices for a SQLite file, which only this machine writes; elsewhere another machine may have created one.
-        local = store.sqlite_path(client.tracking_uri)
+        local = sqlite_path(client.tracking_uri)
         models = [created] if local else _logged_models(client, experiment_id, configuration)
     oldest, *others = models
     for other in others:

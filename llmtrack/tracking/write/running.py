@@ -10,6 +10,7 @@ from llmtrack.errors import UsageError
 from llmtrack.host.console import on_one_line
 from llmtrack.tracked.run import KILLED
 from llmtrack.tracking import store
+from llmtrack.tracking.mlflow_experiments import experiment_names
 from llmtrack.tracking.owner import ABANDONED, TAG, host_id, is_gone
 from llmtrack.tracking.read.source import read_pages
 from llmtrack.tracking.write.push import now_ms
@@ -59,7 +60,7 @@ def open_claimed(
 def _running(work: str, tracking_uri: str) -> list[Run]:
     client = store.open_existing(tracking_uri)
     text = f"attributes.status = 'RUNNING' and tags.`{WORK_TAG}` = '{work}'"
-    pages = read_pages(client, list(store.experiment_names(client)), text)
+    pages = read_pages(client, list(experiment_names(client)), text)
     runs = {run.info.run_id: run for page in pages for run in page}
     return [run for run in runs.values() if not is_gone(run.data.tags.get(TAG, ""))]
 
@@ -86,7 +87,7 @@ def close_abandoned(tracking_uri: str | None = None) -> list[str]:
     client = store.open_existing(tracking_uri)
     text = f"attributes.status = 'RUNNING' and tags.`{TAG}` LIKE '{host_id()} %'"
     abandoned: dict[str, Run] = {}
-    for page in read_pages(client, list(store.experiment_names(client)), text):
+    for page in read_pages(client, list(experiment_names(client)), text):
         abandoned |= {run.info.run_id: run for run in page if is_gone(run.data.tags[TAG])}
     for run_id in abandoned:
         client.set_tag(run_id, "llmtrack.outcome", "killed")

@@ -14,6 +14,8 @@ from llmtrack.errors import LlmtrackError, TrackingError
 from llmtrack.host.formatting import plural
 from llmtrack.host.secrets import HIDDEN, redact
 from llmtrack.tracking import store, store_errors
+from llmtrack.tracking.mlflow_experiments import DEFAULT_EXPERIMENT, ensure_experiment
+from llmtrack.tracking.uri import resolve_tracking_uri
 from llmtrack.tracking.write.push import push
 from llmtrack.tracking.write.spool import Entry, Notify, Spool, Target, to_stderr
 
@@ -43,7 +45,7 @@ def sync(spool: Path | None = None, tracking_uri: str | None = None, notify: Not
         UsageError: the tracking URI is invalid.
         TrackingError: the spool is unreadable.
     """
-    uri = store.resolve_tracking_uri(tracking_uri) if tracking_uri else None
+    uri = resolve_tracking_uri(tracking_uri) if tracking_uri else None
     records = Spool(spool, notify)
     # The spool must be readable to report that it is empty.
     records.check_readable()
@@ -117,8 +119,8 @@ def with_credentials(uri: str) -> str:
         TrackingError: the environment does not have them.
     """
     current = os.environ.get("MLFLOW_TRACKING_URI")
-    if current and redact(store.resolve_tracking_uri(current)) == uri:
-        return store.resolve_tracking_uri(current)
+    if current and redact(resolve_tracking_uri(current)) == uri:
+        return resolve_tracking_uri(current)
     if HIDDEN in uri:
         raise TrackingError(f"records for {uri} need its credentials: set MLFLOW_TRACKING_URI to the whole address")
     return uri
@@ -166,8 +168,8 @@ class _Stores:
         key = (uri, target)
         if key not in self._experiments:
             known = target.experiment_id if target.tracking_uri == redact(uri) else ""
-            name = target.experiment or store.DEFAULT_EXPERIMENT
-            self._experiments[key] = known or store.ensure_experiment(client, name)
+            name = target.experiment or DEFAULT_EXPERIMENT
+            self._experiments[key] = known or ensure_experiment(client, name)
         return self._experiments[key]
 
 

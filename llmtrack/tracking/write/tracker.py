@@ -23,7 +23,7 @@ from llmtrack.tracked.run import FAILED, FINISHED, KILLED
 from llmtrack.tracking import owner
 from llmtrack.tracking.environment import environment_tags
 from llmtrack.tracking.limits import fit_key
-from llmtrack.tracking.store import resolve_tracking_uri
+from llmtrack.tracking.uri import resolve_tracking_uri
 from llmtrack.tracking.write import sync
 from llmtrack.tracking.write.datasets import DataSet
 from llmtrack.tracking.write.delivery import Delivery

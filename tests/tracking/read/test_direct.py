@@ -15,10 +15,11 @@ from mlflow.entities import Metric
 
 from llmtrack.errors import UsageError
 from llmtrack.tracking import store
+from llmtrack.tracking.mlflow_experiments import experiment_names
 from llmtrack.tracking.read import direct
 from llmtrack.tracking.read.filters import RunFilter
 from llmtrack.tracking.read.query import runs
-from llmtrack.tracking.store import sqlite_path
+from llmtrack.tracking.uri import sqlite_path
 
 KEYS = ("llmtrack.kind", "llmtrack.experiment", "llmtrack.study_id", "llmtrack.env.cpu", "llmtrack.baseline")
 KEYS += (
@@ -239,7 +240,7 @@ def test_experiments_of_an_unknown_database_are_listed_by_mlflow(uri, statement)
     for name in ("first", "second"):
         client.create_experiment(name)
     client.delete_experiment(client.get_experiment_by_name("first").experiment_id)
-    assert direct.experiment_names(uri) == store.experiment_names(client)
+    assert direct.experiment_names(uri) == experiment_names(client)
     alter(uri, statement)
     assert direct.experiment_names(uri) is None
 

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.read_runs import fill
 from benchmarks.read_while_writing import EXPERIMENT, read_while_writing
-from llmtrack.tracking import store
 from llmtrack.tracking.read import direct, source
+from llmtrack.tracking.uri import sqlite_path
 from tests.conftest import made_once
 from tests.forking import processes
 
@@ -28,7 +28,7 @@ def filled(template_database, tmp_path_factory):
 
 @pytest.mark.parametrize("reader", ["llmtrack", "MLflow"])
 def test_each_reading_has_all_runs_written_before(filled, uri, monkeypatch, reader):
-    shutil.copyfile(filled, store.sqlite_path(uri))
+    shutil.copyfile(filled, sqlite_path(uri))
     # Several pages, between which the other process writes.
     monkeypatch.setattr(direct, "_ROWS_PER_SCAN", 100)
     if reader == "MLflow":
