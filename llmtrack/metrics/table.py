@@ -26,15 +26,15 @@ def _multiple(value: Any) -> str:
 
 # One row each, regardless of line length.
 # fmt: off
-def _of_stage(name: str, what: str, time: str, moved: str, done: str) -> tuple[Metric, ...]:
+def _of_stage(name: str, stage: str, time: str, moved: str, done: str) -> tuple[Metric, ...]:
     """Return the roofline metrics of a stage (`llmtrack.measure.roofline`)."""
     shown = Shown("floor ms/token", decimals(2), order=132, quiet=True, priority=28) if name == "decode" else None
     return (
-        Metric(f"{name}_mib", "MiB", "lower", f"minimum bytes that {what} must move", f"{moved}; bytes / 2^20"),
-        Metric(f"{name}_gflop", "GFLOP", "lower", f"operations of the matrix products of {what}", f"{done}; two per multiply-add, / 10^9"),
-        Metric(f"{name}_floor_ms", "ms", "lower", f"minimum time of {what} on this device", "1000 x max(bytes / copy bandwidth, operations / rate of matrix products)", timed=True, shown=shown),
-        Metric(f"{name}_floor_share", "-", "higher", f"how close {what} comes to that minimum: 1 is the limit of the device", f"{name}_floor_ms / {time}", timed=True),
-        Metric(f"{name}_flops_utilization", "-", "higher", f"share of the device's measured rate of matrix products that {what} reaches (MFU)", f"{name}_gflop / {time} / matrix_tflop_per_s", timed=True),
+        Metric(f"{name}_mib", "MiB", "lower", f"minimum bytes that {stage} must move", f"{moved}; bytes / 2^20"),
+        Metric(f"{name}_gflop", "GFLOP", "lower", f"operations of the matrix products of {stage}", f"{done}; two per multiply-add, / 10^9"),
+        Metric(f"{name}_floor_ms", "ms", "lower", f"minimum time of {stage} on this device", "1000 x max(bytes / copy bandwidth, operations / rate of matrix products)", timed=True, shown=shown),
+        Metric(f"{name}_floor_share", "-", "higher", f"how close {stage} comes to that minimum: 1 is the limit of the device", f"{name}_floor_ms / {time}", timed=True),
+        Metric(f"{name}_flops_utilization", "-", "higher", f"share of the device's measured rate of matrix products that {stage} reaches (MFU)", f"{name}_gflop / {time} / matrix_tflop_per_s", timed=True),
     )
 
 
@@ -42,11 +42,11 @@ def _count(name: str, unit: str, meaning: str, better: Better = "-", needs: tupl
     return Metric(name, unit, better, meaning, "count", needs=needs)
 
 
-def _of_energy(prefix: str, what: str, tokens: str) -> tuple[Metric, ...]:
+def _of_energy(prefix: str, token: str, tokens: str) -> tuple[Metric, ...]:
     """Return the energy metrics of timed calls (`llmtrack.measure.gauges`)."""
     shown = Shown("J/token", decimals(3), order=135, quiet=True, priority=27) if not prefix else None
     return (
-        Metric(f"{prefix}joules_per_token", "J/token", "lower", f"energy of {what}: of the GPU by its own counter, or of the CPU's packages and memory (RAPL), including other processes; absent without a counter, or if the calls are too short for it", f"joules over the timed calls / {tokens}", timed=True, shown=shown),
+        Metric(f"{prefix}joules_per_token", "J/token", "lower", f"energy of {token}: of the GPU by its own counter, or of the CPU's packages and memory (RAPL), including other processes; absent without a counter, or if the calls are too short for it", f"joules over the timed calls / {tokens}", timed=True, shown=shown),
         Metric(f"{prefix}power_w", "W", "-", "mean power over the same calls", "joules / s", timed=True),
         Metric(f"{prefix}idle_energy_share", "-", "-", "share of that energy that the device would use idle, with the model loaded", "idle_power_w x s / joules", timed=True),
     )

@@ -28,7 +28,7 @@ from llmtrack.spec.scenario import Scalar
 from llmtrack.spec.serialization import digest
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.environment import environment, environment_id
-from llmtrack.tracking.read.artifacts import fetch_checkpoints
+from llmtrack.tracking.read.checkpoints import fetch_checkpoints
 from llmtrack.tracking.read.query import tracked_runs
 from llmtrack.tracking.store_errors import one_line
 from llmtrack.tracking.write.running import WORK_TAG

@@ -44,8 +44,8 @@ def why_unusable(config: Any) -> str:
         return "its options are not a dataclass"
     try:
         config()
-        for each in parameters(config):
-            each.check(each.default)
+        for parameter in parameters(config):
+            parameter.check(parameter.default)
     except Exception as error:  # third-party code may raise anything
         return f"its options {config.__name__} cannot be read: {type(error).__name__}: {error}"
     return ""
@@ -57,7 +57,7 @@ def chosen(config: type[Config], options: Iterable[tuple[str, Any]]) -> Config:
     Raises:
         UsageError: a value is invalid.
     """
-    known = {each.name: each for each in parameters(config)}
+    known = {parameter.name: parameter for parameter in parameters(config)}
     return config(**{name: known[name].accept(value) for name, value in options if name in known})
 
 
@@ -72,7 +72,7 @@ def check_options(
     Raises:
         UsageError: a name is unknown (the message suggests close matches) or a value is invalid.
     """
-    known = {each.name: each for config in configs for each in parameters(config)}
+    known = {parameter.name: parameter for config in configs for parameter in parameters(config)}
     accepted = []
     for name, value in options:
         if name not in known:
@@ -103,7 +103,7 @@ def _parameters(config: type[Any]) -> tuple[Parameter, ...]:
 
 def tracked_settings(config: Any, **resolved: Any) -> dict[str, Any]:
     """Return the parameters to track with a study, with resolved values in place of, or beside, the config's own."""
-    settings = {each.name: getattr(config, each.name) for each in parameters(type(config)) if each.option.tracked}
+    settings = {p.name: getattr(config, p.name) for p in parameters(type(config)) if p.option.tracked}
     return {
         name: format_value(value) if value is None or isinstance(value, tuple) else value
         for name, value in (settings | resolved).items()
@@ -113,9 +113,9 @@ def tracked_settings(config: Any, **resolved: Any) -> dict[str, Any]:
 def non_defaults(config: Any, tracked_only: bool = True) -> dict[str, str]:
     """Return the parameters that differ from their default, as command-line text."""
     return {
-        each.name: format_value(getattr(config, each.name))
-        for each in parameters(type(config))
-        if getattr(config, each.name) != each.default and (each.option.tracked or not tracked_only)
+        p.name: format_value(getattr(config, p.name))
+        for p in parameters(type(config))
+        if getattr(config, p.name) != p.default and (p.option.tracked or not tracked_only)
     }
 
 
@@ -127,9 +127,9 @@ def config_from(config: type[Config], source: Any, **changes: Any) -> Config:
 
 def _parameter(name: str, hint: Any, default: Any) -> Parameter:
     inner, *extras = get_args(hint)
-    (option,) = (each for each in extras if isinstance(each, Option))
+    (option,) = (extra for extra in extras if isinstance(extra, Option))
     optional = get_origin(inner) in (Union, types.UnionType)
     if optional:
-        (inner,) = (each for each in get_args(inner) if each is not type(None))
+        (inner,) = (member for member in get_args(inner) if member is not type(None))
     many = get_origin(inner) is tuple
     return Parameter(name, get_args(inner)[0] if many else inner, many, optional, default, option)

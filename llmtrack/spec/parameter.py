@@ -121,8 +121,8 @@ class Parameter:
             return
         if self.many and not isinstance(value, tuple):
             raise UsageError(f"{self.name} {truncated(value)!r} is not a tuple of values")
-        for each in value if self.many else (value,):
-            self._check(each)
+        for single in value if self.many else (value,):
+            self._check(single)
 
     def _several(self, values: Sequence[Any]) -> tuple[Any, ...]:
         if not 1 <= len(values) <= MOST_VALUES:
@@ -265,7 +265,7 @@ def require_texts(name: str, values: object) -> tuple[str, ...]:
     """Return texts as a tuple, a single text as a tuple of one; raises as `require_text`."""
     if isinstance(values, (str, os.PathLike)) or not isinstance(values, Iterable):
         return (require_text(name, values),)
-    return tuple(require_text(name, each) for each in values)
+    return tuple(require_text(name, value) for value in values)
 
 
 def flag_of(name: str) -> str:

@@ -86,7 +86,7 @@ class Scenario:
         named = [str(self.variant.option("calibration", "none"))]
         named += [] if isinstance(self.task, GenerateTask) else [self.task.corpus]
         named += [self.quality.perplexity.corpus] if self.quality else []
-        return tuple(each for each in dict.fromkeys(named) if each != "none")
+        return tuple(name for name in dict.fromkeys(named) if name != "none")
 
     @property
     def scenario_id(self) -> str:

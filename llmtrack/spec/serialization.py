@@ -73,8 +73,8 @@ def serializable(*omitted: str) -> Callable[[Class], Class]:
         def structure(_: Any) -> Any:
             return make_dict_structure_fn(kind, _converter, _cattrs_forbid_extra_keys=True)
 
-        _converter.register_unstructure_hook_factory(lambda each: each is kind, unstructure)
-        _converter.register_structure_hook_factory(lambda each: each is kind, structure)
+        _converter.register_unstructure_hook_factory(lambda candidate: candidate is kind, unstructure)
+        _converter.register_structure_hook_factory(lambda candidate: candidate is kind, structure)
         return kind
 
     return register

@@ -49,12 +49,11 @@ def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
             else:
                 columns[name] = empty(_DTYPE_OF_KIND[kind or str])
 
-    add([run.params for run in runs], {each.name: each.kind for each in schema.PARAMS})
+    add([run.params for run in runs], {param.name: param.kind for param in schema.PARAMS})
     params = tuple(name for name in columns if name not in ID_COLUMNS)
     add([run.metrics for run in runs], dict.fromkeys(schema.METRIC_BY_NAME, float))
-    facts = [run.environment for run in runs]
-    for name in sorted(set[str]().union(*facts)):
-        columns[ENV + name] = _array([each.get(name) for each in facts], TEXT)
+    for name in sorted(set[str]().union(*(run.environment for run in runs))):
+        columns[ENV + name] = _array([run.environment.get(name) for run in runs], TEXT)
     table = pd.DataFrame(columns)
     table.attrs[PARAM_COLUMNS] = params
     return table

@@ -148,7 +148,7 @@ class Run:
     @property
     def name(self) -> str:
         """Display name: scenario, else run name, else id."""
-        return next(filter(None, (_on_one_line(each) for each in (self.scenario, self.run_name))), self.run_id)
+        return _on_one_line(self.scenario) or _on_one_line(self.run_name) or self.run_id
 
     @property
     def place(self) -> tuple[str, str]:

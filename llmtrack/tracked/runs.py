@@ -170,7 +170,7 @@ class Baselines:
         one.
         """
         baselines = self._of_study.get(run.study_id, [])
-        same_work = (each for each in baselines if run.workload_id and each.workload_id == run.workload_id)
+        same_work = (base for base in baselines if run.workload_id and base.workload_id == run.workload_id)
         return next(same_work, baselines[0] if len(baselines) == 1 else None)
 
 

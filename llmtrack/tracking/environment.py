@@ -112,18 +112,14 @@ def _git(folders: tuple[Path, ...]) -> dict[str, str]:
         commit = _run_git(folder, "rev-parse", "HEAD")
         if commit:
             dirty = _run_git(folder, "status", "--porcelain", "--untracked-files=no")
-            branch = _branch(folder)
+            branch = _run_git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
+            branch = branch or next(filter(None, map(os.environ.get, _BRANCH_VARIABLES)), "")
             return {
                 "git_commit": commit,
                 **({"git_branch": branch} if branch else {}),
                 **({} if dirty is None else {"git_dirty": str(bool(dirty)).lower()}),
             }
     return {}
-
-
-def _branch(folder: Path) -> str:
-    branch = _run_git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
-    return branch or next(filter(None, map(os.environ.get, _BRANCH_VARIABLES)), "")
 
 
 def _user_folders(model_folders: Sequence[Path]) -> tuple[Path, ...]:

@@ -101,14 +101,14 @@ def _fit_texts(kind: str, texts: Mapping[str, Any], limit: int, omitted: list[st
 
 
 def _fit_keys(kind: str, values: Mapping[str, Any], omitted: list[str]) -> list[tuple[str, Any]]:
-    taken: set[str] = set(values)
+    used: set[str] = set(values)
     pairs = []
     for key, value in values.items():
         fitted = fit_key(key)
         if fitted != key:
-            fitted = _free(fitted, taken)
+            fitted = _free(fitted, used)
             omitted.append(f"{kind} {fitted}: renamed from {shorten(ascii(key), MAX_KEY)}")
-            taken.add(fitted)
+            used.add(fitted)
         pairs.append((fitted, value))
     return pairs
 
@@ -120,9 +120,9 @@ def _number(value: float) -> float:
         return math.inf
 
 
-def _free(key: str, taken: set[str]) -> str:
+def _free(key: str, used: set[str]) -> str:
     number, candidate = 2, key
-    while candidate in taken:
+    while candidate in used:
         suffix = f"_{number}"
         candidate, number = key[: MAX_KEY - len(suffix)] + suffix, number + 1
     return candidate

@@ -86,7 +86,7 @@ def facts_of(text: str) -> Mapping[str, str]:
 
 def packed_only(tags: Mapping[str, str]) -> dict[str, str]:
     """Select the tags that runs no longer have individually, so that MLflow cannot search for them."""
-    return {key: value for key, value in tags.items() if isinstance(key, str) and value and column(key)}
+    return {key: value for key, value in tags.items() if value and column(key)}
 
 
 def column(tag: str) -> str:

@@ -209,7 +209,7 @@ def test_a_broken_experiment_is_named_in_one_line(tmp_path, monkeypatch, module,
 
 def looked_at():
     points = [point for group in doctor._EXTENSIONS for point in doctor.extensions(group)]
-    return [doctor._extension(point)() for point in points if point.group != doctor.ENGINE_POINTS]
+    return [doctor._extension(point) for point in points if point.group != doctor.ENGINE_POINTS]
 
 
 def test_the_doctor_lists_plugins():

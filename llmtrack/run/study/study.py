@@ -37,8 +37,8 @@ from llmtrack.spec.serialization import digest
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.environment import environment, environment_id
-from llmtrack.tracking.read.artifacts import fetch_checkpoints
-from llmtrack.tracking.read.query import link_to, taken_over_tag, tracked_runs
+from llmtrack.tracking.read.checkpoints import fetch_checkpoints
+from llmtrack.tracking.read.query import taken_over_tag, tracked_runs
 from llmtrack.tracking.write.running import WORK_TAG, open_claimed
 from llmtrack.tracking.write.tracker import Study, Tracker
 
@@ -183,7 +183,8 @@ def _prepare(
         )
     reused = cache.reused([scenario for group in plan.groups for scenario in group]) if cache else []
     for run in reused:
-        print_line(console, f"  {run.scenario}: not measured again, reused: {link_to(run)}")
+        earlier_run = f"{run.text('experiment')}, run {run.run_id}"
+        print_line(console, f"  {run.scenario}: not measured again, reused: {earlier_run}")
     plan = plan.without({run.scenario for run in reused})
     earlier = Runs((*earlier, *reused))
     seconds = None if earlier else last_duration(experiment, environment_id(facts))

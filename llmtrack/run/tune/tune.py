@@ -40,7 +40,7 @@ from llmtrack.spec.outcome import Failure, Measurement, Outcome
 from llmtrack.spec.scenario import Scalar
 from llmtrack.spec.serialization import digest
 from llmtrack.tracking.environment import environment, environment_id
-from llmtrack.tracking.read.artifacts import fetch_checkpoints
+from llmtrack.tracking.read.checkpoints import fetch_checkpoints
 from llmtrack.tracking.write.running import WORK_TAG
 from llmtrack.tracking.write.tracker import Study, Tracker
 

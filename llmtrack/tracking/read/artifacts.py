@@ -1,26 +1,21 @@
-"""Read the artifacts of tracked runs: raw samples, series, texts, and checkpoints to load without MLflow."""
+"""Read the artifacts of tracked runs: raw samples, series and texts."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from llmtrack import metrics as schema
-from llmtrack.errors import LlmtrackError, ModelLoadError, UsageError
-from llmtrack.models.cache import build_once
-from llmtrack.models.disk import room_for
-from llmtrack.models.source import ModelSource, parse_candidates, parse_run
+from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.spec.parameter import require_text
-from llmtrack.spec.scenario import Scenario
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.read import direct
 from llmtrack.tracking.read.lookup import run_of_id
@@ -30,8 +25,6 @@ from llmtrack.tracking.uri import resolve_tracking_uri
 if TYPE_CHECKING:
     import pandas as pd
     from mlflow import MlflowClient
-
-Samples = Mapping[str, Sequence[float]]
 
 _AT_ONCE = 8
 _FILE = "samples.json"
@@ -44,15 +37,15 @@ def raw_samples(run_id: str, tracking_uri: str | None = None) -> dict[str, tuple
         UsageError: the artifact `samples.json` is not in llmtrack's format.
         TrackingError: there is no store.
     """
-    return _samples(run_id, artifact_text(run_id, _FILE, tracking_uri))
+    return samples_by_run([run_id], tracking_uri)[run_id]
 
 
 def samples_by_run(
     run_ids: Sequence[str], tracking_uri: str | None = None, lenient: bool = False
-) -> dict[str, Samples]:
+) -> dict[str, dict[str, tuple[float, ...]]]:
     """Return the raw samples of several runs by id, on request without the unreadable ones; see `raw_samples`."""
     ignored = (LlmtrackError,) if lenient else ()
-    samples: dict[str, Samples] = {}
+    samples: dict[str, dict[str, tuple[float, ...]]] = {}
     with suppress(*ignored):
         for run_id, text in zip(run_ids, artifact_texts(run_ids, _FILE, tracking_uri), strict=True):
             with suppress(*ignored):
@@ -128,7 +121,7 @@ def artifact_texts(run_ids: Sequence[str], path: str, tracking_uri: str | None =
     folders = {run_id: folder for run_id, root in (roots or {}).items() if (folder := _folder(root))}
     if roots is not None and len(folders) == len(roots):
         return [_text_in(folders[run_id], path) if run_id in folders else "" for run_id in run_ids]
-    _hide_progress()
+    hide_progress()
     client = store.open_existing(uri)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(lambda run_id: _download_text(client, run_id, path), run_ids))
@@ -175,73 +168,6 @@ def _folder(artifact_uri: str) -> Path | None:
     return Path(url2pathname(root.path if root.scheme else artifact_uri))
 
 
-def fetch_checkpoints(scenarios: Sequence[Scenario], tracking_uri: str | None = None) -> None:
-    """Download every `runs:/RUN_ID/PATH` model of the scenarios into the model cache, once.
-
-    In a list of candidates, an unavailable one is left for the loader to report.
-
-    Raises:
-        UsageError: the only candidate is unavailable.
-        TrackingError: the store cannot be read.
-    """
-    models = {scenario.variant.model for scenario in scenarios}
-    models |= {each.quality.reference.model for each in scenarios if each.quality and each.quality.reference}
-    for model in sorted(models):
-        candidates = parse_candidates(model)
-        for source in candidates:
-            if source.kind == "run":
-                try:
-                    _fetch_checkpoint(source, tracking_uri)
-                except (UsageError, ModelLoadError):
-                    if len(candidates) == 1:
-                        raise
-
-
-def _fetch_checkpoint(source: ModelSource, tracking_uri: str | None) -> Path:
-    run_id, path = parse_run(source.spec)
-
-    def build(folder: Path) -> dict[str, Any]:
-        client = store.open_existing(tracking_uri)
-        size = _checkpoint_size(client, source.spec, run_id, path)
-        _hide_progress()
-        downloads = folder / "download"
-        downloads.mkdir()
-        with room_for(folder, size):
-            try:
-                for file in Path(client.download_artifacts(run_id, path, str(downloads))).iterdir():
-                    shutil.move(str(file), folder / file.name)
-            except Exception as error:  # MLflow has no common error for store, artifact server and local disk.
-                raise _unfetched(source.spec, error) from error
-        shutil.rmtree(downloads)
-        return {"run_id": run_id, "path": path}
-
-    return build_once(Path(source.location).name, build)
-
-
-def _checkpoint_size(client: MlflowClient, spec: str, run_id: str, path: str) -> int:
-    """Return the bytes of a model folder; reject a missing one at once, as MLflow would retry."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        sizes = {artifact.path: artifact.file_size or 0 for artifact in client.list_artifacts(run_id, path)}
-    except OSError as error:  # A dangling link in a file store.
-        raise _unfetched(spec, error) from error
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise store_errors.read_error(client, error) from error
-        raise UsageError(f"{spec}: there is no such run in this tracking store: check MLFLOW_TRACKING_URI") from error
-    if f"{path}/config.json" not in sizes:
-        raise UsageError(
-            f"{spec}: the run has no model folder of that name: give the run of a training with log_checkpoint=artifact"
-        )
-    return sum(sizes.values())
-
-
-def _unfetched(spec: str, error: Exception) -> ModelLoadError:
-    reason = store_errors.one_line(error)
-    return ModelLoadError(f"{spec}: its files cannot be fetched ({reason}): check the run's artifacts")
-
-
-def _hide_progress() -> None:
+def hide_progress() -> None:
     """Suppress MLflow's progress bar, which it would show for a few small files."""
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")

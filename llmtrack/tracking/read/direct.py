@@ -188,7 +188,7 @@ def _fill(
 def _condition(experiment_ids: Sequence[str], run_filter: RunFilter) -> tuple[str, list[Any]]:
     """Translate a filter to an SQL condition with its parameters."""
     parts = ["lifecycle_stage = 'active'", "experiment_id IN (SELECT value FROM json_each(?))"]
-    values: list[Any] = [json.dumps([int(each) for each in experiment_ids])]
+    values: list[Any] = [json.dumps(list(map(int, experiment_ids)))]
 
     def exists(table: str, condition: str) -> str:
         return f"EXISTS (SELECT 1 FROM {table} WHERE {table}.run_uuid = runs.run_uuid AND {condition})"

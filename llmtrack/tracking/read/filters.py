@@ -52,7 +52,7 @@ class RunFilter:
         """Validate the types; raises a UsageError."""
         for name in ("experiment", "study_id", "model", "kind", "search", "status"):
             optional_text(name.removesuffix("_id"), getattr(self, name))
-        if not isinstance(self.tags, Mapping) or not all(isinstance(each, str) for each in self.tags):
+        if not isinstance(self.tags, Mapping) or not all(isinstance(tag, str) for tag in self.tags):
             raise UsageError(f"tags {self.tags!r} must map strings to strings: {{'KEY': 'VALUE'}}")
 
     @property

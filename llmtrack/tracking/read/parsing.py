@@ -78,7 +78,7 @@ class RunParser:
         metrics = {
             key: number for key, number in data.metrics.items() if number == number and not schema.is_series(key)
         }
-        self.put(*([(run_id, *item) for item in each.items()] for each in (data.params, metrics, data.tags)))
+        self.put(*([(run_id, *item) for item in values.items()] for values in (data.params, metrics, data.tags)))
 
     def begin(
         self,
@@ -119,11 +119,11 @@ class RunParser:
                 texts[name].add(text)
         typed = {name: _typed(name, distinct) for name, distinct in texts.items()}
         # Names that clash with other columns are prefixed.
-        taken = {*IDENTITY, *schema.METRIC_BY_NAME}
-        of_params = {name: f"params.{name}" if name in taken else name for name in texts}
-        taken = {*IDENTITY, *schema.PARAM_BY_NAME, *of_params.values()}
+        used = {*IDENTITY, *schema.METRIC_BY_NAME}
+        of_params = {name: f"params.{name}" if name in used else name for name in texts}
+        used = {*IDENTITY, *schema.PARAM_BY_NAME, *of_params.values()}
         metrics = set[str]().union(*(raw.metrics for raw in self._runs.values()))
-        of_metrics = {name: f"metrics.{name}" for name in metrics & taken}
+        of_metrics = {name: f"metrics.{name}" for name in metrics & used}
         newest = sorted(self._runs.items(), key=lambda item: (item[1].start_time or 0, item[0]), reverse=True)
         return Runs(_run(run_id, raw, of_params, typed, of_metrics) for run_id, raw in newest)
 

@@ -114,18 +114,15 @@ def tracked_runs(
     """Return tracked runs, newest first; see `runs` for arguments and errors."""
     source = Source(tracking_uri)
     everywhere = list(source.names)
+    run_filter = RunFilter(experiment, None, model, kind, search, status, tags or {}, since, until)
     selector, _, scenario = (optional_text("study", study) or "").partition("#")
     study_id = _study_id(source, selector, experiment) if study else None
-    # `RunFilter` reports tags that are no mapping.
-    searched = dict(tags) if isinstance(tags, Mapping) else tags or {}
-    if study_id and kind == "scenario" and study_id.startswith(f"{SUITE}-"):
-        searched = {**searched, "llmtrack.suite_id": study_id}
-        study_id = None
     # Only older versions have a tag for each value: filter by the others after reading.
-    packed_tags = packed.packed_only(searched) if isinstance(searched, Mapping) else {}
-    if packed_tags:
-        searched = {key: value for key, value in searched.items() if key not in packed_tags}
-    run_filter = RunFilter(experiment, study_id, model, kind, search, status, searched, since, until)
+    packed_tags = packed.packed_only(run_filter.tags)
+    searched = {key: value for key, value in run_filter.tags.items() if key not in packed_tags}
+    if study_id and kind == "scenario" and study_id.startswith(f"{SUITE}-"):
+        searched, study_id = searched | {_SUITE: study_id}, None
+    run_filter = dataclasses.replace(run_filter, study_id=study_id, tags=searched)
     with _progress(progress) as on_page:
         parser = _gather(source, everywhere, run_filter, on_page)
         if not len(parser) and experiment is not None:
@@ -138,12 +135,12 @@ def tracked_runs(
         ids = ", ".join(map(quoted, earlier))
         _add_pages(parser, source, everywhere, others, f"attributes.run_id IN ({ids})")
     with gc_paused():
-        found = parser.runs()
-    found = _as_own(found, study_id, earlier) if study_id and earlier else found
-    found = found.where(
+        tracked = parser.runs()
+    tracked = _as_own(tracked, study_id, earlier) if study_id and earlier else tracked
+    tracked = tracked.where(
         lambda run: all(_as_tag(run.get(packed.column(key))) == value for key, value in packed_tags.items())
     )
-    return of_scenario(found, scenario, selector) if scenario else found
+    return of_scenario(tracked, scenario, selector) if scenario else tracked
 
 
 def of_scenario(candidates: Runs, scenario: str, selector: str) -> Runs:
@@ -188,10 +185,10 @@ def study_run(study: str, tracking_uri: str | None = None) -> Run:
     """
     if "#" in study:
         raise UsageError(f"{study!r} names a scenario: name the whole study, {study.partition('#')[0]!r}")
-    found = tracked_runs(study=study, kind="study", tracking_uri=tracking_uri)
-    if not found:
+    tracked = tracked_runs(study=study, kind="study", tracking_uri=tracking_uri)
+    if not tracked:
         raise UsageError(f"the run of study {study!r} is not in this store: send it with llmtrack sync")
-    return found[0]
+    return tracked[0]
 
 
 def newest_study(experiment: str | None = None, tracking_uri: str | None = None) -> str:
@@ -222,13 +219,8 @@ def why_empty(study: str | None, tracking_uri: str | None = None) -> str:
 
 def taken_over_tag(earlier: Runs) -> dict[str, str]:
     """Return the tag of the earlier runs that a study takes over: scenario and baseline by run id."""
-    taken = {run.run_id: [run.text("scenario"), bool(run.baseline)] for run in earlier}
-    return {TAKEN_OVER_TAG: json.dumps(taken, separators=(",", ":"))} if taken else {}
-
-
-def link_to(run: Run) -> str:
-    """Describe a run that is taken over."""
-    return f"{run.text('experiment')}, run {run.run_id}"
+    runs_by_id = {run.run_id: [run.text("scenario"), bool(run.baseline)] for run in earlier}
+    return {TAKEN_OVER_TAG: json.dumps(runs_by_id, separators=(",", ":"))} if runs_by_id else {}
 
 
 def _as_tag(value: object) -> str:
@@ -310,14 +302,14 @@ def _newest(source: Source, run_filter: RunFilter) -> str:
 
     Studies within a suite only count if their experiment is named.
     """
-    tags: list[Mapping[str, str]] = []
+    studies: list[Mapping[str, str]] = []
     for limit in (1, _STUDIES_NAMED):
-        tags = [run.tags for run in source.newest(run_filter, limit) if _STUDY in run.tags]
-        for each in tags:
-            if run_filter.experiment or (_SUITE not in each and each.get("llmtrack.experiment") != COMPARISON):
-                return each[_STUDY]
+        studies = [run.tags for run in source.newest(run_filter, limit) if _STUDY in run.tags]
+        for tags in studies:
+            if run_filter.experiment or (_SUITE not in tags and tags.get("llmtrack.experiment") != COMPARISON):
+                return tags[_STUDY]
     # The suite's own run may be in another store, or not yet sent.
-    return next((each.get(_SUITE) or each[_STUDY] for each in tags), "")
+    return next((tags.get(_SUITE) or tags[_STUDY] for tags in studies), "")
 
 
 def _taken_over(source: Source, study_id: str) -> dict[str, tuple[str, bool]]:

@@ -141,7 +141,9 @@ def _from_server(client: MlflowClient, experiment_ids: Sequence[str], text: str)
         pending: set[Future[tuple[list[Run], list[_Interval]]]] = set()
         try:
             while intervals or pending:
-                pending |= {pool.submit(_read_interval, client, experiment_ids, text, each) for each in intervals}
+                pending |= {
+                    pool.submit(_read_interval, client, experiment_ids, text, interval) for interval in intervals
+                }
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
                 intervals = []
                 for future in done:

@@ -331,7 +331,7 @@ def _version_of(client: MlflowClient, name: str, model: LoggedModel) -> str:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     versions = client.search_model_versions(f"name = '{name}'")
-    return next((str(each.version) for each in versions if each.source == model.artifact_location), "")
+    return next((str(version.version) for version in versions if version.source == model.artifact_location), "")
 
 
 def _create_version(client: MlflowClient, name: str, model: LoggedModel, run: Run, pointer: Pointer) -> str:

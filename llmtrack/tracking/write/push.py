@@ -135,12 +135,12 @@ def redacted(record: RunRecord, secrets: tuple[str, ...]) -> RunRecord:
         tags=clean(record.tags),
         texts=clean(record.texts),
         inputs=tuple(
-            dataclasses.replace(each, name=redact(each.name, secrets), source=redact(each.source, secrets))
-            for each in record.inputs
+            dataclasses.replace(dataset, name=redact(dataset.name, secrets), source=redact(dataset.source, secrets))
+            for dataset in record.inputs
         ),
         generations=tuple(
-            dataclasses.replace(each, prompt=redact(each.prompt, secrets), text=redact(each.text, secrets))
-            for each in record.generations
+            dataclasses.replace(gen, prompt=redact(gen.prompt, secrets), text=redact(gen.text, secrets))
+            for gen in record.generations
         ),
     )
 

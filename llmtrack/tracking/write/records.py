@@ -174,7 +174,7 @@ def tables_of(items: Sequence[Item], generations: Sequence[Generation] = ()) -> 
         ),
         GENERATIONS: _table_json(
             ["prompt", "output", "seconds", "first_token_s", "new_tokens"],
-            ([each.prompt, each.text, each.seconds, each.first_token_s, each.new_tokens] for each in generations),
+            ([gen.prompt, gen.text, gen.seconds, gen.first_token_s, gen.new_tokens] for gen in generations),
         ),
     }
     tables = {path: text for path, text in candidates.items() if text}
@@ -270,6 +270,7 @@ def _record(
     provenance: Mapping[str, str] | None = None,
 ) -> RunRecord:
     start_ms, end_ms = (round(1000 * second) for second in times_s)
+    position = study.scenarios.index(scenario.name) if scenario.name in study.scenarios else None
     return RunRecord(
         record_id="",
         run_name=scenario.name,
@@ -285,16 +286,10 @@ def _record(
             "llmtrack.scenario": scenario.name,
             "llmtrack.baseline": "true" if scenario.baseline else "false",
             "llmtrack.scenario_id": scenario.scenario_id,
-            **_position(scenario, study),
+            **({} if position is None else {"llmtrack.position": str(position)}),
             **tags,
         },
     )
-
-
-def _position(scenario: Scenario, study: StudyContext) -> dict[str, str]:
-    if scenario.name not in study.scenarios:
-        return {}
-    return {"llmtrack.position": str(study.scenarios.index(scenario.name))}
 
 
 def _study_tags(study: StudyContext) -> dict[str, str]:

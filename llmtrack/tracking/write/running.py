@@ -16,6 +16,7 @@ from llmtrack.tracking.read.source import read_pages
 from llmtrack.tracking.write.push import now_ms
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities import Run
 
     from llmtrack.tracking.write.tracker import Tracker
@@ -49,7 +50,7 @@ def open_claimed(
 
     try:
         with store.user_lock("claim", tracker.tracking_uri, work).acquire(timeout=_WAIT_S):
-            _refuse_claimed(_running(work, tracker.tracking_uri), say)
+            _refuse_claimed(work, tracker.tracking_uri, say)
             return start()
     except Timeout:
         raise UsageError(
@@ -57,16 +58,10 @@ def open_claimed(
         ) from None
 
 
-def _running(work: str, tracking_uri: str) -> list[Run]:
-    client = store.open_existing(tracking_uri)
-    text = f"attributes.status = 'RUNNING' and tags.`{WORK_TAG}` = '{work}'"
-    pages = read_pages(client, list(experiment_names(client)), text)
-    runs = {run.info.run_id: run for page in pages for run in page}
-    return [run for run in runs.values() if not is_gone(run.data.tags.get(TAG, ""))]
-
-
-def _refuse_claimed(others: list[Run], say: Callable[[str], None]) -> None:
-    for run in others:
+def _refuse_claimed(work: str, tracking_uri: str, say: Callable[[str], None]) -> None:
+    for run in _running(store.open_existing(tracking_uri), f"tags.`{WORK_TAG}` = '{work}'"):
+        if is_gone(run.data.tags.get(TAG, "")):
+            continue
         host, _, pid, *_ = [*run.data.tags.get(TAG, "").split(" "), "", "", ""]
         start = datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc)
         study = f"{on_one_line(run.info.run_name)!r}, since {start:%Y-%m-%d %H:%M:%S} UTC"
@@ -85,12 +80,16 @@ def close_abandoned(tracking_uri: str | None = None) -> list[str]:
         TrackingError: the store cannot be read.
     """
     client = store.open_existing(tracking_uri)
-    text = f"attributes.status = 'RUNNING' and tags.`{TAG}` LIKE '{host_id()} %'"
-    abandoned: dict[str, Run] = {}
-    for page in read_pages(client, list(experiment_names(client)), text):
-        abandoned |= {run.info.run_id: run for run in page if is_gone(run.data.tags[TAG])}
-    for run_id in abandoned:
-        client.set_tag(run_id, "llmtrack.outcome", "killed")
-        client.set_tag(run_id, "llmtrack.reason", ABANDONED)
-        client.set_terminated(run_id, KILLED, end_time=now_ms())
-    return sorted(run.info.run_name or run_id for run_id, run in abandoned.items())
+    # Read them all first: MLflow's pages would shift as runs end.
+    runs = [run for run in _running(client, f"tags.`{TAG}` LIKE '{host_id()} %'") if is_gone(run.data.tags[TAG])]
+    for run in runs:
+        client.set_tag(run.info.run_id, "llmtrack.outcome", "killed")
+        client.set_tag(run.info.run_id, "llmtrack.reason", ABANDONED)
+        client.set_terminated(run.info.run_id, KILLED, end_time=now_ms())
+    return sorted(run.info.run_name or run.info.run_id for run in runs)
+
+
+def _running(client: MlflowClient, condition: str) -> list[Run]:
+    """Return the RUNNING runs that meet a condition in MLflow's filter language."""
+    pages = read_pages(client, list(experiment_names(client)), f"attributes.status = 'RUNNING' and {condition}")
+    return list({run.info.run_id: run for page in pages for run in page}.values())

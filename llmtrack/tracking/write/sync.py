@@ -81,12 +81,14 @@ def push_all(spool: Spool, uri: str | None, only_own: bool = False) -> SyncResul
             if entry is None or (only_own and uri is not None and entry.target.tracking_uri != redact(uri)):
                 continue
             destination = destination or with_credentials(entry.target.tracking_uri)
-            sent += _send(spool, entry, destination, stores)
+            if (client := stores.client(destination)) is not None:
+                experiment_id = stores.experiment_id(destination, client, entry.target)
+                same_store = entry.target.tracking_uri == redact(destination)
+                sent += push_entry(spool, name, client, experiment_id, _LOCK_WAIT_S, same_store) is not None
         except Exception as error:
             problems[store_errors.one_line(error)] = None
-            # A store that still answers refuses this record alone, whatever it calls the reason.
-            if destination is not None and _concerns_store(error) and not stores.answers(destination):
-                stores.give_up(destination)
+            if destination is not None and _concerns_store(error):
+                stores.check(destination)
     return SyncResult(sent, len(spool.names()), tuple(problems))
 
 
@@ -148,20 +150,13 @@ class _Stores:
             self._clients[uri] = store.open_store(uri)
         return self._clients[uri]
 
-    def answers(self, uri: str) -> bool:
-        """Return whether an opened store answers a simple request."""
-        client = self._clients.get(uri)
-        if client is None:
-            return False
+    def check(self, uri: str) -> None:
+        """Give up an opened store, unless it answers a simple request: then it refuses a record, whatever it calls the reason."""
         try:
-            client.search_experiments(max_results=1)
+            if (client := self._clients.get(uri)) is not None:
+                client.search_experiments(max_results=1)
         except Exception:
-            return False
-        return True
-
-    def give_up(self, uri: str) -> None:
-        """Do not try a store again."""
-        self._clients[uri] = None
+            self._clients[uri] = None
 
     def experiment_id(self, uri: str, client: MlflowClient, target: Target) -> str:
         """Return the id of a record's MLflow experiment, creating it if missing."""
@@ -171,15 +166,6 @@ class _Stores:
             name = target.experiment or DEFAULT_EXPERIMENT
             self._experiments[key] = known or ensure_experiment(client, name)
         return self._experiments[key]
-
-
-def _send(spool: Spool, entry: Entry, uri: str, stores: _Stores) -> int:
-    client = stores.client(uri)
-    if client is None:
-        return 0
-    experiment_id = stores.experiment_id(uri, client, entry.target)
-    same_store = entry.target.tracking_uri == redact(uri)
-    return int(push_entry(spool, entry.name, client, experiment_id, _LOCK_WAIT_S, same_store) is not None)
 
 
 def _concerns_store(error: Exception) -> bool:

@@ -49,7 +49,7 @@ def log(client: MlflowClient, experiment_id: str, run_id: str, model_id: str | N
         **({"mlflow.modelId": model_id} if model_id else {}),
         "mlflow.trace_schema.version": "3",
         "mlflow.trace.tokenUsage": json.dumps(
-            _usage(sum(each.prompt_tokens for each in generations), sum(each.new_tokens for each in generations))
+            _usage(sum(gen.prompt_tokens for gen in generations), sum(gen.new_tokens for gen in generations))
         ),
     }
     info = TraceInfo(
@@ -101,16 +101,16 @@ def spans_of(run_id: str, record: RunRecord) -> list[Span]:
     generations = record.generations
     if len(generations) == 1:
         return [_generation_span(run_id, 0, generations[0], record)]
-    start = min(each.started_at for each in generations)
-    end = max(each.started_at + each.seconds for each in generations)
+    start = min(gen.started_at for gen in generations)
+    end = max(gen.started_at + gen.seconds for gen in generations)
     root = {
         "mlflow.spanType": "CHAIN",
-        "mlflow.spanInputs": [each.prompt for each in generations],
-        "mlflow.spanOutputs": [each.text for each in generations],
+        "mlflow.spanInputs": [gen.prompt for gen in generations],
+        "mlflow.spanOutputs": [gen.text for gen in generations],
     }
     return [
         _span(run_id, 0, "generations", start, end - start, root),
-        *(_generation_span(run_id, number, each, record) for number, each in enumerate(generations, start=1)),
+        *(_generation_span(run_id, number, gen, record) for number, gen in enumerate(generations, start=1)),
     ]
 
 

@@ -8,8 +8,8 @@ import os
 import re
 import secrets as random_source
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack.host.signals import defer_signals
 from llmtrack.metrics import ASKED_TAG
-from llmtrack.spec.outcome import Failure, Measurement, Outcome, StepValues
+from llmtrack.spec.outcome import Measurement, Outcome, StepValues
 from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.tracked.run import FAILED, FINISHED, KILLED
 from llmtrack.tracking import owner
@@ -187,16 +187,6 @@ class Tracker:
         Raises:
             TrackingError: the spool cannot be written.
         """
-        files = {} if isinstance(outcome, Failure) else {k: Path(v) for k, v in outcome.files.items()}
-        with ExitStack() as stack:
-            if isinstance(outcome, Measurement) and "model_id" in outcome.facts:
-                for key in filter(None, (study.study_id, study.context.suite_id)):
-                    self._models.setdefault(key, []).append(str(outcome.facts["model_id"]))
-            if isinstance(outcome, Measurement) and outcome.model_folder:
-                files |= stack.enter_context(mlflow_model(Path(outcome.model_folder)))
-            return self._log(study, outcome, files, remark, note)
-
-    def _log(self, study: Study, outcome: Outcome, files: Mapping[str, Path], remark: str, note: str) -> str | None:
         record = scenario_record(outcome, study.context, remark, self._traces)
         if note:
             record = dataclasses.replace(record, tags={**record.tags, _NOTE: note})
@@ -205,8 +195,11 @@ class Tracker:
         record = dataclasses.replace(record, steps=rest)
         for key in filter(None, (study.study_id, study.context.suite_id)):
             self._inputs.setdefault(key, {}).update(dict.fromkeys(record.inputs))
+            if isinstance(outcome, Measurement) and "model_id" in outcome.facts:
+                self._models.setdefault(key, []).append(str(outcome.facts["model_id"]))
         run_id = self.delivery.run_of(outcome.run_key) if outcome.run_key else None
-        return self.delivery.write(record, run_id=run_id, files=files, known=bool(outcome.run_key))
+        with _files_of(outcome) as files:
+            return self.delivery.write(record, run_id=run_id, files=files, known=bool(outcome.run_key))
 
     def begin(
         self,
@@ -328,6 +321,17 @@ class Tracker:
             tags[_RUN_NAME] = record.run_name
         params = {key: value for key, value in record.params.items() if key not in refused}
         return dataclasses.replace(record, start_ms=run.info.start_time, params=params, tags=tags)
+
+
+@contextmanager
+def _files_of(outcome: Outcome) -> Iterator[Mapping[str, Path]]:
+    """Provide an outcome's files and those of its MLflow model, by artifact path."""
+    files = {path: Path(file) for path, file in outcome.files.items()} if isinstance(outcome, Measurement) else {}
+    if isinstance(outcome, Measurement) and outcome.model_folder:
+        with mlflow_model(Path(outcome.model_folder)) as model_files:
+            yield {**files, **model_files}
+    else:
+        yield files
 
 
 def _named(record: RunRecord, name: str) -> RunRecord:

@@ -191,7 +191,7 @@ def test_files_of_a_measurement_become_artifacts(tracker, uri, tmp_path):
 def test_a_checkpoint_is_downloaded_once_or_reported_missing(tracker, uri, tmp_path, tiny_model_dir, monkeypatch, path):
     from llmtrack.errors import UsageError
     from llmtrack.models.source import missing_path, parse_candidates
-    from llmtrack.tracking.read.artifacts import fetch_checkpoints
+    from llmtrack.tracking.read.checkpoints import fetch_checkpoints
 
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     study = start(tracker)
