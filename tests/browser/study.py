@@ -48,16 +48,16 @@ def measure(server: str) -> Tracked:
     with pytest.raises(SystemExit) as ended:
         prompt_length.main([*arguments, "--tracking-uri", server, "--experiment-name", EXPERIMENT])
     assert ended.value.code == 0
-    found = runs(kind=None, experiment=EXPERIMENT, tracking_uri=server)
-    scenarios = found[found["kind"] == "scenario"]
-    (study,) = found.loc[found["kind"] == "study", "run_id"]
+    tracked = runs(kind=None, experiment=EXPERIMENT, tracking_uri=server)
+    scenarios = tracked[tracked["kind"] == "scenario"]
+    (study,) = tracked.loc[tracked["kind"] == "study", "run_id"]
     client = MlflowClient(server)
     experiment_id = client.get_experiment_by_name(EXPERIMENT).experiment_id
     return Tracked(
         server,
         experiment_id,
         study,
-        str(found.loc[found["kind"] == "study", "study_id"].iloc[0]),
+        str(tracked.loc[tracked["kind"] == "study", "study_id"].iloc[0]),
         dict(zip(scenarios["scenario"], scenarios["run_id"], strict=True)),
         [run.info.run_name for run in client.search_runs([experiment_id])],
     )
@@ -70,12 +70,17 @@ def score(server: str, spool: Path) -> str:
     study = tracker.start_study("perplexity", "q", {}, {})
     for scenario, figures in {"float32": (8.5, 9.25), "int4": (11.5, 9.75)}.items():
         items = tuple(Item(name, {"perplexity": figure}) for name, figure in zip(names, figures, strict=True))
-        made = (Generation("Once upon a time", f"as {scenario} says", 4, 3, 0.0, 1.0, 0.5, 1, 1),)
-        found = {"perplexity": sum(figures) / 2}
+        generations = (Generation("Once upon a time", f"as {scenario} says", 4, 3, 0.0, 1.0, 0.5, 1, 1),)
+        metrics = {"perplexity": sum(figures) / 2}
         tracker.log(
             study,
             measurement(
-                scenario, scenario=perplexity(scenario), metrics=found, summaries={}, items=items, generations=made
+                scenario,
+                scenario=perplexity(scenario),
+                metrics=metrics,
+                summaries={},
+                items=items,
+                generations=generations,
             ),
         )
     tracker.finish_study(study, "finished")

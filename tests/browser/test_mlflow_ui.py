@@ -120,7 +120,7 @@ def test_the_answer_is_the_first_thing_on_a_page_and_its_tags_are_short(fresh_ta
     page = fresh_tab.open(run_link("", tracked.experiment_id, study).removeprefix("#"))
     # MLflow's assistant, open at first, makes a page so narrow that what is beside the description comes above it.
     page.get_by_role("button", name="Close").click()
-    for run_id, told, metric in (
+    for run_id, answer_text, metric in (
         (study, "From 16 to 64 prompt tokens", "scenarios_measured"),
         (scenario, re.compile(r"tokens/s, .* ms/token"), "tokens_per_sec"),
     ):
@@ -129,7 +129,7 @@ def test_the_answer_is_the_first_thing_on_a_page_and_its_tags_are_short(fresh_ta
         expect(figures).to_be_visible()
         for width in (1400, 1600):
             page.set_viewport_size({"width": width, "height": 900})
-            answer = page.get_by_text(told).first.bounding_box()
+            answer = page.get_by_text(answer_text).first.bounding_box()
             assert answer["y"] < min(250, figures.bounding_box()["y"])
             expect(page.get_by_text("llmtrack.experiment", exact=True)).to_be_visible()
         for name in ("process", "version", "environment", "spread", "asked", "scenario_id", "model_uri"):

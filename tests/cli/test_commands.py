@@ -32,7 +32,7 @@ from tests.conftest import HANG_S
 from tests.search_path import with_folders
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
-    said,
+    messages,
     tracker,
     uri,
 )
@@ -192,8 +192,8 @@ def test_doctor_reports_emulated_bfloat16(monkeypatch, native, text):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native, raising=False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     monkeypatch.setattr(devices, "supports_bfloat16", lambda kind: kind == "cpu")
-    found = {each["topic"]: each["text"] for each in json.loads(run("doctor", "--format", "json").stdout)}
-    assert found["bfloat16"] == text
+    texts = {finding["topic"]: finding["text"] for finding in json.loads(run("doctor", "--format", "json").stdout)}
+    assert texts["bfloat16"] == text
 
 
 @pytest.mark.usefixtures("_clean_environment")
@@ -208,7 +208,7 @@ def test_doctor_hides_credentials_and_never_raises(monkeypatch):
 def test_a_broken_library_is_a_finding_and_exit_code_1(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     result = run("doctor", "--format", "json", code=1)
-    (finding,) = [each for each in json.loads(result.stdout) if each["state"] == "broken"]
+    (finding,) = [item for item in json.loads(result.stdout) if item["state"] == "broken"]
     assert finding["topic"] == "transformers"
     assert finding["remedy"]
 
@@ -234,9 +234,9 @@ def test_doctor_and_sync_fail_while_a_corrupt_record_exists(tmp_path, monkeypatc
 @pytest.mark.parametrize("address", ["mlruns/", "http://localhost:port", "sqlite:////nowhere/mlflow.db"])
 def test_doctor_gives_a_remedy_for_an_unusable_store(monkeypatch, address):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-    found = doctor._safely(doctor._tracking)
-    assert (found.state, found.remedy) == ("broken", "")
-    assert "use " in found.text or "write " in found.text
+    finding = doctor._safely(doctor._tracking)
+    assert (finding.state, finding.remedy) == ("broken", "")
+    assert "use " in finding.text or "write " in finding.text
 
 
 @pytest.mark.usefixtures("_clean_environment")
@@ -261,7 +261,7 @@ def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said_of_it"),
+    ("error", "code", "output"),
     [
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (Terminated(signal.SIGTERM), 143, "terminated\n"),
@@ -283,13 +283,13 @@ def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
         ),
     ],
 )
-def test_every_end_of_a_command_is_reported_in_one_line(monkeypatch, error, code, said_of_it):
-    monkeypatch.setattr("llmtrack.tracking.write.sync.sync", lambda *given: (_ for _ in ()).throw(error))
-    assert run("sync", code=code).output == said_of_it
+def test_every_end_of_a_command_is_reported_in_one_line(monkeypatch, error, code, output):
+    monkeypatch.setattr("llmtrack.tracking.write.sync.sync", lambda *args: (_ for _ in ()).throw(error))
+    assert run("sync", code=code).output == output
 
 
 def test_a_missing_working_folder_is_named(monkeypatch):
-    def gone(*given):
+    def gone(*args):
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
     monkeypatch.setattr("llmtrack.tracking.write.sync.sync", gone)
@@ -298,7 +298,7 @@ def test_a_missing_working_folder_is_named(monkeypatch):
 
 
 def test_a_terminated_command_leaves_no_temporary_files(monkeypatch, tmp_path):
-    def sync(*given):
+    def sync(*args):
         with tempfile.TemporaryDirectory(dir=tmp_path):
             signal.raise_signal(signal.SIGTERM)
 
@@ -333,9 +333,9 @@ def test_an_unknown_users_home_is_taken_literally_as_in_a_shell(monkeypatch, tmp
 
 @pytest.mark.parametrize("option", ["model=x", "dtype=float16"])
 def test_a_dedicated_option_is_refused_as_a_backend_option(option):
-    told = run("generate", "a", "--option", option, code=2)
+    result = run("generate", "a", "--option", option, code=2)
     assert (
-        told.output
+        result.output
         == f"error: --option {option.split('=')[0]}=... is an option of its own: use --{option.split('=')[0]}\n"
     )
 

@@ -52,63 +52,67 @@ def fingerprint(uri: str) -> dict[str, str]:  # noqa: F811
 
 @pytest.mark.slow(3)
 def test_studies_are_listed_newest_first(studies, uri):  # noqa: F811
-    found = Tools(uri).list_studies()
-    assert [each.study_id for each in found] == [each.study_id for each in reversed(studies)]
-    assert {(each.experiment, each.status, each.scenarios_measured) for each in found} == {
+    listed = Tools(uri).list_studies()
+    assert [study.study_id for study in listed] == [study.study_id for study in reversed(studies)]
+    assert {(study.experiment, study.status, study.scenarios_measured) for study in listed} == {
         ("prompt_length", "FINISHED", 2)
     }
-    assert found[0].best_tokens_per_sec < found[1].best_tokens_per_sec
-    assert Tools(uri).list_studies(limit=1) == found[:1]
-    assert Tools(uri).list_studies(experiment="prompt_length") == found
+    assert listed[0].best_tokens_per_sec < listed[1].best_tokens_per_sec
+    assert Tools(uri).list_studies(limit=1) == listed[:1]
+    assert Tools(uri).list_studies(experiment="prompt_length") == listed
 
 
 @pytest.mark.slow(3)
 def test_compare_answers_as_the_command(studies, uri):  # noqa: F811
-    fast, slow = (f"study:{each.study_id}" for each in studies)
-    found = Tools(uri).compare([fast], [slow], ["tokens_per_sec"])
-    assert {each.verdict for each in found} == {"worse"}
-    for each in found:
-        assert each.ratio_low < each.ratio < each.ratio_high < 1
-        assert each.ratio == pytest.approx(1 / SLOWER, rel=0.05)
+    fast, slow = (f"study:{study.study_id}" for study in studies)
+    compared = Tools(uri).compare([fast], [slow], ["tokens_per_sec"])
+    assert {comparison.verdict for comparison in compared} == {"worse"}
+    for comparison in compared:
+        assert comparison.ratio_low < comparison.ratio < comparison.ratio_high < 1
+        assert comparison.ratio == pytest.approx(1 / SLOWER, rel=0.05)
     rows = command("compare", "--baseline", fast, "--candidate", slow, "--metric", "tokens_per_sec", uri=uri)
-    assert {each.scenario for each in found} == {row["scenario"] for row in rows} == {"prompt_4", "prompt_8"}
+    assert (
+        {comparison.scenario for comparison in compared}
+        == {row["scenario"] for row in rows}
+        == {"prompt_4", "prompt_8"}
+    )
 
 
 @pytest.mark.slow(3)
 def test_gate_answers_as_the_command(studies, uri):  # noqa: F811
-    fast, slow = (f"study:{each.study_id}" for each in studies)
+    fast, slow = (f"study:{study.study_id}" for study in studies)
     rule = "tokens_per_sec < -10%"
-    found = Tools(uri).gate([fast], [slow], [rule])
-    assert (found.passed, found.exit_code, found.summary) == (False, 3, "gate failed: 2 broken")
+    broken = Tools(uri).gate([fast], [slow], [rule])
+    assert (broken.passed, broken.exit_code, broken.summary) == (False, 3, "gate failed: 2 broken")
     rows = command("gate", "--baseline", fast, "--candidate", slow, "--fail-if", rule, uri=uri)
-    told = ("scenario", "verdict", "baseline", "candidate", "why")
-    assert [[getattr(each, key) for key in told] for each in found.checks] == [
-        [row[key] for key in told] for row in rows
+    keys = ("scenario", "verdict", "baseline", "candidate", "why")
+    assert [[getattr(check, key) for key in keys] for check in broken.checks] == [
+        [row[key] for key in keys] for row in rows
     ]
-    kept = Tools(uri).gate([slow], [fast], [rule])
-    assert (kept.passed, kept.exit_code, {each.verdict for each in kept.checks}) == (True, 0, {"kept"})
+    passed = Tools(uri).gate([slow], [fast], [rule])
+    assert (passed.passed, passed.exit_code, {check.verdict for check in passed.checks}) == (True, 0, {"kept"})
 
 
 @pytest.mark.slow(3)
 def test_recommend_answers_as_the_command(studies, uri):  # noqa: F811
-    told = command("recommend", "--study", "latest", uri=uri)
+    printed = command("recommend", "--study", "latest", uri=uri)
     assert asdict(Tools(uri).recommend()) == {
-        **told,
-        "ruled_out": [{"scenario": name, "why": why} for name, why in told["ruled_out"]],
+        **printed,
+        "ruled_out": [{"scenario": name, "why": why} for name, why in printed["ruled_out"]],
     }
 
 
 @pytest.mark.slow(3)
 def test_the_history_of_a_metric_has_its_intervals(studies, uri):  # noqa: F811
-    found = Tools(uri).history("tokens_per_sec", scenario="prompt_4")
-    assert [each.study_id for each in found] == [each.study_id for each in reversed(studies)]
-    for each in found:
-        assert each.low < each.value < each.high
-        assert (each.n, each.unit, each.scenario) == (8, "tokens/s", "prompt_4")
-        assert each.model_uri.startswith("models:/m-")
-    assert found[0].value == pytest.approx(found[1].value / SLOWER, rel=0.05)
+    points = Tools(uri).history("tokens_per_sec", scenario="prompt_4")
+    assert [point.study_id for point in points] == [point.study_id for point in reversed(studies)]
+    for point in points:
+        assert point.low < point.value < point.high
+        assert (point.n, point.unit, point.scenario) == (8, "tokens/s", "prompt_4")
+        assert point.model_uri.startswith("models:/m-")
+    assert points[0].value == pytest.approx(points[1].value / SLOWER, rel=0.05)
     once = Tools(uri).history("peak_memory_mib", limit=1)
-    assert [(each.low, each.high, each.n) for each in once] in ([(None, None, None)], [])
+    assert [(point.low, point.high, point.n) for point in once] in ([(None, None, None)], [])
     assert Tools(uri).history("tokens_per_sec", model="nothing like it") == []
 
 
@@ -149,8 +153,8 @@ def ask(uri: str, *calls: tuple[str, dict[str, Any]], stderr: Path) -> Session: 
     async def talk() -> None:
         with stderr.open("w") as log:
             async with stdio_client(server, errlog=log) as streams, ClientSession(*streams) as session:
-                told = await session.initialize()
-                assert told.serverInfo.name == "llmtrack"
+                initialized = await session.initialize()
+                assert initialized.serverInfo.name == "llmtrack"
                 client.tools = {tool.name: tool for tool in (await session.list_tools()).tools}
                 for name, arguments in calls:
                     client.answers.append(await session.call_tool(name, arguments))
@@ -169,7 +173,7 @@ needs_library = pytest.mark.skipif(
 @needs_library
 @pytest.mark.slow(10)
 def test_a_stdio_client_gets_the_functions_answers_and_nothing_is_written(studies, uri, tmp_path):  # noqa: F811
-    fast, slow = (f"study:{each.study_id}" for each in studies)
+    fast, slow = (f"study:{study.study_id}" for study in studies)
     before, log = fingerprint(uri), tmp_path / "stderr.txt"
     client = ask(
         uri,
@@ -188,11 +192,11 @@ def test_a_stdio_client_gets_the_functions_answers_and_nothing_is_written(studie
     assert not any(answer.isError for answer in client.answers)
     tools = Tools(uri)
     assert answers == [
-        {"result": [asdict(each) for each in tools.list_studies(limit=1)]},
-        {"result": [asdict(each) for each in tools.compare([fast], [slow], ["tokens_per_sec"])]},
+        {"result": [asdict(answer) for answer in tools.list_studies(limit=1)]},
+        {"result": [asdict(answer) for answer in tools.compare([fast], [slow], ["tokens_per_sec"])]},
         asdict(tools.gate([fast], [slow], ["tokens_per_sec < -10%"])),
         asdict(tools.recommend()),
-        {"result": [asdict(each) for each in tools.history("tokens_per_sec")]},
+        {"result": [asdict(answer) for answer in tools.history("tokens_per_sec")]},
     ]
     assert fingerprint(uri) == before
     assert "Traceback" not in log.read_text()

@@ -13,7 +13,7 @@ from tests.run.conftest import console  # noqa: F401 - fixture
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
     filled_once,
-    said,
+    messages,
     tracker,
     uri,
 )

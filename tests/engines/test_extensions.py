@@ -36,7 +36,7 @@ from tests.mlproject import command_of
 from tests.run.conftest import console  # noqa: F401 - a fixture
 from tests.run.scenarios import generating
 from tests.search_path import with_folders
-from tests.tracking.conftest import said, tracker, uri  # noqa: F401 - fixtures
+from tests.tracking.conftest import messages, tracker, uri  # noqa: F401 - fixtures
 
 ROOT = Path(__file__).resolve().parents[2]
 

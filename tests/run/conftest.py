@@ -17,7 +17,7 @@ from llmtrack.report.page.reports import WrittenReport
 from tests.extensions import scripted_backend
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
-    said,
+    messages,
     spooled,
     tracker,
     uri,

@@ -37,7 +37,7 @@ from tests.search_path import with_folders
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
     free_port,
-    said,
+    messages,
     tracker,
     uri,
 )

@@ -140,7 +140,7 @@ def test_the_report_of_an_offline_study_is_created_after_sync(tracker, uri, cons
 
 @pytest.mark.slow(2)
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_waiting_records_are_mentioned_even_if_some_were_sent(tracker, uri, console, monkeypatch, said, comes_back):
+def test_waiting_records_are_mentioned_even_if_some_were_sent(tracker, uri, console, monkeypatch, messages, comes_back):
     # As a disk that is full: what is large fails, and what is small does not.
     push, refused = sync.push_entry, []
 
@@ -152,8 +152,8 @@ def test_waiting_records_are_mentioned_even_if_some_were_sent(tracker, uri, cons
 
     monkeypatch.setattr(sync, "push_entry", pushed)
     result = study(tracker, console, lengths(4))
-    assert "[SQL" not in "".join(said)
-    assert any("answers again" in line for line in said)
+    assert "[SQL" not in "".join(messages)
+    assert any("answers again" in line for line in messages)
     if not comes_back:
         assert result.exit_code == 1
         assert "1 record of it could not be sent, and what is kept waits in" in result.problems[-1]

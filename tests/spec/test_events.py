@@ -26,9 +26,9 @@ events = st.one_of(
 def test_round_trip(event):
     line = json.dumps(event_to_json(event))
     assert "\n" not in line, "a line is an event"
-    again = event_from_json(json.loads(line))
-    assert again == event
-    assert type(again) is type(event)
+    restored = event_from_json(json.loads(line))
+    assert restored == event
+    assert type(restored) is type(event)
 
 
 def test_an_unknown_kind_is_refused():

@@ -40,7 +40,7 @@ class Example(Group):
     inner: int = 7
 
 
-BY_NAME = {each.name: each for each in parameters(Example)}
+BY_NAME = {parameter.name: parameter for parameter in parameters(Example)}
 
 
 def test_own_parameters_come_first_and_fields_without_an_option_are_skipped():
@@ -154,7 +154,7 @@ def test_python_values_are_accepted_as_on_the_command_line(name, argument, value
     assert accepted == value
     assert type(accepted) is type(value)
     if isinstance(value, tuple):
-        assert [type(each) for each in accepted] == [type(each) for each in value]
+        assert [type(item) for item in accepted] == [type(item) for item in value]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_formatted_defaults_parse_to_themselves(name):
 
 
 def test_command_line_options_have_help_default_and_bounds():
-    options = {each.name: each for each in click_options(Example)}
+    options = {option.name: option for option in click_options(Example)}
     assert options["sizes"].opts == ["--sizes"]
     assert options["sizes"].help == "Sizes.  [default: 1,2; 1 to 64]"
     assert options["share"].help == "A share.  [default: 0.5; more than 0 and less than 1]"
@@ -194,8 +194,8 @@ def test_command_line_options_have_help_default_and_bounds():
 
 
 def test_tracked_settings_are_plain_and_without_credentials():
-    kept = tracked_settings(Example(uri="http://user:secret@host"), text="resolved", more=1)
-    assert kept == {
+    settings = tracked_settings(Example(uri="http://user:secret@host"), text="resolved", more=1)
+    assert settings == {
         "sizes": "1,2", "dtypes": "none", "side": "left", "text": "resolved", "limit": 8, "folder": "",
         "fast": False, "count": 3, "share": 0.5, "more": 1,
     }  # fmt: skip

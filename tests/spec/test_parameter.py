@@ -32,7 +32,7 @@ def test_texts_and_paths_are_accepted():
     assert require_text("model", Path("/a/b")) == "/a/b"
     assert (optional_text("study", None), optional_text("study", "a")) == (None, "a")
     assert require_texts("prompt", "abc") == ("abc",)
-    assert require_texts("prompt", (each for each in "abc")) == ("a", "b", "c")
+    assert require_texts("prompt", (letter for letter in "abc")) == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("value", [None, *NOT_TEXTS], ids=type_name)

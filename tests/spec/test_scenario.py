@@ -67,10 +67,10 @@ failures = st.builds(Failure, scenarios, texts, texts, texts, st.dictionaries(te
 @given(st.one_of(measurements, failures))
 def test_outcomes_survive_json(outcome):
     text = json.dumps(to_json(outcome, Outcome))
-    again = from_json(json.loads(text), Outcome)
-    assert again == outcome
-    assert type(again.scenario.task) is type(outcome.scenario.task)
-    assert {k: type(v) for k, v in again.facts.items()} == {k: type(v) for k, v in outcome.facts.items()}
+    restored = from_json(json.loads(text), Outcome)
+    assert restored == outcome
+    assert type(restored.scenario.task) is type(outcome.scenario.task)
+    assert {k: type(v) for k, v in restored.facts.items()} == {k: type(v) for k, v in outcome.facts.items()}
 
 
 @pytest.mark.slow(1)

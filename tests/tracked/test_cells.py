@@ -68,7 +68,7 @@ def test_findings_and_repeats_make_no_other_configuration(name):
 
 
 # `pooled` must be JSON.
-@pytest.mark.parametrize("name", [each for each in schema.params_with("found") if each != "pooled"])
+@pytest.mark.parametrize("name", [param for param in schema.params_with("found") if param != "pooled"])
 def test_findings_of_a_run_are_not_shown_as_differences(name):
     one, other = two(name)
     runs = Runs((one, dataclasses.replace(other, params={**other.params, "scenario": "b"})))

@@ -42,13 +42,13 @@ def uri(template_database: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def said() -> list[str]:
+def messages() -> list[str]:
     return []
 
 
 @pytest.fixture
-def tracker(uri: str, tmp_path: Path, said: list[str]) -> Tracker:
-    return Tracker.open(uri, spool=tmp_path / "spool", notify=said.append)
+def tracker(uri: str, tmp_path: Path, messages: list[str]) -> Tracker:
+    return Tracker.open(uri, spool=tmp_path / "spool", notify=messages.append)
 
 
 @pytest.fixture
@@ -63,12 +63,12 @@ def filled_once(
     def filled(name: str, fill: Callable[[Tracker], Any]) -> Any:
         def make(folder: Path) -> None:
             shutil.copyfile(template_database, folder / "mlflow.db")
-            told = fill(Tracker.open(f"sqlite:///{folder / 'mlflow.db'}", spool=folder / "spool"))
-            (folder / "told.json").write_text(json.dumps(told))
+            result = fill(Tracker.open(f"sqlite:///{folder / 'mlflow.db'}", spool=folder / "spool"))
+            (folder / "result.json").write_text(json.dumps(result))
 
         folder = made_once(tmp_path_factory, name, make)
         shutil.copyfile(folder / "mlflow.db", str(sqlite_path(uri)))
-        return json.loads((folder / "told.json").read_text())
+        return json.loads((folder / "result.json").read_text())
 
     return filled
 

@@ -129,9 +129,9 @@ def postgres(port: int, password: str) -> Iterator[None]:
         if user:
             for path in (folder, folder / "password"):
                 shutil.chown(path, user)
-        made = ["initdb", "-D", "data", "-U", "mlflow", "--pwfile=password", "--auth=scram-sha-256"]
-        made += ["--no-sync", "--encoding=UTF8", "--locale=C"]
-        subprocess.run(made, check=True, cwd=folder, env=environment({}), user=user, stdout=subprocess.DEVNULL)
+        create = ["initdb", "-D", "data", "-U", "mlflow", "--pwfile=password", "--auth=scram-sha-256"]
+        create += ["--no-sync", "--encoding=UTF8", "--locale=C"]
+        subprocess.run(create, check=True, cwd=folder, env=environment({}), user=user, stdout=subprocess.DEVNULL)
         command = ["postgres", "-D", "data", "-p", str(port), "-k", "", "-c", "fsync=off"]
         ready = ["pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
 

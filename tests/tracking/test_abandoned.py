@@ -61,9 +61,9 @@ def test_processes_of_an_earlier_boot_are_gone(monkeypatch):
 
 
 def test_the_host_id_depends_on_the_pid_namespace(monkeypatch):
-    here = host_id()
+    own_id = host_id()
     monkeypatch.setattr(owner, "pid_namespace", lambda: "pid:[4026539999]")
-    assert host_id() != here
+    assert host_id() != own_id
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def abandoned(tracker, uri):
         "lives": this_process(),
         "elsewhere": "f00 " + dead_process().partition(" ")[2],
     }
-    found = {}
+    run_ids = {}
     for name, tag in (*tags.items(), ("old", "")):
         suite = tracker.start_study("suite", "?", {}, ENVIRONMENT)
         studies = [suite, *(tracker.start_study("x", "?", {}, ENVIRONMENT, suite.study_id) for _ in range(2))]
@@ -85,8 +85,8 @@ def abandoned(tracker, uri):
                 client.set_tag(study.run_id, owner.TAG, tag)
             else:
                 client.delete_tag(study.run_id, owner.TAG)
-        found[name] = [study.run_id for study in studies]
-    return found
+        run_ids[name] = [study.run_id for study in studies]
+    return run_ids
 
 
 @pytest.mark.slow(1)
@@ -111,10 +111,10 @@ def test_abandoned_runs_are_read_as_killed_before_they_are_closed(abandoned, uri
         partial(tracked_runs, kind="study"),
         partial(tracked_runs, kind="study", search="attributes.run_name != ''"),
     ):
-        found = {run.run_id: run for run in read(tracking_uri=uri)}
+        tracked = {run.run_id: run for run in read(tracking_uri=uri)}
         for name, run_ids in abandoned.items():
             for run_id in run_ids:
-                run = found[run_id]
+                run = tracked[run_id]
                 assert run.status == ("KILLED" if name == "killed" else "RUNNING"), name
                 if name == "killed":
                     assert "was killed: its process exited without reporting" in run.state

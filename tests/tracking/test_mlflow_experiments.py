@@ -37,8 +37,8 @@ def test_artifacts_are_beside_the_database_in_folders_of_any_name(template_datab
     client = store.open_store(uri)
     run_id = client.create_run(ensure_experiment(client, "here")).info.run_id
     client.log_text(run_id, "text", "a b%20.txt")
-    (found,) = folder.glob("mlartifacts/*/*/artifacts/*")
-    assert local_artifact(run_id, "a b%20.txt", uri) == found
+    (path,) = folder.glob("mlartifacts/*/*/artifacts/*")
+    assert local_artifact(run_id, "a b%20.txt", uri) == path
     assert artifact_text(run_id, "a b%20.txt", uri) == "text"
 
 

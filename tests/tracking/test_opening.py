@@ -21,15 +21,15 @@ UNREACHABLE = (
 
 
 @pytest.mark.parametrize("uri", UNREACHABLE)
-def test_an_unreachable_store_makes_the_delivery_go_offline(uri, tmp_path, said):
+def test_an_unreachable_store_makes_the_delivery_go_offline(uri, tmp_path, messages):
     with pytest.raises(store_errors.UnreachableError, match="no answer from"):
         store.open_store(uri)
-    delivery = Delivery(uri, "x", Spool(tmp_path), said.append)
+    delivery = Delivery(uri, "x", Spool(tmp_path), messages.append)
     delivery.open()
     assert delivery.offline
-    assert len(said) == 1
-    assert "\n" not in said[0]
-    assert "pw@" not in said[0]
+    assert len(messages) == 1
+    assert "\n" not in messages[0]
+    assert "pw@" not in messages[0]
 
 
 class OperationalError(Exception):

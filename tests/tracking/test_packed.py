@@ -24,9 +24,9 @@ TAGS = {ENV_TAG_PREFIX + key: value for key, value in FACTS.items()}
 
 
 def test_facts_are_in_one_tag_and_searched_ones_also_in_their_own():
-    found = packed.pack({"llmtrack.kind": "scenario", **TAGS})
-    assert sorted(found) == ["llmtrack.env.cpu", "llmtrack.env.git_branch", "llmtrack.kind", ENVIRONMENT_TAG]
-    assert packed.facts_of(found[ENVIRONMENT_TAG]) == FACTS
+    tags = packed.pack({"llmtrack.kind": "scenario", **TAGS})
+    assert sorted(tags) == ["llmtrack.env.cpu", "llmtrack.env.git_branch", "llmtrack.kind", ENVIRONMENT_TAG]
+    assert packed.facts_of(tags[ENVIRONMENT_TAG]) == FACTS
 
 
 OWN = {
@@ -41,10 +41,10 @@ OWN = {
 
 
 def test_unsearched_values_are_in_one_tag():
-    kept = {"llmtrack.kind": "scenario", "llmtrack.outcome": "finished", "mlflow.user": "me"}
-    found = packed.pack({**kept, **OWN, "llmtrack.scenario": "fp32", "llmtrack.version": "1"})
-    assert {key: found[key] for key in found if key != DETAILS_TAG} == kept
-    details = packed.unpack(found[DETAILS_TAG])
+    searched = {"llmtrack.kind": "scenario", "llmtrack.outcome": "finished", "mlflow.user": "me"}
+    tags = packed.pack({**searched, **OWN, "llmtrack.scenario": "fp32", "llmtrack.version": "1"})
+    assert {key: tags[key] for key in tags if key != DETAILS_TAG} == searched
+    details = packed.unpack(tags[DETAILS_TAG])
     assert details["spread"]["tokens_per_sec"] == {"n": 5, "ci_low": 9.5, "ci_high": 10.5}
     assert details["digest"] == {"output_digest": "0123"}
     assert {name: details[name] for name in ("scenario_id", "baseline", "asked")} == {
@@ -55,10 +55,10 @@ def test_unsearched_values_are_in_one_tag():
 @pytest.mark.parametrize("long", ["llmtrack.asked", "llmtrack.spread", "llmtrack.digest.output_digest"])
 def test_only_a_value_that_does_not_fit_has_its_own_tag(long):
     text = json.dumps({"x" * 7_950: {"n": 1}})
-    found = packed.pack({**OWN, long: text})
-    assert found[long] == text
-    assert len(found[DETAILS_TAG]) <= MAX_TAG_VALUE
-    assert set(found) == {long, DETAILS_TAG}
+    tags = packed.pack({**OWN, long: text})
+    assert tags[long] == text
+    assert len(tags[DETAILS_TAG]) <= MAX_TAG_VALUE
+    assert set(tags) == {long, DETAILS_TAG}
 
 
 def test_only_a_running_run_has_the_tag_of_its_process():
@@ -74,10 +74,10 @@ def test_without_facts_nothing_is_added():
 
 def test_facts_that_do_not_fit_have_their_own_tags():
     long = {ENV_TAG_PREFIX + f"f{n}": "x" * 3_000 for n in range(4)}
-    found = packed.pack(long)
-    assert len(found[ENVIRONMENT_TAG]) <= MAX_TAG_VALUE
-    facts = {ENV_TAG_PREFIX + name for name in packed.facts_of(found[ENVIRONMENT_TAG])}
-    assert found.keys() - {ENVIRONMENT_TAG} | facts == long.keys()
+    tags = packed.pack(long)
+    assert len(tags[ENVIRONMENT_TAG]) <= MAX_TAG_VALUE
+    facts = {ENV_TAG_PREFIX + name for name in packed.facts_of(tags[ENVIRONMENT_TAG])}
+    assert tags.keys() - {ENVIRONMENT_TAG} | facts == long.keys()
 
 
 def test_an_invalid_tag_has_no_values():
@@ -99,8 +99,8 @@ def test_a_study_has_few_tags_and_its_facts_as_an_artifact_and_columns(tracker, 
     assert json.loads(Path(path).read_text("utf-8")) == FACTS
     (row,) = runs(kind="study", tracking_uri=uri).to_dict("records")
     assert {key: row[f"env.{key}"] for key in FACTS} == FACTS
-    found = runs(kind="study", tags={"llmtrack.env.git_branch": "main"}, tracking_uri=uri)
-    assert list(found["run_id"]) == [study.run_id]
+    table = runs(kind="study", tags={"llmtrack.env.git_branch": "main"}, tracking_uri=uri)
+    assert list(table["run_id"]) == [study.run_id]
     assert len(studies(tracking_uri=uri)) == 1
 
 
@@ -110,12 +110,12 @@ def test_runs_of_all_versions_are_found_by_any_fact(tracker, uri):
     client = MlflowClient(tracking_uri=uri)
     client.set_tag(old.run_id, "llmtrack.env.version.torch", "2.13.0")
     for search in (None, "attributes.run_name != ''"):
-        found = partial(runs, kind="study", tracking_uri=uri, search=search)
-        assert set(found(tags={"llmtrack.env.version.torch": "2.13.0"})["run_id"]) == {new.run_id, old.run_id}
+        search_runs = partial(runs, kind="study", tracking_uri=uri, search=search)
+        assert set(search_runs(tags={"llmtrack.env.version.torch": "2.13.0"})["run_id"]) == {new.run_id, old.run_id}
         both = {"llmtrack.env.version.torch": "2.13.0", "llmtrack.env.cpu": FACTS["cpu"]}
-        assert list(found(tags=both)["run_id"]) == [new.run_id]
-        assert found(tags={"llmtrack.env.version.torch": "2.14.0"}).empty
-        assert found(tags={"llmtrack.env.of_no_run": "x"}).empty
+        assert list(search_runs(tags=both)["run_id"]) == [new.run_id]
+        assert search_runs(tags={"llmtrack.env.version.torch": "2.14.0"}).empty
+        assert search_runs(tags={"llmtrack.env.of_no_run": "x"}).empty
 
 
 def test_facts_in_tags_of_an_older_version_are_read(tracker, uri):

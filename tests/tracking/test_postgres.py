@@ -127,13 +127,13 @@ def track(tracker, *names):
 
 # A connection asks whether there are tables, the next ones are MLflow's own.
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 4])
-def test_a_connection_cut_while_opening_means_unreachable(line, after, tmp_path, said, slept, caplog):
+def test_a_connection_cut_while_opening_means_unreachable(line, after, tmp_path, messages, slept, caplog):
     line.cut(after)
-    tracker = Tracker.open(line.uri, f"cut-{after}", tmp_path / "spool", said.append)
+    tracker = Tracker.open(line.uri, f"cut-{after}", tmp_path / "spool", messages.append)
     study = track(tracker, "one", "two")
     assert sum(slept) < 10
-    assert len(said) == tracker.offline, said
-    assert not any("\n" in line or PASSWORD in line for line in said)
+    assert len(messages) == tracker.offline, messages
+    assert not any("\n" in line or PASSWORD in line for line in messages)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     line.heal()
     assert sync.sync(tmp_path / "spool").left == 0
@@ -144,21 +144,21 @@ def test_a_connection_cut_while_opening_means_unreachable(line, after, tmp_path,
     assert list(studies(f"cut-{after}", tracking_uri=line.uri)["status"]) == ["FINISHED"]
 
 
-def test_a_database_that_is_down_at_the_start_means_offline(tmp_path, said, slept, database):
+def test_a_database_that_is_down_at_the_start_means_offline(tmp_path, messages, slept, database):
     port = free_port()
-    tracker = Tracker.open(address(port), "down", tmp_path / "spool", said.append)
+    tracker = Tracker.open(address(port), "down", tmp_path / "spool", messages.append)
     track(tracker, "one")
     assert tracker.offline
     assert sum(slept) < 10
-    (told,) = said
+    (told,) = messages
     assert "cannot be reached" in told
     assert PASSWORD not in told
     assert "\n" not in told
     assert sync.sync(tmp_path / "spool").left == 2
 
 
-def test_connections_cut_during_a_study_lose_and_duplicate_nothing(line, tmp_path, said, slept, caplog):
-    tracker = Tracker.open(line.uri, "mid", tmp_path / "spool", said.append)
+def test_connections_cut_during_a_study_lose_and_duplicate_nothing(line, tmp_path, messages, slept, caplog):
+    tracker = Tracker.open(line.uri, "mid", tmp_path / "spool", messages.append)
     study = tracker.start_study("mid", "q", {}, ENVIRONMENT)
     assert tracker.log(study, measurement("before")) is not None
     line.cut()
@@ -166,7 +166,7 @@ def test_connections_cut_during_a_study_lose_and_duplicate_nothing(line, tmp_pat
     assert tracker.log(study, measurement("during-2")) is None
     assert tracker.finish_study(study, "finished", "note") is None
     assert sum(slept) < 10
-    (told,) = said
+    (told,) = messages
     assert "cannot be reached" in told
     assert "\n" not in told
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -197,12 +197,12 @@ def frozen(port: int) -> Iterator[None]:
 
 
 def test_a_database_frozen_during_a_study_costs_seconds_and_one_line(
-    database, tmp_path, said, slept, caplog, monkeypatch
+    database, tmp_path, messages, slept, caplog, monkeypatch
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address(database))
     monkeypatch.setattr(store, "SILENCE_S", 1.0)
     monkeypatch.setattr(store, "CONNECT_S", 1.0)
-    tracker = Tracker.open(address(database), "frozen", tmp_path / "spool", said.append)
+    tracker = Tracker.open(address(database), "frozen", tmp_path / "spool", messages.append)
     study = tracker.start_study("frozen", "q", {}, ENVIRONMENT)
     assert tracker.log(study, measurement("before")) is not None
     with frozen(database):
@@ -210,7 +210,7 @@ def test_a_database_frozen_during_a_study_costs_seconds_and_one_line(
         assert tracker.log(study, measurement("during-2")) is None
         assert tracker.finish_study(study, "finished", "note") is None
     assert sum(slept) < 10
-    (told,) = said
+    (told,) = messages
     assert "cannot be reached" in told
     assert "no answer within 1 s" in told
     assert PASSWORD not in told
@@ -223,14 +223,14 @@ def test_a_database_frozen_during_a_study_costs_seconds_and_one_line(
     assert list(studies("frozen", tracking_uri=address(database))["status"]) == ["FINISHED"]
 
 
-def test_a_database_frozen_at_the_start_means_offline(database, tmp_path, said, slept, monkeypatch):
+def test_a_database_frozen_at_the_start_means_offline(database, tmp_path, messages, slept, monkeypatch):
     monkeypatch.setattr(store, "SILENCE_S", 1.0)
     monkeypatch.setattr(store, "CONNECT_S", 1.0)
     with frozen(database):
-        tracker = Tracker.open(address(database), "frozen-first", tmp_path / "spool", said.append)
+        tracker = Tracker.open(address(database), "frozen-first", tmp_path / "spool", messages.append)
         track(tracker, "one")
     assert tracker.offline
-    (told,) = said
+    (told,) = messages
     assert "cannot be reached" in told
     assert "\n" not in told
 

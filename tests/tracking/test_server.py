@@ -33,9 +33,9 @@ def test_a_study_is_tracked_and_read_back_through_a_server(server, experiment, t
     study = tracker.start_study(experiment, "q", {"a": 1}, ENVIRONMENT)
     run_id = tracker.log(study, measurement())
     tracker.finish_study(study, "finished", "note")
-    found = runs(experiment=experiment, tracking_uri=server.uri)
-    assert list(found["run_id"]) == [run_id]
-    assert found["total_latency_s"][0] == 1.5
+    table = runs(experiment=experiment, tracking_uri=server.uri)
+    assert list(table["run_id"]) == [run_id]
+    assert table["total_latency_s"][0] == 1.5
     assert list(studies(experiment, tracking_uri=server.uri)["status"]) == ["FINISHED"]
     path = Path(MlflowClient(server.uri).download_artifacts(run_id, "sample.txt"))
     assert path.read_text() == "Once upon a time"
@@ -48,8 +48,8 @@ def test_a_run_is_registered_and_found_by_its_aliases_through_a_server(server, e
     tracker.finish_study(study, "finished")
     (run,) = runs_of_id(run_id, server.uri)
     pointer = Pointer(Variant("packaged:tiny"), {"weights_digest": "abc"})
-    made = [register(run, pointer, experiment, alias, server.uri) for alias in ("champion", "challenger")]
-    assert [each.version for each in made] == ["1", "1"]
+    versions = [register(run, pointer, experiment, alias, server.uri) for alias in ("champion", "challenger")]
+    assert [version.version for version in versions] == ["1", "1"]
     client = MlflowClient(server.uri)
     (model,) = client.search_registered_models(f"name = '{experiment}'")
     assert {alias: str(version) for alias, version in model.aliases.items()} == {"champion": "1", "challenger": "1"}
@@ -71,8 +71,10 @@ def slept(monkeypatch):
     return seconds
 
 
-def test_a_server_that_goes_down_loses_and_duplicates_nothing(server, line, experiment, tmp_path, said, spooled, slept):
-    tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
+def test_a_server_that_goes_down_loses_and_duplicates_nothing(
+    server, line, experiment, tmp_path, messages, spooled, slept
+):
+    tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", messages.append)
     study = tracker.start_study(experiment, "q", {}, ENVIRONMENT)
     assert tracker.log(study, measurement("before")) is not None
     line.down()
@@ -83,20 +85,20 @@ def test_a_server_that_goes_down_loses_and_duplicates_nothing(server, line, expe
     assert sum(slept) < 60
     assert tracker.offline
     assert len(spooled()) == 3
-    assert len(said) == 1
+    assert len(messages) == 1
     assert sync.sync(tmp_path / "spool").left == 3
     line.up()
     assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=3, left=0)
     assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=0, left=0)
-    found = runs(experiment=experiment, tracking_uri=server.uri)
-    assert sorted(found["scenario"]) == ["before", "during-1", "during-2"]
-    assert set(found["status"]) == {"FINISHED"}
+    table = runs(experiment=experiment, tracking_uri=server.uri)
+    assert sorted(table["scenario"]) == ["before", "during-1", "during-2"]
+    assert set(table["status"]) == {"FINISHED"}
     assert list(studies(experiment, tracking_uri=server.uri)["status"]) == ["FINISHED"]
 
 
-def test_a_tracker_reconnects_to_a_server_that_starts_later(server, line, experiment, tmp_path, said, spooled):
+def test_a_tracker_reconnects_to_a_server_that_starts_later(server, line, experiment, tmp_path, messages, spooled):
     line.down()
-    tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
+    tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", messages.append)
     assert tracker.offline
     study = tracker.start_study(experiment, "q", {}, ENVIRONMENT)
     tracker.log(study, measurement())
@@ -109,9 +111,9 @@ def test_a_tracker_reconnects_to_a_server_that_starts_later(server, line, experi
 
 
 def test_a_connection_cut_after_creating_a_run_makes_no_duplicate(
-    server, line, experiment, tmp_path, monkeypatch, said
+    server, line, experiment, tmp_path, monkeypatch, messages
 ):
-    tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
+    tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", messages.append)
     study = tracker.start_study(experiment, "q", {}, ENVIRONMENT)
     real = MlflowClient.create_run
 
@@ -125,9 +127,9 @@ def test_a_connection_cut_after_creating_a_run_makes_no_duplicate(
         assert tracker.log(study, measurement()) is None
     line.up()
     assert tracker.sync().sent == 1
-    found = runs(experiment=experiment, tracking_uri=server.uri)
-    assert len(found) == 1
-    assert found["total_latency_s"][0] == 1.5
+    table = runs(experiment=experiment, tracking_uri=server.uri)
+    assert len(table) == 1
+    assert table["total_latency_s"][0] == 1.5
 
 
 def test_a_record_over_one_megabyte_is_accepted(server, experiment, tmp_path):

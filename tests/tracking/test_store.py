@@ -42,11 +42,11 @@ def test_a_file_that_is_not_a_database_is_a_clear_error(tmp_path):
         store.open_store(f"sqlite:///{tmp_path}/a.db")
 
 
-@pytest.mark.parametrize("kept", [20_000, 100_000])
-def test_a_damaged_database_gives_one_line_with_a_remedy(uri, kept):
+@pytest.mark.parametrize("size", [20_000, 100_000])
+def test_a_damaged_database_gives_one_line_with_a_remedy(uri, size):
     store.open_store(uri)
     path = sqlite_path(uri)
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(TrackingError, match=r"the database is damaged: restore a backup, or use another store$"):
         store.open_store(uri)
 
@@ -188,6 +188,6 @@ def without_limits(monkeypatch):
 def test_mysql_connections_get_time_limits_unless_the_address_has_them(driver, named, added):
     store.bound_silence("mysql+pymysql://user:secret@db:3306/mlflow")
     assert event.contains(Engine, "do_connect", store._limit_mysql)
-    given = dict(named)
-    store._limit_mysql(SimpleNamespace(driver=driver), None, [], given)
-    assert given == {**named, **added}
+    arguments = dict(named)
+    store._limit_mysql(SimpleNamespace(driver=driver), None, [], arguments)
+    assert arguments == {**named, **added}

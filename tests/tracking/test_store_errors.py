@@ -65,26 +65,26 @@ def test_a_refusal_names_its_cause_and_remedy(refusing, monkeypatch, answer, wor
 
 
 @pytest.mark.parametrize("place", ["/srv/mlruns/1", "file:///srv/mlruns/1"])
-def test_artifacts_on_this_machines_disk_give_one_warning(uri, said, tmp_path, place, monkeypatch):
-    tracker = Tracker.open(uri, spool=tmp_path / "spool", notify=said.append)
-    assert said == [], "a database is of this machine"
+def test_artifacts_on_this_machines_disk_give_one_warning(uri, messages, tmp_path, place, monkeypatch):
+    tracker = Tracker.open(uri, spool=tmp_path / "spool", notify=messages.append)
+    assert messages == [], "a database is of this machine"
     tracker.delivery.tracking_uri = "http://server:5000"
     client = MlflowClient(uri)
     number = client.create_experiment("elsewhere", artifact_location=place)
     tracker.delivery.experiment_id = number
     tracker.delivery._warn_of_local_artifacts(client)
     tracker.delivery._warn_of_local_artifacts(client)
-    (line,) = said
+    (line,) = messages
     assert place in line
     assert "--no-serve-artifacts" in line
 
 
-def test_artifacts_that_a_server_stores_give_no_warning(uri, said, tmp_path):
-    tracker = Tracker.open(uri, spool=tmp_path / "spool", notify=said.append)
+def test_artifacts_that_a_server_stores_give_no_warning(uri, messages, tmp_path):
+    tracker = Tracker.open(uri, spool=tmp_path / "spool", notify=messages.append)
     tracker.delivery.tracking_uri = "http://server:5000"
     client = MlflowClient(uri)
     for number, place in enumerate(("mlflow-artifacts:/1", "s3://bucket/1")):
         tracker.delivery.experiment_id = client.create_experiment(f"e{number}", artifact_location=place)
         tracker.delivery._warn_of_local_artifacts(client)
-    assert said == []
+    assert messages == []
     assert Path(tracker.spool.folder).parent == tmp_path

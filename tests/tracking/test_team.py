@@ -66,6 +66,6 @@ def test_sixteen_processes_track_at_once_and_each_run_arrives_once(served: Docum
         aws_secret_access_key=keys["AWS_SECRET_ACCESS_KEY"],
         region_name=keys["AWS_DEFAULT_REGION"],
     )
-    files = [each["Key"] for each in store.list_objects_v2(Bucket="llmtrack")["Contents"]]
+    files = [item["Key"] for item in store.list_objects_v2(Bucket="llmtrack")["Contents"]]
     assert sum(name.endswith("/sample.txt") for name in files) == 32, "they are in the bucket"
     assert sum(name.endswith("/table.md") for name in files) == 16

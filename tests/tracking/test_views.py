@@ -46,7 +46,7 @@ def test_a_study_of_quality_is_sorted_by_quality():
 
 def test_charts_are_bars_speed_against_quality_and_parallel_coordinates_without_hashes():
     view = chart_view(summary_table(RUNS), RUNS, "llmtrack.study_id", "s")
-    charts = {each["type"]: each for each in view["compareRunCharts"]}
+    charts = {chart["type"]: chart for chart in view["compareRunCharts"]}
     assert charts["BAR"]["metricKey"] == "tokens_per_sec"
     assert (charts["SCATTER"]["xaxis"]["key"], charts["SCATTER"]["yaxis"]["key"]) == (
         "tokens_per_sec",
@@ -55,8 +55,8 @@ def test_charts_are_bars_speed_against_quality_and_parallel_coordinates_without_
     assert charts["PARALLEL"]["selectedParams"] == ["dtype"]
     assert not any("digest" in key for key in charts["PARALLEL"]["selectedParams"])
     (section,) = view["compareRunSections"]
-    assert {each["metricSectionId"] for each in charts.values()} == {section["uuid"]}
-    assert len({each["uuid"] for each in charts.values()}) == 3
+    assert {chart["metricSectionId"] for chart in charts.values()} == {section["uuid"]}
+    assert len({chart["uuid"] for chart in charts.values()}) == 3
     assert len(as_text(view)) < views.MOST_CHARACTERS
     assert as_text(view) == as_text(chart_view(summary_table(RUNS), RUNS, "llmtrack.study_id", "s"))
 
@@ -132,7 +132,7 @@ def test_each_kind_of_study_opens_on_its_main_metrics(name):
     shown = [key.split("`")[1] for key in view["selectedColumns"] if key.startswith("metrics.")]
     assert shown[: len(metrics)] == metrics
     assert view["orderByKey"] == f"metrics.`{metrics[0]}`"
-    charts = {each["type"]: each for each in view["compareRunCharts"]}
+    charts = {chart["type"]: chart for chart in view["compareRunCharts"]}
     assert charts["BAR"]["metricKey"] == metrics[0]
     assert charts.get("SCATTER", {}).get("yaxis", {}).get("key") == across
     assert ("params.`race_place`" in view["selectedColumns"]) == (name == "tune")
@@ -164,7 +164,7 @@ def test_the_size_of_an_experiments_tags_is_bounded(monkeypatch):
 
     monkeypatch.setattr(views.store, "open_existing", lambda uri: Client())
     monkeypatch.setattr(views.store, "resolve_tracking_uri", lambda uri: "sqlite://")
-    kept, bound = views.MOST_KEPT, 500_000
+    default_count, bound = views.MOST_KEPT, 500_000
     monkeypatch.setattr(views, "MOST_KEPT", 8)
     monkeypatch.setattr(views, "MOST_SHORT", 4)
     table, studies = summary_table(RUNS), [f"precision-20261128-{number:06}-aaaa" for number in range(20)]
@@ -176,7 +176,7 @@ def test_the_size_of_an_experiments_tags_is_bounded(monkeypatch):
     assert f"mlflow.sharedViewState.{studies[0]}" not in ours
     assert "mlflow.sharedViewState.a-persons-own" in Client.tags
     short = [len(Client.tags[key]) for key in sorted(ours)[: views.MOST_SHORT]]
-    assert sum(map(len, Client.tags.values())) - sum(short) < bound * views.MOST_KEPT / kept
+    assert sum(map(len, Client.tags.values())) - sum(short) < bound * views.MOST_KEPT / default_count
     assert max(short) * 1_500 < bound
 
 
@@ -189,8 +189,8 @@ def test_the_oldest_views_are_shortened_and_then_removed(tracker, uri, monkeypat
     for hour in range(5):
         runs = changed(RUNS, study_id=f"precision-20261128-0{hour}0000-aaaa")
         prepare_views(summary_table(runs), runs, "study_id", study.experiment_id, uri)
-    kept = views.existing_views(study.experiment_id, uri)
-    assert kept == {f"precision-20261128-0{hour}0000-aaaa" for hour in (2, 3, 4)}
+    existing = views.existing_views(study.experiment_id, uri)
+    assert existing == {f"precision-20261128-0{hour}0000-aaaa" for hour in (2, 3, 4)}
     tags = client.get_experiment(study.experiment_id).tags
     (older,) = [json.loads(text) for key, text in tags.items() if key.endswith("20000-aaaa")]
     assert older["searchFilter"].startswith("tags.`llmtrack.study_id` = 'precision-20261128-020000-aaaa'")

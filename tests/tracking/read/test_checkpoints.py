@@ -17,11 +17,11 @@ from tests.tracking.samples import ENVIRONMENT, measurement
 
 
 @pytest.fixture
-def kept(tracker, uri, tiny_model_dir, tmp_path, monkeypatch):
+def tracked_checkpoint(tracker, uri, tiny_model_dir, tmp_path, monkeypatch):
     """The run of a checkpoint, and its folder in the store."""
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     study = tracker.start_study("training", "q", {}, ENVIRONMENT)
-    files = {f"checkpoint/{each.name}": str(each) for each in tiny_model_dir.iterdir()}
+    files = {f"checkpoint/{file.name}": str(file) for file in tiny_model_dir.iterdir()}
     run_id = tracker.log(study, measurement(files=files))
     place = MlflowClient(uri).get_run(run_id).info.artifact_uri
     return run_id, Path(urlsplit(place).path) / "checkpoint"
@@ -41,11 +41,11 @@ def refusal(run_id, uri):
     ]
     done = CliRunner().invoke(command.command(declarations()["prompt_length"]), line)
     assert done.exit_code == 2, done.output
-    told = [each for each in done.output.splitlines() if each.startswith("error: ")]
-    assert done.output.splitlines() == told, done.output
-    assert len(told) == 1
+    errors = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert done.output.splitlines() == errors, done.output
+    assert len(errors) == 1
     assert "Traceback" not in done.output
-    return told[0]
+    return errors[0]
 
 
 def dangling(folder):
@@ -73,8 +73,8 @@ def a_link_to_nowhere(folder):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("fault", [dangling, circular, outside, shutil.rmtree, a_link_to_nowhere])
-def test_a_missing_or_dangling_checkpoint_gives_one_line(kept, uri, fault):
-    run_id, folder = kept
+def test_a_missing_or_dangling_checkpoint_gives_one_line(tracked_checkpoint, uri, fault):
+    run_id, folder = tracked_checkpoint
     fault(folder)
     assert f"runs:/{run_id}/checkpoint: " in refusal(run_id, uri)
 
@@ -89,12 +89,12 @@ def test_a_missing_or_dangling_checkpoint_gives_one_line(kept, uri, fault):
         RuntimeError("x"),
     ],
 )
-def test_a_failed_download_gives_one_line_and_leaves_nothing(kept, uri, monkeypatch, tmp_path, error):
+def test_a_failed_download_gives_one_line_and_leaves_nothing(tracked_checkpoint, uri, monkeypatch, tmp_path, error):
     def fail(self, run_id, path, folder):
         Path(folder, "half").write_text("of it")
         raise error
 
     monkeypatch.setattr(MlflowClient, "download_artifacts", fail)
     monkeypatch.setattr("llmtrack.models.disk._free", lambda folder: {folder: 2**40})
-    assert "its files cannot be fetched" in refusal(kept[0], uri)
+    assert "its files cannot be fetched" in refusal(tracked_checkpoint[0], uri)
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]

@@ -114,9 +114,9 @@ def was_direct(monkeypatch):
     seen, read = [], direct.read
 
     def recorded(*arguments):
-        found = read(*arguments)
-        seen.append(found is not None)
-        return found
+        parser = read(*arguments)
+        seen.append(parser is not None)
+        return parser
 
     monkeypatch.setattr(direct, "read", recorded)
     return seen
@@ -166,16 +166,16 @@ def outcome(read, query, uri):
 def test_it_reads_what_mlflow_reads_after_any_history(uri, by_mlflow, was_direct, seed):
     client, rng = store.connect(uri), random.Random(seed)
     experiments = [client.create_experiment(name) for name in ("first", "second")]
-    run_ids = [client.create_run(each, 5).info.run_id for each in experiments]
+    run_ids = [client.create_run(number, 5).info.run_id for number in experiments]
     for query in (*QUERIES[:1] * 8, *QUERIES):
         for _ in range(4):
             apply_operation(rng, client, experiments, run_ids)
-        read, found = (outcome(each, query, uri) for each in (by_mlflow, runs))
-        if isinstance(read, str):
-            assert found == read
+        theirs, ours = (outcome(reader, query, uri) for reader in (by_mlflow, runs))
+        if isinstance(theirs, str):
+            assert ours == theirs
         else:
-            pd.testing.assert_frame_equal(found, read)
-            assert found.attrs == read.attrs
+            pd.testing.assert_frame_equal(ours, theirs)
+            assert ours.attrs == theirs.attrs
     assert set(was_direct) == {True}, "the tested release of MLflow is known"
 
 

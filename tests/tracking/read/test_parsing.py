@@ -37,8 +37,8 @@ def parsed(*runs: tuple[dict[str, str], dict[str, float], dict[str, str]]) -> Ru
         info = RunInfo(f"r{number}", "1", "u", "FINISHED", 1000 * number, None, "active", run_name=f"n{number}")
         data = RunData(
             [Metric(key, value, 0, 0) for key, value in metrics.items()],
-            [Param(*each) for each in params.items()],
-            [RunTag(*each) for each in tags.items()],
+            [Param(*item) for item in params.items()],
+            [RunTag(*item) for item in tags.items()],
         )
         parser.add(MlflowRun(info, data))
     return parser.runs()
@@ -87,9 +87,9 @@ def test_texts_are_parsed_by_the_type_of_their_param():
     ],
 )
 def test_an_unknown_param_has_the_narrowest_type_that_fits_all_values(texts, values):
-    found = [run.params["theirs"] for run in parsed(*(({"theirs": text}, {}, {}) for text in texts))]
-    assert found == values
-    assert list(map(type, found)) == list(map(type, values))
+    params = [run.params["theirs"] for run in parsed(*(({"theirs": text}, {}, {}) for text in texts))]
+    assert params == values
+    assert list(map(type, params)) == list(map(type, values))
 
 
 def test_a_clashing_name_gets_a_prefix():

@@ -51,14 +51,14 @@ def test_digests_and_spreads_of_older_versions_are_read(tracker, uri):
         client.log_param(old, key, value)
     for key, value in {"n": 12, "ci_low": 1.4, "ci_high": 1.6}.items():
         client.log_metric(old, f"spread/total_latency_s.{key}", value)
-    found = runs(tracking_uri=uri).set_index("scenario")
+    table = runs(tracking_uri=uri).set_index("scenario")
     for column in (
         "output_digest",
         "corpus_digest",
         *(f"spread/total_latency_s.{e}" for e in ("n", "ci_low")),
     ):
-        assert found[column]["old"] == found[column]["new"]
-        assert found[column].dtype == ("float64" if column.startswith("spread") else "string")
+        assert table[column]["old"] == table[column]["new"]
+        assert table[column].dtype == ("float64" if column.startswith("spread") else "string")
     new = client.search_runs([study.experiment_id], "params.scenario = 'new'")[0]
     assert not [key for key in new.data.params if "digest" in key]
     assert not [key for key in new.data.metrics if key.startswith("spread/")]
@@ -66,36 +66,36 @@ def test_digests_and_spreads_of_older_versions_are_read(tracker, uri):
 
 @pytest.mark.slow(1)
 def test_columns_are_typed(filled, uri):
-    found = runs(tracking_uri=uri).set_index("scenario", drop=False)
-    assert list(found.columns[: len(ID_COLUMNS)]) == list(ID_COLUMNS)
-    assert found["max_new_tokens"].dtype == "Int64"
-    assert found["max_new_tokens"]["ppl"] is pd.NA
-    assert found["max_new_tokens"]["fp32"] == 8
-    assert found["use_cache"].dtype == "boolean"
-    assert found["target_ci"].dtype == "float64"
-    assert found["dtype"]["bf16"] == "bfloat16"
-    assert found["dtype"]["half"] == "float32 (forced on CPU)"
-    assert found["total_latency_s"].dtype == "float64"
-    assert found["total_latency_s"]["fp32"] == 1.5
-    assert pd.isna(found["total_latency_s"]["ppl"])
-    assert found["spread/total_latency_s.ci_low"]["fp32"] == 1.4
-    assert found["baseline"].to_dict() == {
+    table = runs(tracking_uri=uri).set_index("scenario", drop=False)
+    assert list(table.columns[: len(ID_COLUMNS)]) == list(ID_COLUMNS)
+    assert table["max_new_tokens"].dtype == "Int64"
+    assert table["max_new_tokens"]["ppl"] is pd.NA
+    assert table["max_new_tokens"]["fp32"] == 8
+    assert table["use_cache"].dtype == "boolean"
+    assert table["target_ci"].dtype == "float64"
+    assert table["dtype"]["bf16"] == "bfloat16"
+    assert table["dtype"]["half"] == "float32 (forced on CPU)"
+    assert table["total_latency_s"].dtype == "float64"
+    assert table["total_latency_s"]["fp32"] == 1.5
+    assert pd.isna(table["total_latency_s"]["ppl"])
+    assert table["spread/total_latency_s.ci_low"]["fp32"] == 1.4
+    assert table["baseline"].to_dict() == {
         "fp32": True,
         "bf16": False,
         "fp16": False,
         "half": False,
         "ppl": False,
     }
-    assert found["outcome"]["fp16"] == "failed"
-    assert found["reason"]["fp16"] == "out of memory: needs 9 GiB"
-    assert found["failure"]["fp16"] == "out_of_memory"
-    assert found["same_as"]["half"] == "fp32"
-    assert found["warnings"]["fp32"] == "samples drift"
-    assert found["env.cpu"]["fp32"] == "A CPU"
-    assert found["mlflow_experiment"]["fp32"] == "llmtrack"
-    assert str(found["start_time"].dtype) == "datetime64[ms, UTC]"
-    assert found["start_time"]["fp32"] == pd.Timestamp(1_790_000_000_500, unit="ms", tz="UTC")
-    assert not [name for name in found.columns if name.startswith("series/") or name.endswith((".low", ".high"))]
+    assert table["outcome"]["fp16"] == "failed"
+    assert table["reason"]["fp16"] == "out of memory: needs 9 GiB"
+    assert table["failure"]["fp16"] == "out_of_memory"
+    assert table["same_as"]["half"] == "fp32"
+    assert table["warnings"]["fp32"] == "samples drift"
+    assert table["env.cpu"]["fp32"] == "A CPU"
+    assert table["mlflow_experiment"]["fp32"] == "llmtrack"
+    assert str(table["start_time"].dtype) == "datetime64[ms, UTC]"
+    assert table["start_time"]["fp32"] == pd.Timestamp(1_790_000_000_500, unit="ms", tz="UTC")
+    assert not [name for name in table.columns if name.startswith("series/") or name.endswith((".low", ".high"))]
 
 
 @pytest.mark.slow(1)
@@ -131,11 +131,11 @@ def test_a_study_is_found_by_its_id_by_its_runs_id_or_as_the_latest(filled, uri)
 
 @pytest.mark.slow(1)
 def test_studies_are_read_with_their_settings(filled, uri):
-    found = studies(tracking_uri=uri).set_index("experiment")
-    assert found["cfg.n"].dtype == "Int64"
-    assert found["cfg.n"]["precision"] == 3
-    assert found["question"]["precision"] == "Which dtype?"
-    assert found["status"].to_dict() == {"perplexity": "FINISHED", "precision": "FAILED"}
+    table = studies(tracking_uri=uri).set_index("experiment")
+    assert table["cfg.n"].dtype == "Int64"
+    assert table["cfg.n"]["precision"] == 3
+    assert table["question"]["precision"] == "Which dtype?"
+    assert table["status"].to_dict() == {"perplexity": "FINISHED", "precision": "FAILED"}
 
 
 @pytest.mark.slow(1)
@@ -154,8 +154,8 @@ def test_filters_by_time(tracker, uri):
 
 @pytest.mark.slow(1)
 def test_chosen_columns(filled, uri):
-    found = runs(tracking_uri=uri, columns=["scenario", "tokens_per_sec", "env.cpu"])
-    assert list(found.columns) == ["scenario", "tokens_per_sec", "env.cpu"]
+    table = runs(tracking_uri=uri, columns=["scenario", "tokens_per_sec", "env.cpu"])
+    assert list(table.columns) == ["scenario", "tokens_per_sec", "env.cpu"]
     with pytest.raises(UsageError, match=r"no column 'token_per_sec': did you mean tokens_per_sec"):
         runs(tracking_uri=uri, columns=["token_per_sec"])
     with pytest.raises(UsageError, match=r"did you mean .*env\.cpu"):
@@ -186,14 +186,14 @@ def test_an_invalid_filter_gives_one_line_with_a_remedy(filled, uri, filters, me
 
 @pytest.mark.slow(1)
 def test_an_empty_result_has_the_same_columns_and_types(tracker, uri):
-    found = runs(tracking_uri=uri)
-    assert len(found) == 0
+    empty = runs(tracking_uri=uri)
+    assert len(empty) == 0
     tracker.log(tracker.start_study("e", "q", {}, {}), measurement())
     full = runs(tracking_uri=uri)
-    assert set(found.columns) <= set(full.columns)
-    for name in found.columns:
-        assert found[name].dtype == full[name].dtype, name
-    assert set(found.columns) == {*ID_COLUMNS, *schema.PARAM_BY_NAME, *schema.METRIC_BY_NAME}
+    assert set(empty.columns) <= set(full.columns)
+    for name in empty.columns:
+        assert empty[name].dtype == full[name].dtype, name
+    assert set(empty.columns) == {*ID_COLUMNS, *schema.PARAM_BY_NAME, *schema.METRIC_BY_NAME}
 
 
 @pytest.mark.slow(1)
@@ -237,17 +237,17 @@ def test_clashing_names_get_a_prefix_and_unknown_values_a_type(tracker, uri):
     study = tracker.start_study("e", "q", {}, {})
     tracker.log(study, measurement("a", facts=facts, metrics={"run_id": 1.0, "loss": 2.0}))
     tracker.log(study, measurement("b", facts={"mixed": "1,2", "max_new_tokens": "many"}))
-    found = runs(tracking_uri=uri).set_index("scenario", drop=False)
-    assert found["params.status"]["a"] == "mine"
-    assert found["status"]["a"] == "FINISHED"
-    assert found["params.loss"]["a"] == "mse"
-    assert found["loss"]["a"] == 2.0
-    assert found["metrics.run_id"]["a"] == 1.0
-    assert found["heads"].dtype == "Int64"
-    assert found["scale"].dtype == "float64"
-    assert found["tied"].dtype == "boolean"
-    assert list(found["mixed"][["a", "b"]]) == ["1", "1,2"]
-    assert list(found["max_new_tokens"][["a", "b"]]) == ["8", "many"]
+    table = runs(tracking_uri=uri).set_index("scenario", drop=False)
+    assert table["params.status"]["a"] == "mine"
+    assert table["status"]["a"] == "FINISHED"
+    assert table["params.loss"]["a"] == "mse"
+    assert table["loss"]["a"] == 2.0
+    assert table["metrics.run_id"]["a"] == 1.0
+    assert table["heads"].dtype == "Int64"
+    assert table["scale"].dtype == "float64"
+    assert table["tied"].dtype == "boolean"
+    assert list(table["mixed"][["a", "b"]]) == ["1", "1,2"]
+    assert list(table["max_new_tokens"][["a", "b"]]) == ["8", "many"]
 
 
 @pytest.mark.slow(1)
@@ -258,9 +258,9 @@ def test_all_pages_are_read_once_and_foreign_runs_excluded(uri):
     first = client.create_run(number, run_name="r", tags=tags, start_time=1_000)
     clone(uri, first.info.run_id, range(1_001, 2_200))
     client.create_run(number, run_name="someone else's")
-    found = runs(tracking_uri=uri)
-    assert len(found) == 1_200
-    assert found["run_id"].is_unique
+    table = runs(tracking_uri=uri)
+    assert len(table) == 1_200
+    assert table["run_id"].is_unique
 
 
 def clone(uri: str, run_id: str, start_times: Iterable[int]) -> None:
@@ -268,8 +268,8 @@ def clone(uri: str, run_id: str, start_times: Iterable[int]) -> None:
     with sqlite3.connect(uri.removeprefix("sqlite:///")) as database:
         for table in ("runs", "tags"):
             columns = [row[1] for row in database.execute(f"pragma table_info({table})")]
-            given = {"run_uuid": ":uuid", "start_time": ":start"}
-            chosen = ", ".join(given.get(name, name) for name in columns)
+            changed = {"run_uuid": ":uuid", "start_time": ":start"}
+            chosen = ", ".join(changed.get(name, name) for name in columns)
             statement = f"insert into {table} ({', '.join(columns)}) select {chosen} from {table} where run_uuid = :of"
             rows = [{"uuid": f"{n:032x}", "start": start, "of": run_id} for n, start in enumerate(start_times)]
             database.executemany(statement, rows)
@@ -279,6 +279,6 @@ def test_foreign_runs_are_read_on_request(uri):
     client = MlflowClient(uri)
     run = client.create_run("0", run_name="theirs")
     client.log_batch(run.info.run_id, [Metric("acc", 0.5, 1, 0)], [Param("lr", "0.1")], [RunTag("a", "b")])
-    found = runs(kind=None, tracking_uri=uri)
-    assert (found["lr"][0], found["acc"][0]) == (0.1, 0.5)
-    assert found["kind"][0] is pd.NA
+    table = runs(kind=None, tracking_uri=uri)
+    assert (table["lr"][0], table["acc"][0]) == (0.1, 0.5)
+    assert table["kind"][0] is pd.NA

@@ -35,10 +35,10 @@ def test_each_reading_has_all_runs_written_before(filled, uri, monkeypatch, read
         monkeypatch.setattr(direct, "read", lambda *_: None)
     monkeypatch.setattr(source, "PAGE", 10)
     monkeypatch.setattr(source, "_FIRST_PAGE", 10)
-    found = read_while_writing(uri, writers=1, readings=2, context=processes())
-    assert found[-1].rows > 40
-    assert [each.rows for each in found] == sorted(each.rows for each in found)
-    assert {(each.missing, each.twice) for each in found} == {(0, 0)}
+    results = read_while_writing(uri, writers=1, readings=2, context=processes())
+    assert results[-1].rows > 40
+    assert [reading.rows for reading in results] == sorted(reading.rows for reading in results)
+    assert {(reading.missing, reading.twice) for reading in results} == {(0, 0)}
 
 
 pytestmark = pytest.mark.slow(5)

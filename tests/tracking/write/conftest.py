@@ -11,7 +11,7 @@ from llmtrack.tracking.write.tracker import Tracker
 
 
 @pytest.fixture(params=["sqlite", "server"])
-def tracker_and_uri(request: pytest.FixtureRequest, tmp_path: Path, said: list[str]) -> tuple[Tracker, str]:
+def tracker_and_uri(request: pytest.FixtureRequest, tmp_path: Path, messages: list[str]) -> tuple[Tracker, str]:
     """A tracker of an MLflow experiment of its own, and the address of its store."""
     uri = request.getfixturevalue("uri") if request.param == "sqlite" else request.getfixturevalue("server").uri
-    return Tracker.open(uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", said.append), uri
+    return Tracker.open(uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", messages.append), uri

@@ -30,12 +30,12 @@ def columns(schema: str) -> list[tuple[str, str]]:
 
 
 def test_a_prompt_set_is_identified_by_its_texts_which_are_not_tracked():
-    found = prompt_set(("secret one", "two"))
-    assert (found.name, found.context, json.loads(found.profile)) == ("2 prompts", "evaluation", {"num_rows": 2})
-    assert columns(found.schema) == [("prompt", "string")]
-    assert found.digest == prompt_set(["secret one", "two"]).digest
-    assert found.digest not in (prompt_set(("two", "secret one")).digest, prompt_set(("secret one",)).digest)
-    assert "secret" not in str(found)
+    dataset = prompt_set(("secret one", "two"))
+    assert (dataset.name, dataset.context, json.loads(dataset.profile)) == ("2 prompts", "evaluation", {"num_rows": 2})
+    assert columns(dataset.schema) == [("prompt", "string")]
+    assert dataset.digest == prompt_set(["secret one", "two"]).digest
+    assert dataset.digest not in (prompt_set(("two", "secret one")).digest, prompt_set(("secret one",)).digest)
+    assert "secret" not in str(dataset)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_a_prompt_set_is_identified_by_its_texts_which_are_not_tracked():
     [("my_texts.jsonl", "local", {"uri": "my_texts.jsonl"}), ("builtin", "code", None), ("pydoc", "code", None)],
 )
 def test_a_corpus_has_a_schema_and_a_source_that_mlflow_can_read(name, source_type, source):
-    found = corpus_of({"corpus": name, "corpus_digest": "d"}, {})
-    assert (found.identity, found.source_type, columns(found.schema)) == (
+    dataset = corpus_of({"corpus": name, "corpus_digest": "d"}, {})
+    assert (dataset.identity, dataset.source_type, columns(dataset.schema)) == (
         (name, "d"),
         source_type,
         [("text", "string")],
     )
-    read = mlflow.data.get_source(datasets.entity(found))
+    read = mlflow.data.get_source(datasets.entity(dataset))
     assert read._get_source_type() == source_type
     assert source is None or read.to_dict() == source
 
@@ -60,7 +60,7 @@ def test_the_digest_may_be_a_tag():
 
 
 def names(task, params) -> list[tuple[str, str]]:
-    return [(each.name, each.context) for each in data_sets_of(Scenario("s", Variant("m"), task), params)]
+    return [(dataset.name, dataset.context) for dataset in data_sets_of(Scenario("s", Variant("m"), task), params)]
 
 
 def test_the_inputs_of_a_scenario_are_prompts_corpus_and_calibration_text():
@@ -80,9 +80,9 @@ def test_credentials_are_redacted_in_inputs():
 
 
 def read_by(tracker: Tracker, run_id: str) -> dict[tuple[str, str], str]:
-    found = MlflowClient(tracker.tracking_uri).get_run(run_id).inputs.dataset_inputs
-    assert len({(each.dataset.name, each.dataset.digest) for each in found}) == len(found)
-    contexts = {(each.dataset.name, each.dataset.digest): each.tags for each in found}
+    inputs = MlflowClient(tracker.tracking_uri).get_run(run_id).inputs.dataset_inputs
+    assert len({(used.dataset.name, used.dataset.digest) for used in inputs}) == len(inputs)
+    contexts = {(used.dataset.name, used.dataset.digest): used.tags for used in inputs}
     return {key: tag.value for key, tags in contexts.items() for tag in tags if tag.key == "mlflow.data.context"}
 
 
@@ -99,16 +99,16 @@ def test_runs_have_their_inputs_and_study_and_suite_all_of_them(tracker):
     scored = [tracker.log(study, measurement(name, scenario=perplexity(name), facts=CORPUS)) for name in ("a", "b")]
     assert read_by(tracker, timed) == read_by(tracker, failed) == dict([PROMPTS])
     assert [read_by(tracker, run_id) for run_id in scored] == [dict([TEXT])] * 2
-    for each in (study, suite):
-        assert read_by(tracker, tracker.finish_study(each, "finished")) == dict([PROMPTS, TEXT])
+    for parent in (study, suite):
+        assert read_by(tracker, tracker.finish_study(parent, "finished")) == dict([PROMPTS, TEXT])
     client = MlflowClient(tracker.tracking_uri)
     by_dataset = client.search_runs([study.experiment_id], f"dataset.digest = '{CORPUS['corpus_digest']}'")
     assert {run.info.run_id for run in by_dataset} == {*scored, study.run_id, suite.run_id}
 
 
 @pytest.mark.slow(2)
-def test_inputs_reach_a_server_and_survive_the_spool(server, line, tmp_path, said):
-    tracker = Tracker.open(line.uri, "inputs", tmp_path / "spool", said.append)
+def test_inputs_reach_a_server_and_survive_the_spool(server, line, tmp_path, messages):
+    tracker = Tracker.open(line.uri, "inputs", tmp_path / "spool", messages.append)
     study = start_study(tracker)
     line.down()
     assert tracker.log(study, measurement(facts=CORPUS)) is None

@@ -50,27 +50,27 @@ def test_mlflow_loads_the_tables_of_two_runs_together(tracker_and_uri):
     mlflow.set_tracking_uri(uri)
     try:
         mlflow.set_experiment(experiment_id=study.experiment_id)
-        found = mlflow.load_table(TABLE, run_ids=run_ids, extra_columns=["run_id"])
+        table = mlflow.load_table(TABLE, run_ids=run_ids, extra_columns=["run_id"])
     finally:
         mlflow.set_tracking_uri(None)
-    of_first = found[found["document"] == ITEMS[0].name].set_index("run_id")["perplexity"]
+    of_first = table[table["document"] == ITEMS[0].name].set_index("run_id")["perplexity"]
     assert of_first.astype(float).to_dict() == dict(zip(run_ids, [8.5, 11.0], strict=True))
 
 
 def test_prompts_and_their_outputs_are_a_table_of_their_own():
-    made = (
+    generations = (
         Generation("Once", "upon a time", 1, 3, 0.0, 1.5, None, 1, 1),
         Generation("A", "b", 1, 1, 0.0, 1.0, 0.5, 1, 1),
     )
-    record = scenario_record(scored(generations=made), StudyContext("study-1", "perplexity"), traces=1)
+    record = scenario_record(scored(generations=generations), StudyContext("study-1", "perplexity"), traces=1)
     assert json.loads(record.texts[GENERATIONS]) == {
         "columns": ["prompt", "output", "seconds", "first_token_s", "new_tokens"],
         "data": [["Once", "upon a time", 1.5, None, 3]],
     }
-    assert [each["path"] for each in json.loads(record.tags[TABLES_TAG])] == [TABLE, GENERATIONS]
+    assert [table["path"] for table in json.loads(record.tags[TABLES_TAG])] == [TABLE, GENERATIONS]
     assert (
         GENERATIONS
-        not in scenario_record(scored(generations=made), StudyContext("study-1", "perplexity"), traces=0).texts
+        not in scenario_record(scored(generations=generations), StudyContext("study-1", "perplexity"), traces=0).texts
     )
 
 
@@ -82,5 +82,5 @@ def test_a_table_survives_the_spool(tracker, uri, monkeypatch):
         run_id = tracker.log(study, scored())
     assert sync.sync(tracker.spool.folder).left == 0
     client = mlflow.MlflowClient(uri)
-    assert TABLE in {each.path for each in client.list_artifacts(run_id)}
+    assert TABLE in {artifact.path for artifact in client.list_artifacts(run_id)}
     assert json.loads(client.get_run(run_id).data.tags[TABLES_TAG])[0]["path"] == TABLE

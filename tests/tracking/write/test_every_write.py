@@ -50,22 +50,22 @@ class Failing:
 
     def _opened(self, real):
         def call(file, mode="r", *arguments, **keywords):
-            found = real(file, mode, *arguments, **keywords)
+            opened = real(file, mode, *arguments, **keywords)
             if not {*mode} & {*"wax+"}:
-                return found
+                return opened
             self.check()
-            write = found.write
+            write = opened.write
 
             def halved(text):
                 try:
                     self.check()
                 except OSError:
                     write(text[: len(text) // 2])
-                    found.flush()
+                    opened.flush()
                     raise
                 return write(text)
 
-            return Halved(found, halved)
+            return Halved(opened, halved)
 
         return call
 
@@ -144,29 +144,29 @@ def test_the_spool_keeps_every_record(tmp_path, monkeypatch, code, lasting):
         first, second, third = (spool.put(entry(str(i)), {"a.txt": b"a" * 10}) for i in range(3))
         stored = {first.name, second.name, third.name}
         failure = failing()
-        for each in (entry("3"), entry("4"), dataclasses.replace(third, run_id="r2")):
+        for fresh in (entry("3"), entry("4"), dataclasses.replace(third, run_id="r2")):
             with contextlib.suppress(TrackingError):
-                stored.add(spool.put(each, {"b/c.txt": b"b" * 20}).name)
-        with spool.claim(first.name, 1) as found:
-            if found is not None:
+                stored.add(spool.put(fresh, {"b/c.txt": b"b" * 20}).name)
+        with spool.claim(first.name, 1) as claimed:
+            if claimed is not None:
                 with contextlib.suppress(OSError):
-                    spool.update(dataclasses.replace(found, run_id="r1"))
-        with spool.claim(second.name, 1) as found:
-            if found is not None:
+                    spool.update(dataclasses.replace(claimed, run_id="r1"))
+        with spool.claim(second.name, 1) as claimed:
+            if claimed is not None:
                 try:
-                    spool.remove(found)
+                    spool.remove(claimed)
                     stored.remove(second.name)
                 except OSError:
                     pass
         spool.sweep()
 
         def check():
-            again = Spool(spool.folder, pytest.fail)
-            assert stored <= {*again.names()}
+            reopened = Spool(spool.folder, pytest.fail)
+            assert stored <= {*reopened.names()}
             for name in stored:
-                assert again.peek(name).has_files
-                assert any(again.files_of(again.peek(name)).rglob("*.txt"))
-            assert again.corrupt() == []
+                assert reopened.peek(name).has_files
+                assert any(reopened.files_of(reopened.peek(name)).rglob("*.txt"))
+            assert reopened.corrupt() == []
             return failure.hit
 
         return check

@@ -68,37 +68,37 @@ def check_complete(tracker: Tracker, study) -> None:
 
 
 @pytest.mark.slow(1)
-def test_a_small_disk_that_fills_up_loses_nothing(uri, small_disk, tmp_path, said):
-    tracker = Tracker.open(uri, spool=small_disk / "spool", notify=said.append)
+def test_a_small_disk_that_fills_up_loses_nothing(uri, small_disk, tmp_path, messages):
+    tracker = Tracker.open(uri, spool=small_disk / "spool", notify=messages.append)
     study = start(tracker)
     (small_disk / "filler").write_bytes(b"x" * 40_000)
     tracker.log(study, measurement())
     tracker.log(study, failure("p128"))
     finish(tracker, study, tmp_path)
     check_complete(tracker, study)
-    (line,) = said
+    (line,) = messages
     assert "No space left" in line
     assert "directly" in line
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize("kept", ["a file", "no such place"])
-def test_a_folder_that_cannot_be_created_loses_nothing(uri, tmp_path, said, kept):
+@pytest.mark.parametrize("place", ["a file", "no such place"])
+def test_a_folder_that_cannot_be_created_loses_nothing(uri, tmp_path, messages, place):
     (tmp_path / "file").write_text("")
-    folder = tmp_path / "file" / "spool" if kept == "a file" else Path("/proc/nowhere/spool")
-    tracker = Tracker.open(uri, spool=folder, notify=said.append)
+    folder = tmp_path / "file" / "spool" if place == "a file" else Path("/proc/nowhere/spool")
+    tracker = Tracker.open(uri, spool=folder, notify=messages.append)
     study = start(tracker)
     tracker.log(study, measurement())
     tracker.log(study, measurement())  # The same outcome, logged twice.
     tracker.log(study, failure("p128"))
     finish(tracker, study, tmp_path)
     check_complete(tracker, study)
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("step", ["update", "remove"])
-def test_a_spool_that_becomes_read_only_meanwhile_loses_nothing(tracker, tmp_path, monkeypatch, said, step):
+def test_a_spool_that_becomes_read_only_meanwhile_loses_nothing(tracker, tmp_path, monkeypatch, messages, step):
     study = start(tracker)
     monkeypatch.setattr(Spool, step, read_only)
     tracker.log(study, measurement())
@@ -109,8 +109,8 @@ def test_a_spool_that_becomes_read_only_meanwhile_loses_nothing(tracker, tmp_pat
     assert tracker.spool.names() == []
 
 
-def test_a_full_disk_ends_the_run_and_reports_lost_artifacts(uri, tmp_path, monkeypatch, said):
-    tracker = Tracker.open(uri, spool=Path("/proc/nowhere"), notify=said.append)
+def test_a_full_disk_ends_the_run_and_reports_lost_artifacts(uri, tmp_path, monkeypatch, messages):
+    tracker = Tracker.open(uri, spool=Path("/proc/nowhere"), notify=messages.append)
     study = start(tracker)
     monkeypatch.setattr(pushing.tempfile, "TemporaryDirectory", no_space)
     tracker.log(study, measurement())
@@ -119,13 +119,13 @@ def test_a_full_disk_ends_the_run_and_reports_lost_artifacts(uri, tmp_path, monk
     assert run.info.status == "FINISHED"
     assert run.data.metrics["tokens_per_sec"] == 10.25
     assert MlflowClient(uri).get_run(study.run_id).info.status == "FAILED"
-    assert any("p64" in line and "lost" in line for line in said)
-    assert any("table.md, plots/plot.png" in line for line in said)
-    assert not any("cannot be reached" in line for line in said)
+    assert any("p64" in line and "lost" in line for line in messages)
+    assert any("table.md, plots/plot.png" in line for line in messages)
+    assert not any("cannot be reached" in line for line in messages)
 
 
-def test_without_spool_and_store_the_loss_is_an_error(uri, monkeypatch, said):
-    tracker = Tracker.open(uri, spool=Path("/proc/nowhere"), notify=said.append)
+def test_without_spool_and_store_the_loss_is_an_error(uri, monkeypatch, messages):
+    tracker = Tracker.open(uri, spool=Path("/proc/nowhere"), notify=messages.append)
     study = start(tracker)
     monkeypatch.setattr(MlflowClient, "create_run", lambda *a, **k: (_ for _ in ()).throw(ConnectionError("down")))
     with pytest.raises(TrackingError, match="LLMTRACK_SPOOL"):

@@ -87,7 +87,7 @@ def test_each_batch_of_steps_is_one_request(tracker, monkeypatch):
 
 
 @pytest.mark.slow(1)
-def test_steps_that_failed_are_written_with_the_outcome(tracker, uri, monkeypatch, said):
+def test_steps_that_failed_are_written_with_the_outcome(tracker, uri, monkeypatch, messages):
     study = start(tracker)
     run_id = begin(tracker, study)
     tracker.log_steps(KEY, rows(1, 2))
@@ -104,7 +104,7 @@ def test_steps_that_failed_are_written_with_the_outcome(tracker, uri, monkeypatc
     tracker.delivery._retry_at = 0.0
     assert tracker.log(study, done(rows(1, 6))) == run_id
     assert history(uri, run_id) == EXPECTED
-    assert any("cannot be reached" in line for line in said)
+    assert any("cannot be reached" in line for line in messages)
 
 
 @pytest.mark.slow(1)
@@ -144,7 +144,7 @@ def test_an_interrupted_and_resumed_training_is_one_run(uri, tmp_path):
 
 
 @pytest.mark.slow(1)
-def test_everything_is_spooled_without_a_store_and_sent_once(uri, tmp_path, monkeypatch, said):
+def test_everything_is_spooled_without_a_store_and_sent_once(uri, tmp_path, monkeypatch, messages):
     from llmtrack.tracking import store, store_errors
     from llmtrack.tracking.write import sync
 
@@ -153,7 +153,7 @@ def test_everything_is_spooled_without_a_store_and_sent_once(uri, tmp_path, monk
 
     with monkeypatch.context() as away:
         away.setattr(store, "open_store", refuse)
-        tracker = Tracker.open(uri, spool=tmp_path / "spool", notify=said.append)
+        tracker = Tracker.open(uri, spool=tmp_path / "spool", notify=messages.append)
         study = start(tracker)
         assert begin(tracker, study) is None
         tracker.log_steps(KEY, rows(1, 3))
@@ -161,10 +161,10 @@ def test_everything_is_spooled_without_a_store_and_sent_once(uri, tmp_path, monk
         tracker.finish_study(study, "finished")
     assert len(tracker.spool.names()) == 2, "the study and the training, not one record for each thing told"
     for _ in range(2):
-        sync.sync(tmp_path / "spool", uri, said.append)
-    found = runs(tracking_uri=uri)
-    assert found["status"].tolist() == ["FINISHED"]
-    assert history(uri, found["run_id"][0]) == EXPECTED
+        sync.sync(tmp_path / "spool", uri, messages.append)
+    table = runs(tracking_uri=uri)
+    assert table["status"].tolist() == ["FINISHED"]
+    assert history(uri, table["run_id"][0]) == EXPECTED
 
 
 def test_non_finite_values_are_omitted(tracker, uri):
@@ -183,7 +183,9 @@ def test_files_of_a_measurement_become_artifacts(tracker, uri, tmp_path):
     study = start(tracker)
     begin(tracker, study)
     run_id = tracker.log(study, done((), files={"checkpoint/config.json": str(tmp_path / "config.json")}))
-    assert [each.path for each in MlflowClient(uri).list_artifacts(run_id, "checkpoint")] == ["checkpoint/config.json"]
+    assert [artifact.path for artifact in MlflowClient(uri).list_artifacts(run_id, "checkpoint")] == [
+        "checkpoint/config.json"
+    ]
 
 
 @pytest.mark.slow(1)
@@ -195,7 +197,7 @@ def test_a_checkpoint_is_downloaded_once_or_reported_missing(tracker, uri, tmp_p
 
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     study = start(tracker)
-    files = {f"checkpoint/{each.name}": str(each) for each in tiny_model_dir.iterdir()}
+    files = {f"checkpoint/{file.name}": str(file) for file in tiny_model_dir.iterdir()}
     run_id = tracker.log(study, done((), files=files))
     spec = f"runs:/{run_id}/{path}"
     scenario = dataclasses.replace(TRAINING, variant=Variant(spec))

@@ -44,7 +44,7 @@ def test_a_logged_model_is_loaded_back_and_generates(tracker, tmp_path, monkeypa
     run_id = runs["onnx-int8-weight-only"]
     model = mlflow.pyfunc.load_model(f"runs:/{run_id}/model")
     texts = model.predict(["The harbour wakes", "A"], params={"max_new_tokens": 5})
-    variant = next(each.variant for each in experiment.scenarios if each.name == "onnx-int8-weight-only")
+    variant = next(s.variant for s in experiment.scenarios if s.name == "onnx-int8-weight-only")
     engine = load_variant(variant)
     requests = [
         GenerateRequest((tuple(engine.encode(text)),), 5, ignore_eos=False) for text in ("The harbour wakes", "A")
@@ -54,7 +54,7 @@ def test_a_logged_model_is_loaded_back_and_generates(tracker, tmp_path, monkeypa
     assert all(texts)
     # What is not asked for is not logged: the baseline's run has no model.
     base = runs["torch-float32"]
-    assert "model" not in {each.path for each in mlflow.MlflowClient().list_artifacts(base)}
+    assert "model" not in {file.path for file in mlflow.MlflowClient().list_artifacts(base)}
 
 
 @pytest.mark.slow(1)

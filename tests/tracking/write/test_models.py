@@ -52,8 +52,8 @@ def measurement(name: str = "p64", **changes):
 
 
 def way(name: str = "p64", **changes):
-    given = {"facts": LOADED, "tags": {"weights_digest": "w1", "tokenizer_digest": "t1"}, **changes}
-    return configuration_of(scenario_record(measurement(name, **given), STUDY))
+    values = {"facts": LOADED, "tags": {"weights_digest": "w1", "tokenizer_digest": "t1"}, **changes}
+    return configuration_of(scenario_record(measurement(name, **values), STUDY))
 
 
 def logged_models(uri: str, experiment_id: str, text: str | None = None):
@@ -68,13 +68,13 @@ def bound(model) -> dict[tuple[str, str], float]:
 
 
 def test_a_configuration_has_a_readable_name_its_settings_and_digests():
-    found = way()
-    assert found.name == "smollm2 · onnx int8-weight-only · 2 threads"
-    assert found.params == {name: str(value) for name, value in LOADED.items()}
-    assert found.tags == {
+    configuration = way()
+    assert configuration.name == "smollm2 · onnx int8-weight-only · 2 threads"
+    assert configuration.params == {name: str(value) for name, value in LOADED.items()}
+    assert configuration.tags == {
         "llmtrack.digest.weights_digest": "w1",
         "llmtrack.digest.tokenizer_digest": "t1",
-        "llmtrack.way": found.key,
+        "llmtrack.way": configuration.key,
     }
 
 
@@ -162,7 +162,7 @@ def test_metrics_are_linked_to_the_configuration_and_the_scored_text(tracker_and
         **dict.fromkeys(QUALITY, tuple(CORPUS.values())),
     }
 
-    again = tracker.log(study, measurement("p128", facts=LOADED, metrics={"decode_tokens_per_sec": 40.0}))
+    second = tracker.log(study, measurement("p128", facts=LOADED, metrics={"decode_tokens_per_sec": 40.0}))
     other = tracker.log(
         study, measurement("t1", facts={**LOADED, "threads": 1}, metrics={"decode_tokens_per_sec": 30.0})
     )
@@ -180,18 +180,18 @@ def test_metrics_are_linked_to_the_configuration_and_the_scored_text(tracker_and
     )
     assert bound(same) == {
         **{(key, first): value for key, value in (SPEED | QUALITY | INTERVAL).items()},
-        ("decode_tokens_per_sec", again): 40.0,
+        ("decode_tokens_per_sec", second): 40.0,
         ("load_time_s", scored): 2.0,
     }
     (of_scoring,) = (metric for metric in same.metrics if metric.key == "load_time_s")
     assert (of_scoring.dataset_name, of_scoring.dataset_digest) == tuple(CORPUS.values())
-    assert {used.model_id for used in client.get_run(again).inputs.model_inputs} == {same.model_id}
+    assert {used.model_id for used in client.get_run(second).inputs.model_inputs} == {same.model_id}
     (slow,) = logged_models(uri, study.experiment_id, "params.threads = '1'")
     assert bound(slow) == {("decode_tokens_per_sec", other): 30.0}
 
     uris = llmtrack.runs(study=study.study_id, tracking_uri=uri).set_index("run_id")["model_uri"]
     assert uris.to_dict() == {
-        **dict.fromkeys([first, again, scored], f"models:/{same.model_id}"),
+        **dict.fromkeys([first, second, scored], f"models:/{same.model_id}"),
         other: f"models:/{slow.model_id}",
     }
 
@@ -207,8 +207,8 @@ def test_logged_models_are_found_by_mlflows_search(tracker_and_uri):
     try:
 
         def names(text: str, **more) -> set[str]:
-            found = mlflow.search_logged_models([study.experiment_id], text, output_format="list", **more)
-            return {model.name for model in found}
+            matches = mlflow.search_logged_models([study.experiment_id], text, output_format="list", **more)
+            return {model.name for model in matches}
 
         fast = {"smollm2 · onnx int8-weight-only · 2 threads"}
         assert names("metrics.decode_tokens_per_sec > 50") == fast
@@ -274,9 +274,9 @@ def test_a_crash_at_any_call_leaves_one_logged_model_with_each_metric_once(
 
 
 @pytest.mark.slow(3)
-def test_records_sent_later_are_linked_to_the_same_logged_model(server, line, tmp_path, said, spooled):
+def test_records_sent_later_are_linked_to_the_same_logged_model(server, line, tmp_path, messages, spooled):
     experiment = f"e-{uuid.uuid4().hex[:8]}"
-    tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
+    tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", messages.append)
     study = start_study(tracker)
     tracker.log(study, measurement("before", facts=LOADED, metrics=SPEED))
     line.down()
@@ -294,9 +294,9 @@ def test_records_sent_later_are_linked_to_the_same_logged_model(server, line, tm
 def test_eight_writers_at_once_share_one_logged_model_per_configuration(tracker_and_uri, tmp_path):
     tracker, uri = tracker_and_uri
     at_once(_track_two_configurations, uri, tracker.delivery.experiment, tmp_path, number=8)
-    found = logged_models(uri, tracker.delivery.experiment_id)
-    assert {model.params["threads"]: len(bound(model)) for model in found} == {"1": 8, "2": 8}
-    assert len(found) == 2
+    logged = logged_models(uri, tracker.delivery.experiment_id)
+    assert {model.params["threads"]: len(bound(model)) for model in logged} == {"1": 8, "2": 8}
+    assert len(logged) == 2
 
 
 def _track_two_configurations(uri: str, experiment: str, folder: Path) -> None:
@@ -344,25 +344,27 @@ def test_a_deleted_logged_model_is_replaced_by_a_new_one(tracker):
 
 def _without_logged_models(patch: pytest.MonkeyPatch) -> list[str]:
     """Let MLflow answer like a server without logged models; return the list of its calls."""
-    asked: list[str] = []
+    requests: list[str] = []
 
     def unknown(self, experiment_ids, filter_string=None, **more):
-        asked.append(filter_string or "")
+        requests.append(filter_string or "")
         raise MlflowException("API request to endpoint failed with error code 404 != 200", ENDPOINT_NOT_FOUND)
 
     patch.setattr(MlflowClient, "search_logged_models", unknown)
-    return asked
+    return requests
 
 
 @pytest.mark.slow(1)
-def test_a_store_without_logged_models_gets_everything_else_and_is_asked_once(tracker, uri, monkeypatch, said, spooled):
-    asked = _without_logged_models(monkeypatch)
+def test_a_store_without_logged_models_gets_everything_else_and_is_asked_once(
+    tracker, uri, monkeypatch, messages, spooled
+):
+    requests = _without_logged_models(monkeypatch)
     study = start_study(tracker)
     run_ids = [tracker.log(study, measurement(name, facts=LOADED, metrics=SPEED)) for name in ("a", "b")]
-    assert (None in run_ids, said, spooled(), len(asked)) == (False, [], [], 1)
-    found = llmtrack.runs(study=study.study_id, tracking_uri=uri)
-    assert list(found["decode_tokens_per_sec"]) == [60.5, 60.5]
-    assert found["model_uri"].isna().all()
+    assert (None in run_ids, messages, spooled(), len(requests)) == (False, [], [], 1)
+    table = llmtrack.runs(study=study.study_id, tracking_uri=uri)
+    assert list(table["decode_tokens_per_sec"]) == [60.5, 60.5]
+    assert table["model_uri"].isna().all()
 
 
 @contextmanager
@@ -402,7 +404,7 @@ def test_the_doctor_reports_what_a_store_does_not_support(uri, monkeypatch):
     assert (_tracking().state, _tracking().remedy) == ("ok", "" if traces._version_here() >= (3, 3) else TRACES)
     with _old_server() as old:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", old)
-        found = _tracking()
-        assert (found.state, found.text) == ("ok", old)
-        assert found.remedy.startswith("it has no logged models")
-        assert "\n" not in found.remedy
+        finding = _tracking()
+        assert (finding.state, finding.text) == ("ok", old)
+        assert finding.remedy.startswith("it has no logged models")
+        assert "\n" not in finding.remedy

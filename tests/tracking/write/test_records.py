@@ -93,10 +93,10 @@ def test_params_are_those_of_the_request_that_are_set():
     assert params["min_repeats"] == 5
     assert "revision" not in params
     assert "prompts" not in params
-    asked = params_of(perplexity())
-    assert (asked["task"], asked["protocol"], asked["max_length"]) == ("perplexity", "documents", 512)
-    assert "warmup" not in asked
-    assert "verbose" not in asked
+    of_scoring = params_of(perplexity())
+    assert (of_scoring["task"], of_scoring["protocol"], of_scoring["max_length"]) == ("perplexity", "documents", 512)
+    assert "warmup" not in of_scoring
+    assert "verbose" not in of_scoring
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_a_spread_survives_its_tag_up_to_the_size_limit():
     own, tags = packed.split_spread({"loss": 1.0, **metrics, "spread/odd.mean": float("nan")})
     assert own == {"loss": 1.0}
     assert len(tags[packed.SPREAD]) <= MAX_TAG_VALUE
-    found = packed.join_spread(packed.unpack(tags[packed.SPREAD]))
-    assert 100 < len(found) < len(metrics)
-    assert found == dict.fromkeys(list(metrics)[: len(found)], 1 / 3)
+    restored = packed.join_spread(packed.unpack(tags[packed.SPREAD]))
+    assert 100 < len(restored) < len(metrics)
+    assert restored == dict.fromkeys(list(metrics)[: len(restored)], 1 / 3)
     assert packed.split_spread({"loss": 1.0}) == ({"loss": 1.0}, {})
 
 

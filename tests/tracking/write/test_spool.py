@@ -25,28 +25,28 @@ def entry(name: str = "p64", **changes) -> Entry:
 
 
 @pytest.fixture
-def spool(tmp_path, said) -> Spool:
-    return Spool(tmp_path / "spool", said.append)
+def spool(tmp_path, messages) -> Spool:
+    return Spool(tmp_path / "spool", messages.append)
 
 
 def read(spool: Spool, name: str) -> Entry:
-    with spool.claim(name, 1) as found:
-        assert found is not None
-        return found
+    with spool.claim(name, 1) as claimed:
+        assert claimed is not None
+        return claimed
 
 
 def test_an_entry_can_be_read_by_another_process(spool):
     stored = spool.put(entry(), {"plots/a.png": b"png"})
-    again = Spool(spool.folder)
-    assert again.names() == [stored.name]
-    assert read(again, stored.name) == stored
-    assert (again.files_of(stored) / "plots/a.png").read_bytes() == b"png"
+    reopened = Spool(spool.folder)
+    assert reopened.names() == [stored.name]
+    assert read(reopened, stored.name) == stored
+    assert (reopened.files_of(stored) / "plots/a.png").read_bytes() == b"png"
 
 
 def test_removal_leaves_nothing(spool):
     stored = spool.put(entry(), {"a.txt": b"a"})
-    with spool.claim(stored.name, 1) as found:
-        spool.remove(found)
+    with spool.claim(stored.name, 1) as claimed:
+        spool.remove(claimed)
     assert spool.names() == []
     assert [path.name for path in spool.folder.iterdir() if path.name != "lock"] == []
 
@@ -61,26 +61,26 @@ def test_a_replaced_entry_keeps_its_run_and_files(spool):
     first = spool.put(entry(), {"a.txt": b"a"})
     spool.update(dataclasses.replace(first, attempted=True, run_id="r1"))
     spool.put(dataclasses.replace(entry(), record=dataclasses.replace(first.record, status="KILLED")))
-    found = read(spool, first.name)
-    assert (found.record.status, found.run_id, found.attempted, found.has_files) == (
+    replaced = read(spool, first.name)
+    assert (replaced.record.status, replaced.run_id, replaced.attempted, replaced.has_files) == (
         "KILLED",
         "r1",
         True,
         True,
     )
-    assert (spool.files_of(found) / "a.txt").exists()
+    assert (spool.files_of(replaced) / "a.txt").exists()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "5", '{"format": 0}', '{"format": 1, "record": {}}', "\xff\x00"])
-def test_a_corrupt_entry_is_moved_aside_and_the_others_stay(spool, said, content):
+def test_a_corrupt_entry_is_moved_aside_and_the_others_stay(spool, messages, content):
     bad, good = spool.put(entry("bad")), spool.put(entry("good"))
     (spool.folder / bad.name / "entry.json").write_text(content, encoding="latin-1")
-    with spool.claim(bad.name, 1) as found:
-        assert found is None
+    with spool.claim(bad.name, 1) as claimed:
+        assert claimed is None
     assert spool.names() == [good.name]
     assert list((spool.folder / "corrupt").iterdir())
-    assert len(said) == 1
-    assert "moved to" in said[0]
+    assert len(messages) == 1
+    assert "moved to" in messages[0]
 
 
 STORED = {
@@ -112,9 +112,9 @@ def test_the_stored_format_is_unchanged(spool, omitted):
     folder = spool.folder / "0000000000005-r"
     folder.mkdir(parents=True)
     (folder / "entry.json").write_text(text)
-    found = read(spool, folder.name)
-    assert [type(value) for value in found.record.params.values()] == [int, float, bool, str]
-    spool.update(found)
+    stored = read(spool, folder.name)
+    assert [type(value) for value in stored.record.params.values()] == [int, float, bool, str]
+    spool.update(stored)
     assert (folder / "entry.json").read_text() == text
 
 
@@ -134,7 +134,7 @@ NEWER = [
 
 
 @pytest.mark.parametrize("content", NEWER, ids=["record", "target", "entry", "format"])
-def test_an_entry_of_a_newer_version_is_left_for_it(spool, said, content):
+def test_an_entry_of_a_newer_version_is_left_for_it(spool, messages, content):
     folder = store(spool, content)
     before = (folder / "entry.json").read_bytes()
     with pytest.raises(NewerEntryError, match=r"written by a newer llmtrack \((.*colour.*|format 2)\)") as caught:
@@ -143,7 +143,7 @@ def test_an_entry_of_a_newer_version_is_left_for_it(spool, said, content):
     result = sync(spool.folder)
     assert (result.sent, result.left, result.corrupt, result.problems) == (0, 1, 0, (str(caught.value),))
     assert (folder / "entry.json").read_bytes() == before
-    assert said == []
+    assert messages == []
 
 
 PASSING = ["EMFILE", "ENFILE", "ESTALE", "EIO", "ENOMEM", "EACCES", "ETIMEDOUT"]
@@ -151,12 +151,12 @@ PASSING = ["EMFILE", "ENFILE", "ESTALE", "EIO", "ENOMEM", "EACCES", "ETIMEDOUT"]
 
 @pytest.mark.parametrize("name", PASSING)
 @pytest.mark.parametrize("step", ["read_bytes", "stat", "listdir"])
-def test_a_temporarily_unreadable_entry_stays_and_counts(spool, said, monkeypatch, name, step):
-    kept = sorted(spool.put(entry(each)).name for each in "ab")
-    (spool.folder / kept[0]).touch()
-    os.utime(spool.folder / kept[0], (0, 0))  # so old that a sweep would take what is not whole
+def test_a_temporarily_unreadable_entry_stays_and_counts(spool, messages, monkeypatch, name, step):
+    names = sorted(spool.put(entry(label)).name for label in "ab")
+    (spool.folder / names[0]).touch()
+    os.utime(spool.folder / names[0], (0, 0))  # so old that a sweep would take what is not whole
 
-    def fails(path, *given, **named):
+    def fails(path, *args, **options):
         raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), str(path))
 
     with monkeypatch.context() as patch:
@@ -171,24 +171,24 @@ def test_a_temporarily_unreadable_entry_stays_and_counts(spool, said, monkeypatc
             with pytest.raises((TrackingError, OSError)) if step == "listdir" else contextlib.nullcontext():
                 spool.check_readable()
                 spool.sweep()
-                assert spool.names() == kept
-    assert spool.names() == kept
-    assert [spool.peek(each).name for each in kept] == kept
+                assert spool.names() == names
+    assert spool.names() == names
+    assert [spool.peek(stored).name for stored in names] == names
     assert not spool.set_aside.exists()
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "{", '{"format": true}', '{"format": "2"}'])
-def test_set_aside_entries_are_counted_until_they_are_removed(spool, said, content):
+def test_set_aside_entries_are_counted_until_they_are_removed(spool, messages, content):
     bad = spool.put(entry("bad"))
     (spool.folder / bad.name / "entry.json").write_text(content)
     for _ in range(2):
-        result = sync(spool.folder, notify=said.append)
+        result = sync(spool.folder, notify=messages.append)
         assert (result.sent, result.left, result.corrupt) == (0, 0, 1)
         assert result.problems == (
             f"1 record in {spool.set_aside} cannot be read: look at the entry.json of each, and delete the folder if none is needed",
         )
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 def test_a_readable_entry_that_was_set_aside_is_restored(spool):
@@ -225,29 +225,29 @@ def test_an_entry_in_transit_does_not_block_others(spool, monkeypatch):
     other = Spool(spool.folder)
     with spool.claim(slow.name, 1):
         quick = other.put(entry("quick"))
-        with other.claim(quick.name, 0.1) as found:
-            assert found == quick
-            other.remove(found)
-        with other.claim(slow.name, 0.1) as found:
-            assert found is None
+        with other.claim(quick.name, 0.1) as claimed:
+            assert claimed == quick
+            other.remove(claimed)
+        with other.claim(slow.name, 0.1) as claimed:
+            assert claimed is None
         # The same record anew has to wait for it, and says so when it cannot.
         with pytest.raises(TrackingError, match="another process has held it"):
             other.put(entry("slow"))
         spool.remove(slow)
     assert spool.names() == []
-    again = other.put(entry("slow"))
-    assert read(spool, again.name) == again
+    anew = other.put(entry("slow"))
+    assert read(spool, anew.name) == anew
 
 
 def test_the_remains_of_a_removal_block_nothing(spool):
     stored = spool.put(entry(), {"a.txt": b"a"})
     (spool.folder / stored.name / "entry.json").unlink()
     assert spool.names() == []
-    with spool.claim(stored.name, 1) as found:
-        assert found is None
-    again = spool.put(entry())
-    assert read(spool, again.name) == again
-    assert not (spool.files_of(again) / "a.txt").exists()
+    with spool.claim(stored.name, 1) as claimed:
+        assert claimed is None
+    anew = spool.put(entry())
+    assert read(spool, anew.name) == anew
+    assert not (spool.files_of(anew) / "a.txt").exists()
 
 
 @pytest.mark.slow(1)
@@ -268,24 +268,24 @@ def test_a_record_may_be_sent_while_another_of_its_identity_is_stored(spool, mon
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", replace_late)
-    kept = spool.put(entry())
+    stored = spool.put(entry())
     assert next(in_the_way, None) is None
-    assert spool.names() == [kept.name]
+    assert spool.names() == [stored.name]
 
 
 def _put_often(folder: Path) -> None:
     spool = Spool(folder)
     for _ in range(20):
         stored = spool.put(entry())
-        with spool.claim(stored.name, 5) as found:
-            if found is not None:
-                spool.remove(found)
+        with spool.claim(stored.name, 5) as claimed:
+            if claimed is not None:
+                spool.remove(claimed)
     spool.put(entry())
 
 
 def _exit_by_claim(folder: Path, name: str) -> None:
-    with Spool(folder).claim(name, 0.1) as found:
-        raise SystemExit(7 if found is None else 0)
+    with Spool(folder).claim(name, 0.1) as claimed:
+        raise SystemExit(7 if claimed is None else 0)
 
 
 def test_an_unwritable_folder_is_a_clear_error(tmp_path):

@@ -32,8 +32,8 @@ WITHOUT_STEPS = replace(FIRST, first_token_s=None)
 FACTS = {"model_id": "packaged:tiny", "backend": "torch", "device": "cpu", "dtype": "float32"}
 
 
-def generated(name: str = "p64", made=(FIRST,), **changes):
-    return measurement(name, generations=tuple(made), **{"facts": FACTS, "summaries": {}, **changes})
+def generated(name: str = "p64", generations=(FIRST,), **changes):
+    return measurement(name, generations=tuple(generations), **{"facts": FACTS, "summaries": {}, **changes})
 
 
 def read(uri: str, experiment_id: str, run_id: str | None = None, **more):
@@ -55,7 +55,7 @@ def test_a_generation_is_a_trace_of_its_run_and_logged_model_in_opentelemetrys_n
     run_id = tracker.log(study, generated())
     (trace,) = read(uri, study.experiment_id, run_id)
     (model,) = MlflowClient(uri).search_logged_models([study.experiment_id])
-    assert [each.info.trace_id for each in read(uri, study.experiment_id, model_id=model.model_id)] == [
+    assert [linked.info.trace_id for linked in read(uri, study.experiment_id, model_id=model.model_id)] == [
         trace.info.trace_id
     ]
     assert (trace.info.request_preview, trace.info.response_preview) == (FIRST.prompt, FIRST.text)
@@ -83,15 +83,15 @@ def test_a_generation_is_a_trace_of_its_run_and_logged_model_in_opentelemetrys_n
 def test_several_generations_are_spans_of_one_trace(tracker_and_uri):
     tracker, uri = tracker_and_uri
     study = start_study(tracker)
-    run_id = tracker.log(study, generated(made=(FIRST, SECOND)))
+    run_id = tracker.log(study, generated(generations=(FIRST, SECOND)))
     (trace,) = read(uri, study.experiment_id, run_id)
     assert json.loads(trace.info.request_preview) == [FIRST.prompt, SECOND.prompt]
     assert json.loads(trace.info.response_preview) == [FIRST.text, SECOND.text]
     assert trace.info.execution_duration == 3250, "from the first one's start to the last one's end"
     assert trace.info.token_usage == {"input_tokens": 9, "output_tokens": 34, "total_tokens": 43}
     root, *spans = trace.data.spans
-    assert [each.parent_id for each in spans] == [root.span_id] * 2
-    assert [(each.inputs, each.outputs) for each in spans] == [
+    assert [span.parent_id for span in spans] == [root.span_id] * 2
+    assert [(span.inputs, span.outputs) for span in spans] == [
         (FIRST.prompt, FIRST.text),
         (SECOND.prompt, SECOND.text),
     ]
@@ -103,10 +103,10 @@ def test_several_generations_are_spans_of_one_trace(tracker_and_uri):
 def test_the_number_of_generations_is_bounded_and_may_be_zero(uri, tmp_path, most, spans):
     tracker = Tracker.open(uri, spool=tmp_path / "spool", traces=most)
     study = start_study(tracker)
-    made = [replace(FIRST, prompt=f"prompt {number}") for number in range(20)]
-    run_id = tracker.log(study, generated(made=made))
-    found = read(uri, study.experiment_id, run_id)
-    assert [len(trace.data.spans) for trace in found] == ([] if spans is None else [spans])
+    generations = [replace(FIRST, prompt=f"prompt {number}") for number in range(20)]
+    run_id = tracker.log(study, generated(generations=generations))
+    written = read(uri, study.experiment_id, run_id)
+    assert [len(trace.data.spans) for trace in written] == ([] if spans is None else [spans])
     assert Tracker.open(uri)._traces == DEFAULT_TRACES == 16
 
 
@@ -116,17 +116,17 @@ def test_eight_writers_at_once_write_one_trace_per_run(tracker_and_uri, tmp_path
     at_once(_track_two_runs, uri, tracker.delivery.experiment, tmp_path, number=8)
     experiment_id = tracker.delivery.experiment_id
     runs = MlflowClient(uri).search_runs([experiment_id], "tags.`llmtrack.kind` = 'scenario'")
-    found = read(uri, experiment_id)
-    assert len(runs) == len(found) == 16
-    assert {each.info.trace_metadata["mlflow.sourceRun"] for each in found} == {run.info.run_id for run in runs}
-    assert {len(each.data.spans) for each in found} == {3}
+    written = read(uri, experiment_id)
+    assert len(runs) == len(written) == 16
+    assert {trace.info.trace_metadata["mlflow.sourceRun"] for trace in written} == {run.info.run_id for run in runs}
+    assert {len(trace.data.spans) for trace in written} == {3}
 
 
 def _track_two_runs(uri: str, experiment: str, folder: Path) -> None:
     tracker = Tracker.open(uri, experiment, folder / f"spool-{uuid.uuid4().hex}")
     study = start_study(tracker)
     for name in ("a", "b"):
-        while tracker.log(study, generated(name, made=(FIRST, SECOND))) is None:
+        while tracker.log(study, generated(name, generations=(FIRST, SECOND))) is None:
             tracker.sync()
     tracker.finish_study(study, "finished")
 
@@ -143,8 +143,8 @@ def test_no_other_host_is_contacted(tracker, monkeypatch):
 
 
 def test_credentials_are_redacted_in_generations():
-    made = replace(FIRST, prompt="my s3cr3t", text="your s3cr3t")
-    record = replace(scenario_record(generated(), StudyContext("study-1", "precision")), generations=(made,))
+    generation = replace(FIRST, prompt="my s3cr3t", text="your s3cr3t")
+    record = replace(scenario_record(generated(), StudyContext("study-1", "precision")), generations=(generation,))
     assert "s3cr3t" not in str(redacted(record, ("s3cr3t",)))
 
 
@@ -184,17 +184,17 @@ def test_a_kill_at_any_request_leaves_one_complete_trace(tracker_and_uri, monkey
     with monkeypatch.context() as patch:
         patch.setattr(*call, crash)
         with pytest.raises(KeyboardInterrupt):
-            tracker.log(study, generated(made=(FIRST, SECOND)))
+            tracker.log(study, generated(generations=(FIRST, SECOND)))
     assert sync.sync(tracker.spool.folder).sent == 1
     (run,) = MlflowClient(uri).search_runs([study.experiment_id], "tags.`llmtrack.kind` = 'scenario'")
     (trace,) = read(uri, study.experiment_id)
-    assert [each.info.trace_id for each in read(uri, study.experiment_id, run.info.run_id)] == [trace.info.trace_id]
+    assert [linked.info.trace_id for linked in read(uri, study.experiment_id, run.info.run_id)] == [trace.info.trace_id]
     assert [span.inputs for span in trace.data.spans[1:]] == [FIRST.prompt, SECOND.prompt]
 
 
 @pytest.mark.slow(3)
-def test_generations_spooled_without_a_store_are_sent_by_sync(server, line, tmp_path, said):
-    tracker = Tracker.open(line.uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", said.append)
+def test_generations_spooled_without_a_store_are_sent_by_sync(server, line, tmp_path, messages):
+    tracker = Tracker.open(line.uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", messages.append)
     study = start_study(tracker)
     line.down()
     assert tracker.log(study, generated()) is None

@@ -18,13 +18,13 @@ CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}
 
 
 def start(tracker: Tracker, **changes):
-    given = {
+    arguments = {
         "experiment": "precision",
         "question": "Is bfloat16 faster?",
         "settings": {"dtypes": "fp32,bf16", "warmup": 1},
         "environment": ENVIRONMENT,
     }
-    return tracker.start_study(**{**given, **changes})
+    return tracker.start_study(**{**arguments, **changes})
 
 
 def all_runs(tracker: Tracker):
@@ -41,7 +41,7 @@ def artifact(tracker: Tracker, run_id: str, path: str) -> str:
 
 
 @pytest.mark.slow(1)
-def test_a_study_is_tracked_from_start_to_end(tracker, tmp_path, spooled, said):
+def test_a_study_is_tracked_from_start_to_end(tracker, tmp_path, spooled, messages):
     study = start(tracker)
     client = MlflowClient(tracker.tracking_uri)
     opened = client.get_run(study.run_id)
@@ -84,7 +84,7 @@ def test_a_study_is_tracked_from_start_to_end(tracker, tmp_path, spooled, said):
     assert ended.data.metrics == {"best": 2.0}
     assert artifact(tracker, study.run_id, "table.md") == "| a |"
     assert spooled() == []
-    assert said == []
+    assert messages == []
 
 
 def test_the_mlflow_experiment_comes_from_argument_variable_or_default(uri, monkeypatch):
@@ -181,9 +181,9 @@ def test_a_record_larger_than_one_request_is_split(tracker, monkeypatch):
 
 
 @pytest.mark.slow(1)
-def test_credentials_are_not_tracked_anywhere(uri, tmp_path, monkeypatch, said):
+def test_credentials_are_not_tracked_anywhere(uri, tmp_path, monkeypatch, messages):
     monkeypatch.setenv("SOME_API_TOKEN", "s3cr3t-s3cr3t")
-    tracker = Tracker.open(uri, notify=said.append)
+    tracker = Tracker.open(uri, notify=messages.append)
     study = start(tracker, settings={"tracking": "https://me:s3cr3t@host", "extra": "s3cr3t-s3cr3t"})
     tracker.log(
         study,
@@ -253,7 +253,7 @@ def test_a_duplicate_of_a_repeated_request_is_removed(tracker, monkeypatch):
 
 
 @pytest.mark.slow(1)
-def test_a_temporary_failure_of_the_store_loses_nothing(tracker, monkeypatch, spooled, said):
+def test_a_temporary_failure_of_the_store_loses_nothing(tracker, monkeypatch, spooled, messages):
     study = start(tracker)
 
     def fail(self, *args, **kwargs):
@@ -264,8 +264,8 @@ def test_a_temporary_failure_of_the_store_loses_nothing(tracker, monkeypatch, sp
         assert tracker.log(study, measurement("a")) is None
         assert tracker.log(study, measurement("b")) is None
     assert tracker.offline
-    assert len(said) == 1
-    assert "llmtrack sync" in said[0]
+    assert len(messages) == 1
+    assert "llmtrack sync" in messages[0]
     assert len(spooled()) == 2
     assert tracker.finish_study(study, "finished") == study.run_id
     assert sorted(run.info.run_name for run in scenario_runs(tracker)) == ["precision/a", "precision/b"]
@@ -274,7 +274,7 @@ def test_a_temporary_failure_of_the_store_loses_nothing(tracker, monkeypatch, sp
 
 
 @pytest.mark.slow(1)
-def test_a_rejected_record_does_not_block_the_others(tracker, monkeypatch, said, spooled):
+def test_a_rejected_record_does_not_block_the_others(tracker, monkeypatch, messages, spooled):
     study = start(tracker)
     real = MlflowClient.log_batch
 
@@ -287,8 +287,8 @@ def test_a_rejected_record_does_not_block_the_others(tracker, monkeypatch, said,
     assert tracker.log(study, measurement("bad")) is None
     assert tracker.log(study, measurement("good")) is not None
     assert not tracker.offline
-    assert "rejected" in said[0]
-    assert "pw" not in said[0]
+    assert "rejected" in messages[0]
+    assert "pw" not in messages[0]
     assert len(spooled()) == 1
     result = tracker.sync()
     assert (result.sent, result.left) == (0, 1)
@@ -324,7 +324,7 @@ def test_a_failing_record_blocks_the_others_only_if_the_store_is_unreachable(
 
     monkeypatch.setattr(MlflowClient, "log_batch", refuse)
     search = MlflowClient.search_experiments
-    away = lambda self, *given, **named: down(self) if tried and not answers else search(self, *given, **named)  # noqa: E731
+    away = lambda self, *args, **options: down(self) if tried and not answers else search(self, *args, **options)  # noqa: E731
     monkeypatch.setattr(MlflowClient, "search_experiments", away)
     result = tracker.sync()
     assert (result.sent, result.left) == ((2, 1) if answers else (0, 3))
@@ -382,11 +382,11 @@ def test_records_can_be_sent_to_another_store(tracker, monkeypatch, template_dat
     assert [run.info.run_name for run in client.search_runs([number])] == ["precision/p64"]
 
 
-def test_missing_credentials_of_a_record_are_requested(tracker, said):
+def test_missing_credentials_of_a_record_are_requested(tracker, messages):
     study = start(tracker)
     tracker.delivery._client, tracker.delivery.tracking_uri = None, "http://me:pw@127.0.0.1:9"
     assert tracker.log(study, measurement()) is None
-    assert all("pw" not in line for line in said)
+    assert all("pw" not in line for line in messages)
     result = sync.sync(tracker.spool.folder)
     assert (result.sent, result.left) == (0, 1)
     assert "MLFLOW_TRACKING_URI" in result.problems[0]
@@ -399,11 +399,11 @@ def test_credentials_are_restored_from_the_environment(monkeypatch):
 
 
 @pytest.mark.slow(1)
-def test_a_study_that_starts_offline_is_complete_after_sync(uri, tmp_path, said):
+def test_a_study_that_starts_offline_is_complete_after_sync(uri, tmp_path, messages):
     """The server is a closed port; its records are then sent to a database."""
-    tracker = Tracker.open("http://127.0.0.1:9", spool=tmp_path / "spool", notify=said.append)
+    tracker = Tracker.open("http://127.0.0.1:9", spool=tmp_path / "spool", notify=messages.append)
     assert tracker.offline
-    assert len(said) == 1
+    assert len(messages) == 1
     study = start(tracker)
     assert (study.run_id, study.experiment_id) == (None, None)
     assert tracker.log(study, measurement()) is None
@@ -457,7 +457,7 @@ def test_tracking_and_reading_back_never_imports_torch(uri, tmp_path):
 
 @pytest.mark.slow(1)
 def test_artifacts_that_fail_are_reported_as_files_not_as_an_unreachable_store(
-    tracker, monkeypatch, said, tmp_path, spooled
+    tracker, monkeypatch, messages, tmp_path, spooled
 ):
     study = start(tracker)
     (tmp_path / "plot.png").write_bytes(b"\x89PNG")
@@ -467,21 +467,21 @@ def test_artifacts_that_fail_are_reported_as_files_not_as_an_unreachable_store(
         assert tracker.log(study, failure("p128")) is not None
         assert tracker.finish_study(study, "failed", "n", {"plot.png": tmp_path / "plot.png"}) == study.run_id
     assert not tracker.offline
-    run, whole = said
+    run, whole = messages
     assert "but not sample.txt, samples.json, warnings.txt (" in run
     assert "plot.png" in whole
-    assert all("no proxy" in line and "cannot be reached" not in line for line in said)
+    assert all("no proxy" in line and "cannot be reached" not in line for line in messages)
     assert len(spooled()) == 3
     assert tracker.sync().left == 0
     assert Path(MlflowClient(tracker.tracking_uri).download_artifacts(study.run_id, "plot.png")).is_file()
 
 
 @pytest.mark.slow(2)
-def test_a_missing_file_is_reported_and_the_rest_tracked(tracker, said, tmp_path):
+def test_a_missing_file_is_reported_and_the_rest_tracked(tracker, messages, tmp_path):
     study = start(tracker)
     (tmp_path / "here.txt").write_text("here")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     files = {name: str(tmp_path / name) for name in ("here.txt", "dangling", "never")}
     run_id = tracker.log(study, measurement(files=files))
     assert artifact(tracker, run_id, "here.txt") == "here"
-    assert said == ["precision/p64: dangling, never cannot be tracked: no such file any more"]
+    assert messages == ["precision/p64: dangling, never cannot be tracked: no such file any more"]
