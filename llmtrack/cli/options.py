@@ -141,13 +141,12 @@ def layout(*styles: str, sort: bool = False) -> Callable[[F], F]:
     return add
 
 
-def tracking_uri_option(command: F) -> F:
-    """Add the option for the store."""
-    return click.option(
-        "--tracking-uri",
-        callback=optional,
-        help="MLflow tracking URI; else MLFLOW_TRACKING_URI, else mlflow.db here.",
-    )(command)
+tracking_uri_option = click.option(
+    "--tracking-uri",
+    callback=optional,
+    help="MLflow tracking URI; else MLFLOW_TRACKING_URI, else mlflow.db here.",
+)
+"""Option for the store."""
 
 
 def write_text(path: Path, text: str) -> None:

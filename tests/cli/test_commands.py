@@ -11,7 +11,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,8 +35,7 @@ from tests.conftest import HANG_S
 from tests.search_path import with_folders
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
-    messages,
-    tracker,
+    filled_once,
     uri,
 )
 from tests.tracking.samples import ENVIRONMENT, failure, measurement
@@ -48,21 +50,25 @@ def run(*arguments: str, code: int = 0):
     return result
 
 
-def fresh(*arguments: str) -> subprocess.CompletedProcess[str]:
+def fresh(*arguments: str, stdout: int | IO[str] = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    """Run the command in a new process."""
     environment = os.environ | {"PYTHONPATH": with_folders(ROOT)}
     command = [sys.executable, "-m", "llmtrack", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_S)
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, timeout=HANG_S)
 
 
 @pytest.fixture
-def tracked(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> Tracker:  # noqa: F811
+def tracked(filled_once: Callable, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """A store with a study of two runs, one of which failed."""
+    filled_once("a-failed-study", track)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+
+
+def track(tracker: Tracker) -> None:
     study = tracker.start_study("prompt_length", "Why?", {"a": 1}, ENVIRONMENT)
     tracker.log(study, measurement())
     tracker.log(study, failure("p128"))
     tracker.finish_study(study, "failed")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
-    return tracker
 
 
 @pytest.mark.slow(1)
@@ -125,21 +131,13 @@ def test_usage_errors_exit_with_2(arguments):
     assert "Traceback" not in result.output
 
 
-@pytest.mark.slow(2)
+@pytest.mark.usefixtures("_clean_environment")
 @pytest.mark.parametrize("command", ["runs", "compare"])
 def test_a_folder_without_runs_is_reported_in_one_line_and_left_empty(tmp_path, command):
-    done = subprocess.run(
-        [sys.executable, "-m", "llmtrack", command],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": with_folders(ROOT)},
-        timeout=HANG_S,
-    )
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert done.stderr.startswith("error: ")
-    assert "mlflow.db" in done.stderr
+    result = run(command, code=2)
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stderr.startswith("error: ")
+    assert "mlflow.db" in result.stderr
     assert list(tmp_path.glob("*.db")) == [], "asking creates no database"
 
 
@@ -165,7 +163,7 @@ def test_runs_as_a_table_and_chosen():
 
 
 @pytest.mark.slow(1)
-@pytest.mark.usefixtures("tracked")
+@pytest.mark.usefixtures("tracked", "undrawn")
 def test_compare_prints_and_writes(tmp_path):
     output = run("compare", "--output", str(tmp_path / "out")).stdout
     assert "2 of 2 tracked runs" in output
@@ -253,9 +251,7 @@ def test_the_module_is_the_command():
 def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "llmtrack", "sync", "--spool", str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": with_folders(ROOT)}
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
+    done = fresh("sync", "--spool", str(tmp_path), stdout=writer)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -284,14 +280,12 @@ def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
     ],
 )
 def test_every_end_of_a_command_is_reported_in_one_line(monkeypatch, error, code, output):
-    monkeypatch.setattr("llmtrack.tracking.write.sync.sync", lambda *args: (_ for _ in ()).throw(error))
+    monkeypatch.setattr("llmtrack.tracking.write.sync.sync", Mock(side_effect=error))
     assert run("sync", code=code).output == output
 
 
 def test_a_missing_working_folder_is_named(monkeypatch):
-    def gone(*args):
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-
+    gone = Mock(side_effect=FileNotFoundError(errno.ENOENT, "No such file or directory"))
     monkeypatch.setattr("llmtrack.tracking.write.sync.sync", gone)
     monkeypatch.setattr("os.getcwd", gone)
     assert run("sync", code=2).output == "error: the working folder is gone: go to another\n"
@@ -311,10 +305,8 @@ def test_a_terminated_command_leaves_no_temporary_files(monkeypatch, tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
 def test_unwritable_output_is_reported_in_one_line(arguments):
-    environment = os.environ | {"PYTHONPATH": with_folders(ROOT)}
-    command = [sys.executable, "-m", "llmtrack", *arguments]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+        done = fresh(*arguments, stdout=full)
     assert (done.returncode, done.stderr) == (2, "error: cannot write the output: No space left on device\n")
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -51,7 +52,7 @@ def fingerprint(uri: str) -> dict[str, str]:  # noqa: F811
 
 
 @pytest.mark.slow(3)
-def test_studies_are_listed_newest_first(studies, uri):  # noqa: F811
+def test_newestare_listed_newest_first(studies, uri):  # noqa: F811
     listed = Tools(uri).list_studies()
     assert [study.study_id for study in listed] == [study.study_id for study in reversed(studies)]
     assert {(study.experiment, study.status, study.scenarios_measured) for study in listed} == {
@@ -131,52 +132,51 @@ def test_a_missing_library_is_reported_with_the_install_command(monkeypatch):
     assert done.output == 'error: llmtrack mcp needs fastmcp: pip install "llmtrack[mcp]"\n'
 
 
-class Session:
-    """Tools and answers that a client of the protocol got."""
+def ask(uri: str, *calls: tuple[str, dict[str, Any]] | Callable[[], object], stderr: Path):  # noqa: F811
+    """Start `llmtrack mcp`, and return its tools by name and the answers to some calls; functions are called in between.
 
-    def __init__(self) -> None:
-        self.tools: dict[str, Any] = {}
-        self.answers: list[Any] = []
-
-
-def ask(uri: str, *calls: tuple[str, dict[str, Any]], stderr: Path) -> Session:  # noqa: F811
-    """Start `llmtrack mcp`, list its tools and call some; the process ends by itself when its stdin does."""
+    The process ends by itself when its stdin does.
+    """
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
-    client = Session()
     environment = {**os.environ, "PYTHONPATH": with_folders(ROOT)}
     server = StdioServerParameters(
         command=sys.executable, args=["-m", "llmtrack", "mcp", "--tracking-uri", uri], env=environment
     )
 
-    async def talk() -> None:
+    async def talk():
         with stderr.open("w") as log:
             async with stdio_client(server, errlog=log) as streams, ClientSession(*streams) as session:
                 initialized = await session.initialize()
                 assert initialized.serverInfo.name == "llmtrack"
-                client.tools = {tool.name: tool for tool in (await session.list_tools()).tools}
-                for name, arguments in calls:
-                    client.answers.append(await session.call_tool(name, arguments))
+                tools = {tool.name: tool for tool in (await session.list_tools()).tools}
+                answers = [call() if callable(call) else await session.call_tool(*call) for call in calls]
+                return tools, answers
 
     # Playwright leaves a running loop in the main thread of a test process that it has served.
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, talk()).result()
-    return client
+        return thread.submit(asyncio.run, talk()).result()
 
 
-needs_library = pytest.mark.skipif(
-    bool(mcp.not_installed(["fastmcp"])), reason="fastmcp is not installed: pip install llmtrack[mcp]"
-)
-
-
-@needs_library
+@pytest.mark.skipif(bool(mcp.not_installed(["fastmcp"])), reason="fastmcp is not installed: pip install llmtrack[mcp]")
 @pytest.mark.slow(10)
-def test_a_stdio_client_gets_the_functions_answers_and_nothing_is_written(studies, uri, tmp_path):  # noqa: F811
+def test_a_stdio_client_gets_the_functions_answers_or_one_line_and_nothing_is_written(studies, uri, tmp_path):  # noqa: F811
     fast, slow = (f"study:{study.study_id}" for study in studies)
     before, log = fingerprint(uri), tmp_path / "stderr.txt"
-    client = ask(
+    database = sqlite_path(uri)
+    hidden = database.rename(tmp_path / "hidden.db")
+
+    def restore() -> None:
+        assert not database.exists(), "asking creates no database"
+        hidden.rename(database)
+
+    offered, (*refused, _, newest, compared, gated, recommended, history) = ask(
         uri,
+        ("delete_run", {"run_id": "1"}),
+        ("alias", {"name": "production", "selector": "latest"}),
+        ("list_studies", {}),
+        restore,
         ("list_studies", {"limit": 1}),
         ("compare", {"baseline": [fast], "candidates": [slow], "metrics": ["tokens_per_sec"]}),
         ("gate", {"baseline": [fast], "candidate": [slow], "fail_if": ["tokens_per_sec < -10%"]}),
@@ -184,38 +184,26 @@ def test_a_stdio_client_gets_the_functions_answers_and_nothing_is_written(studie
         ("history", {"metric": "tokens_per_sec"}),
         stderr=log,
     )
-    assert set(client.tools) == TOOLS
-    for tool in client.tools.values():
+    assert set(offered) == TOOLS
+    for tool in offered.values():
         assert (tool.annotations.readOnlyHint, tool.annotations.destructiveHint) == (True, False)
         assert tool.outputSchema["type"] == "object"
-    answers = [answer.structuredContent for answer in client.answers]
-    assert not any(answer.isError for answer in client.answers)
+
+    assert all(answer.isError for answer in refused)
+    deleted, alias, listed = (answer.content[0].text for answer in refused)
+    assert "delete_run" in deleted
+    assert "alias" in alias
+    assert listed.startswith(f"there is no tracking database {database}")
+
     tools = Tools(uri)
-    assert answers == [
-        {"result": [asdict(answer) for answer in tools.list_studies(limit=1)]},
-        {"result": [asdict(answer) for answer in tools.compare([fast], [slow], ["tokens_per_sec"])]},
-        asdict(tools.gate([fast], [slow], ["tokens_per_sec < -10%"])),
-        asdict(tools.recommend()),
-        {"result": [asdict(answer) for answer in tools.history("tokens_per_sec")]},
-    ]
+    for answer, expected in (
+        (newest, tools.list_studies(limit=1)),
+        (compared, tools.compare([fast], [slow], ["tokens_per_sec"])),
+        (history, tools.history("tokens_per_sec")),
+    ):
+        assert answer.structuredContent == {"result": list(map(asdict, expected))}
+    assert gated.structuredContent == asdict(tools.gate([fast], [slow], ["tokens_per_sec < -10%"]))
+    assert recommended.structuredContent == asdict(tools.recommend())
+    assert not any(answer.isError for answer in (newest, compared, gated, recommended, history))
     assert fingerprint(uri) == before
     assert "Traceback" not in log.read_text()
-
-
-@needs_library
-@pytest.mark.slow(10)
-def test_writing_tools_and_a_missing_store_are_refused_in_one_line(uri, tmp_path):  # noqa: F811
-    nowhere = f"sqlite:///{tmp_path}/nothing.db"
-    client = ask(
-        nowhere,
-        ("delete_run", {"run_id": "1"}),
-        ("alias", {"name": "production", "selector": "latest"}),
-        ("list_studies", {}),
-        stderr=tmp_path / "stderr.txt",
-    )
-    texts = [answer.content[0].text for answer in client.answers]
-    assert all(answer.isError for answer in client.answers)
-    assert "delete_run" in texts[0]
-    assert "alias" in texts[1]
-    assert texts[2].startswith(f"there is no tracking database {tmp_path}/nothing.db")
-    assert not (tmp_path / "nothing.db").exists()

@@ -65,17 +65,12 @@ failures = st.builds(Failure, scenarios, texts, texts, texts, st.dictionaries(te
 
 @pytest.mark.slow(1)
 @given(st.one_of(measurements, failures))
-def test_outcomes_survive_json(outcome):
+def test_outcomes_survive_json_and_pickle(outcome):
     text = json.dumps(to_json(outcome, Outcome))
     restored = from_json(json.loads(text), Outcome)
     assert restored == outcome
     assert type(restored.scenario.task) is type(outcome.scenario.task)
     assert {k: type(v) for k, v in restored.facts.items()} == {k: type(v) for k, v in outcome.facts.items()}
-
-
-@pytest.mark.slow(1)
-@given(st.one_of(measurements, failures))
-def test_outcomes_survive_pickle(outcome):
     assert pickle.loads(pickle.dumps(outcome)) == outcome
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
+import threading
 import time
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import pytest
 from llmtrack.tracking.uri import sqlite_path
 from llmtrack.tracking.write.tracker import Tracker
 from tests.conftest import HANG_S, made_once
+from tests.forking import Forked
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +42,12 @@ def uri(template_database: Path, tmp_path: Path) -> str:
     path.parent.mkdir()
     shutil.copyfile(template_database, path)
     return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def experiment() -> str:
+    """A new name of an MLflow experiment: tests share a server."""
+    return f"experiment-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
@@ -95,17 +104,13 @@ class Server:
         self._environment = environment or {}
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
 
     def start(self) -> None:
         environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **self._environment}
-        command = [sys.executable, "-m", "mlflow", "server", "-w", "1", "--port", str(self.port)]
-        command += ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
-        command += self._options
-        with open(self.folder / "server.log", "ab") as log:
-            self._process = subprocess.Popen(
-                command, cwd=self.folder, env=environment, stdout=log, stderr=log, start_new_session=True
-            )
+        command = ["server", "-w", "1", "--port", str(self.port)]
+        command += ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db", *self._options]
+        self._process = Forked(_serve, self.folder, command, environment=environment)
         deadline = time.monotonic() + HANG_S
         while time.monotonic() < deadline:
             if self._answers():
@@ -117,7 +122,7 @@ class Server:
 
     def stop(self) -> None:
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
@@ -127,6 +132,32 @@ class Server:
                 return answer.status == 200
         except OSError:
             return False
+
+
+def _serve(folder: Path, command: Sequence[str]) -> None:
+    """Run `mlflow server` in one process: it would start another, and both would import MLflow for seconds."""
+    import mlflow.server
+    from mlflow.cli import cli
+
+    with open(folder / "server.log", "ab") as log:
+        for standard in (1, 2):
+            os.dup2(log.fileno(), standard)
+    os.chdir(folder)
+    start_process = mlflow.server._exec_cmd
+
+    def run_uvicorn(command: Sequence[str], extra_env: Mapping[str, str], **options: Any) -> Any:
+        if "uvicorn" not in command:  # older releases
+            return start_process(command, extra_env=extra_env, **options)
+        import uvicorn
+
+        os.environ.update(extra_env)
+        # Imported anew, as modules read the variables.
+        for name in [name for name in sys.modules if name.startswith("mlflow.server")]:
+            del sys.modules[name]
+        return uvicorn.main(command[command.index("uvicorn") + 1 :])
+
+    mlflow.server._exec_cmd = run_uvicorn
+    cli(command)
 
 
 @pytest.fixture(scope="session")
@@ -139,61 +170,77 @@ def server(template_database: Path, tmp_path_factory: pytest.TempPathFactory) ->
     server.stop()
 
 
-class Forwarder:
-    """A TCP port in front of a server that can be closed and opened at once, as a server that goes down."""
+class Line:
+    """A TCP port in front of a server whose connections can be cut.
+
+    Args:
+        target_port: of the server.
+    """
 
     def __init__(self, target_port: int) -> None:
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self._target_port = target_port
-        self._process: subprocess.Popen[bytes] | None = None
+        self._open: list[socket.socket] = []
+        self.up()
 
     def up(self) -> None:
-        code = FORWARD.format(port=self.port, target=self._target_port)
-        self._process = subprocess.Popen([sys.executable, "-c", code])
-        deadline = time.monotonic() + HANG_S
-        while time.monotonic() < deadline:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-        pytest.fail("the forwarder did not start")
+        """Accept connections."""
+        self.restore()
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def cut(self, after: int = 0) -> None:
+        """Close the present connections, and all after a number of new ones."""
+        self._left = after
+        for connection in self._open:
+            _close(connection)
+
+    def restore(self) -> None:
+        """Close no further connections."""
+        self._left = sys.maxsize
 
     def down(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        """Refuse connections, as without a server."""
+        _close(self._listener)
+        self.cut()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            if self._left <= 0:
+                client.close()
+                continue
+            self._left -= 1
+            server = socket.create_connection(("127.0.0.1", self._target_port))
+            self._open += [client, server]
+            for ends in ((client, server), (server, client)):
+                threading.Thread(target=_pump, args=ends, daemon=True).start()
 
 
-FORWARD = """
-import socket, threading
-def pump(a, b):
-    try:
-        while data := a.recv(65536):
-            b.sendall(data)
-    except OSError:
-        pass
-    finally:
-        for s in (a, b):
-            try: s.shutdown(socket.SHUT_RDWR)
-            except OSError: pass
-listener = socket.create_server(("127.0.0.1", {port}), reuse_port=False)
-while True:
-    client, _ = listener.accept()
-    server = socket.create_connection(("127.0.0.1", {target}))
-    for pair in ((client, server), (server, client)):
-        threading.Thread(target=pump, args=pair, daemon=True).start()
-"""
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    _close(source)
+    _close(target)
+
+
+def _close(connection: socket.socket) -> None:
+    # Unlike `close` alone, it wakes up the thread that waits for it.
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 @pytest.fixture
-def line(server: Server) -> Iterator[Forwarder]:
-    forwarder = Forwarder(server.port)
-    forwarder.up()
-    yield forwarder
-    forwarder.down()
+def line(server: Server) -> Iterator[Line]:
+    line = Line(server.port)
+    yield line
+    line.down()
 
 
 def free_port() -> int:

@@ -9,6 +9,8 @@ from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask
 from llmtrack.tracking.write.tracker import Study, Tracker
 
+CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}
+"""Params of a run that scores a text."""
 ENVIRONMENT = {"version.torch": "2.13.0", "threads": "2", "cpu": "A CPU"}
 SUMMARY = Summary(n=12, median=1.5, ci_low=1.4, ci_high=1.6, mean=1.52, sd=0.1, p90=1.7)
 
@@ -53,5 +55,11 @@ def failure(name: str = "p64", **changes: Any) -> Failure:
     return Failure(**{**values, **changes})
 
 
-def start_study(tracker: Tracker) -> Study:
-    return tracker.start_study("precision", "q", {}, ENVIRONMENT)
+def start_study(tracker: Tracker, **changes: Any) -> Study:
+    values: dict[str, Any] = {
+        "experiment": "precision",
+        "question": "Is bfloat16 faster?",
+        "settings": {"dtypes": "fp32,bf16", "warmup": 1},
+        "environment": ENVIRONMENT,
+    }
+    return tracker.start_study(**{**values, **changes})

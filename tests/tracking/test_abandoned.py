@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from functools import partial
+from itertools import chain
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +18,7 @@ from llmtrack.cli import main
 from llmtrack.tracking import owner
 from llmtrack.tracking.owner import host_id, is_gone, started, this_process
 from llmtrack.tracking.read.query import runs, tracked_runs
+from llmtrack.tracking.uri import sqlite_path
 from llmtrack.tracking.write.running import close_abandoned
 from tests.tracking.samples import ENVIRONMENT
 
@@ -67,25 +71,32 @@ def test_the_host_id_depends_on_the_pid_namespace(monkeypatch):
 
 
 @pytest.fixture
-def abandoned(tracker, uri):
-    """Suites of two studies by their process: killed, alive, of another machine, and unknown."""
+def abandoned(filled_once, uri):
+    """Run ids of suites of two studies by their process: killed, alive, of another machine, and unknown."""
+    run_ids = filled_once("suites", four_suites)
     tags = {
         "killed": dead_process(),
         "lives": this_process(),
         "elsewhere": "f00 " + dead_process().partition(" ")[2],
     }
+    with closing(sqlite3.connect(sqlite_path(uri))) as database, database:
+        for name, tag in tags.items():
+            rows = [(tag, run_id) for run_id in run_ids[name]]
+            database.executemany(f"UPDATE tags SET value = ? WHERE key = '{owner.TAG}' AND run_uuid = ?", rows)
+        rows = [(run_id,) for run_id in run_ids["old"]]
+        database.executemany(f"DELETE FROM tags WHERE key = '{owner.TAG}' AND run_uuid = ?", rows)
+    return run_ids
+
+
+def four_suites(tracker):
     run_ids = {}
-    for name, tag in (*tags.items(), ("old", "")):
+    for name in ("killed", "lives", "elsewhere", "old"):
         suite = tracker.start_study("suite", "?", {}, ENVIRONMENT)
         studies = [suite, *(tracker.start_study("x", "?", {}, ENVIRONMENT, suite.study_id) for _ in range(2))]
-        client = MlflowClient(tracking_uri=uri)
-        for study in studies:
-            if tag:
-                assert client.get_run(study.run_id).data.tags[owner.TAG] == this_process()
-                client.set_tag(study.run_id, owner.TAG, tag)
-            else:
-                client.delete_tag(study.run_id, owner.TAG)
         run_ids[name] = [study.run_id for study in studies]
+    client = MlflowClient(tracking_uri=tracker.tracking_uri)
+    for run_id in chain(*run_ids.values()):
+        assert client.get_run(run_id).data.tags[owner.TAG] == this_process()
     return run_ids
 
 

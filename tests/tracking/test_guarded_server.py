@@ -62,23 +62,22 @@ def _as_admin(monkeypatch):
 
 
 @pytest.mark.usefixtures("_as_admin")
-def test_unwritable_artifacts_are_reported_and_the_numbers_tracked(guarded, tmp_path, messages):
-    name = f"experiment-{uuid.uuid4().hex[:8]}"
-    tracker = Tracker.open(guarded.uri, name, tmp_path / "spool", messages.append)
-    study = tracker.start_study(name, "q", {}, ENVIRONMENT)
+def test_unwritable_artifacts_are_reported_and_the_numbers_tracked(guarded, experiment, tmp_path, messages):
+    tracker = Tracker.open(guarded.uri, experiment, tmp_path / "spool", messages.append)
+    study = tracker.start_study(experiment, "q", {}, ENVIRONMENT)
     assert tracker.log(study, measurement("one")) is not None
     assert tracker.log(study, measurement("two")) is not None
     table = tmp_path / "table.md"
     table.write_text("| a |")
     tracker.finish_study(study, "finished", files={"table.md": table})
-    frame = runs(name, tracking_uri=guarded.uri)
+    frame = runs(experiment, tracking_uri=guarded.uri)
     assert sorted(frame["scenario"]) == ["one", "two"]
     assert set(frame["status"]) == {"FINISHED"}
-    tracked = tracked_runs(name, tracking_uri=guarded.uri)
+    tracked = tracked_runs(experiment, tracking_uri=guarded.uri)
     prepare_views(summary_table(tracked), tracked, "study_id", tracker.delivery.experiment_id, guarded.uri)
     assert existing_views(tracker.delivery.experiment_id, guarded.uri) == {study.study_id}
     assert list(frame["total_latency_s"]) == [1.5, 1.5]
-    assert list(studies(name, tracking_uri=guarded.uri)["status"]) == ["FINISHED"]
+    assert list(studies(experiment, tracking_uri=guarded.uri)["status"]) == ["FINISHED"]
     assert not tracker.offline
     text = "\n".join(messages)
     assert "cannot be reached" not in text
@@ -106,20 +105,19 @@ def test_wrong_credentials_give_one_line_with_the_remedy(guarded, monkeypatch, u
 
 
 @pytest.mark.usefixtures("_as_admin")
-def test_a_missing_permission_gives_one_line_and_loses_nothing(guarded, monkeypatch, tmp_path, messages):
+def test_a_missing_permission_gives_one_line_and_loses_nothing(guarded, experiment, monkeypatch, tmp_path, messages):
     from mlflow.server import get_app_client
 
-    name = f"experiment-{uuid.uuid4().hex[:8]}"
-    MlflowClient(guarded.uri).create_experiment(name)
+    MlflowClient(guarded.uri).create_experiment(experiment)
     user = f"reader-{uuid.uuid4().hex[:8]}"
     get_app_client("basic-auth", guarded.uri).create_user(user, PASSWORD)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
-    tracker = Tracker.open(guarded.uri, name, tmp_path / "spool", messages.append)
-    tracker.log(tracker.start_study(name, "q", {}, ENVIRONMENT), measurement())
+    tracker = Tracker.open(guarded.uri, experiment, tmp_path / "spool", messages.append)
+    tracker.log(tracker.start_study(experiment, "q", {}, ENVIRONMENT), measurement())
     assert not tracker.offline
     assert any("MLflow rejected a record" in line and "Permission denied" in line for line in messages), messages
     rejection = next(line for line in messages if "MLflow rejected a record" in line)
-    assert f"the user {user!r} needs the permission EDIT on the experiment {name!r}" in rejection
+    assert f"the user {user!r} needs the permission EDIT on the experiment {experiment!r}" in rejection
     assert f"ask whoever administers {guarded.uri} for it" in rejection
     assert not any("cannot be reached" in line or "\n" in line for line in messages)
     assert len(tracker.spool.names()) == 2, "the records of study and run stay in the spool"

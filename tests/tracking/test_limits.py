@@ -86,12 +86,13 @@ texts = st.text(max_size=50) | st.just("v" * 9_000) | st.just("\ud800\x00")
 
 
 @pytest.mark.slow(2)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# A run takes longer than its values: few runs with many.
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    params=st.dictionaries(keys, texts, max_size=5),
-    metrics=st.dictionaries(keys, st.floats(), max_size=5),
-    series=st.dictionaries(keys, st.lists(st.floats(), max_size=5), max_size=3),
-    tags=st.dictionaries(keys, texts, max_size=5),
+    params=st.dictionaries(keys, texts, max_size=12),
+    metrics=st.dictionaries(keys, st.floats(), max_size=12),
+    series=st.dictionaries(keys, st.lists(st.floats(), max_size=5), max_size=8),
+    tags=st.dictionaries(keys, texts, max_size=12),
     run_name=texts,
 )
 def test_a_real_store_accepts_any_fitted_values(client, params, metrics, series, tags, run_name):

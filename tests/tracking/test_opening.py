@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 
 import pytest
+from mlflow import MlflowClient
 
 from llmtrack.errors import TrackingError
 from llmtrack.tracking import store, store_errors
@@ -67,32 +69,32 @@ def test_an_unopenable_file_does_not_count_as_unreachable(tmp_path):
     assert type(caught.value) is TrackingError
 
 
-@pytest.mark.slow(3)
-def test_the_lock_is_held_only_while_tables_are_created(tmp_path, monkeypatch):
+def test_the_lock_is_held_only_while_tables_are_created(tmp_path, monkeypatch, template_database):
     import filelock
 
-    uri, held, asked = f"sqlite:///{tmp_path / 'x.db'}", [], []
+    path, held, clients = tmp_path / "x.db", [], []
+    uri = f"sqlite:///{path}"
     acquire = filelock.FileLock.acquire
 
     @contextlib.contextmanager
-    def noted(lock, *given, **named):
-        with acquire(lock, *given, **named):
+    def noted(lock, *args, **options):
+        with acquire(lock, *args, **options):
             held.append(time.monotonic())
             yield
             held.append(None)
 
-    client = store._client
-
-    def counted(uri):
-        asked.append(bool(held) and held[-1] is not None)
-        return client(uri)
+    def client(uri):
+        """Create the tables, as MLflow's client does, without its migrations."""
+        clients.append(bool(held) and held[-1] is not None)
+        shutil.copyfile(template_database, path)
+        return MlflowClient(uri)
 
     monkeypatch.setattr(filelock.FileLock, "acquire", noted)
-    monkeypatch.setattr(store, "_client", counted)
+    monkeypatch.setattr(store, "_client", client)
     assert not store._has_tables(uri)
     store.initialise(uri)
-    assert asked == [True, False]
+    assert clients == [True, False]
     assert store._has_tables(uri)
-    asked.clear()
+    clients.clear()
     store.initialise(uri)
-    assert asked == [False]
+    assert clients == [False]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 
@@ -19,7 +17,7 @@ from llmtrack.tracking.read.query import runs, studies
 from llmtrack.tracking.write import sync
 from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking import team_server
-from tests.tracking.conftest import free_port
+from tests.tracking.conftest import Line, free_port
 from tests.tracking.samples import ENVIRONMENT, measurement
 
 PASSWORD = "s3cr3t"
@@ -39,9 +37,8 @@ def database() -> Iterator[int]:
     """The port of a PostgreSQL with MLflow's tables."""
     port = free_port()
     with team_server.postgres(port, PASSWORD):
-        told = {"PGPASSWORD": PASSWORD}
         command = ["createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "mlflow", "mlflow"]
-        subprocess.run(command, check=True, env=team_server.environment(told))
+        subprocess.run(command, check=True, env=team_server.environment({"PGPASSWORD": PASSWORD}))
         store.initialise(address(port))
         yield port
 
@@ -50,63 +47,13 @@ def address(port: int) -> str:
     return f"postgresql+psycopg2://mlflow:{PASSWORD}@127.0.0.1:{port}/mlflow"
 
 
-class Line:
-    """A port in front of the database whose connections can be cut: the present ones, and all after a number of new ones."""
-
-    def __init__(self, target: int) -> None:
-        self._target, self._open, self.left = target, list[socket.socket](), 10**9
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.uri = address(self._listener.getsockname()[1])
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def cut(self, after: int = 0) -> None:
-        self.left = after
-        for each in self._open:
-            self._end(each)
-
-    def heal(self) -> None:
-        self.left = 10**9
-
-    def close(self) -> None:
-        self.cut()
-        self._listener.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            if self.left <= 0:
-                client.close()
-                continue
-            self.left -= 1
-            server = socket.create_connection(("127.0.0.1", self._target))
-            self._open += [client, server]
-            for pair in ((client, server), (server, client)):
-                threading.Thread(target=self._pump, args=pair, daemon=True).start()
-
-    def _pump(self, one: socket.socket, other: socket.socket) -> None:
-        try:
-            while data := one.recv(65536):
-                other.sendall(data)
-        except OSError:
-            pass
-        self._end(one)
-        self._end(other)
-
-    @staticmethod
-    def _end(each: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
-
-
 @pytest.fixture
 def line(database: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
     line = Line(database)
+    line.uri = address(line.port)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", line.uri)  # the spool keeps no credentials
     yield line
-    line.close()
+    line.down()
 
 
 @pytest.fixture
@@ -133,14 +80,14 @@ def test_a_connection_cut_while_opening_means_unreachable(line, after, tmp_path,
     study = track(tracker, "one", "two")
     assert sum(slept) < 10
     assert len(messages) == tracker.offline, messages
-    assert not any("\n" in line or PASSWORD in line for line in messages)
+    assert not any("\n" in message or PASSWORD in message for message in messages)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    line.heal()
+    line.restore()
     assert sync.sync(tmp_path / "spool").left == 0
     assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=0, left=0)
-    found = runs(experiment=f"cut-{after}", tracking_uri=line.uri)
-    assert sorted(found["scenario"]) == ["one", "two"]
-    assert set(found["study_id"]) == {study.study_id}
+    table = runs(experiment=f"cut-{after}", tracking_uri=line.uri)
+    assert sorted(table["scenario"]) == ["one", "two"]
+    assert set(table["study_id"]) == {study.study_id}
     assert list(studies(f"cut-{after}", tracking_uri=line.uri)["status"]) == ["FINISHED"]
 
 
@@ -150,10 +97,10 @@ def test_a_database_that_is_down_at_the_start_means_offline(tmp_path, messages, 
     track(tracker, "one")
     assert tracker.offline
     assert sum(slept) < 10
-    (told,) = messages
-    assert "cannot be reached" in told
-    assert PASSWORD not in told
-    assert "\n" not in told
+    (message,) = messages
+    assert "cannot be reached" in message
+    assert PASSWORD not in message
+    assert "\n" not in message
     assert sync.sync(tmp_path / "spool").left == 2
 
 
@@ -166,17 +113,17 @@ def test_connections_cut_during_a_study_lose_and_duplicate_nothing(line, tmp_pat
     assert tracker.log(study, measurement("during-2")) is None
     assert tracker.finish_study(study, "finished", "note") is None
     assert sum(slept) < 10
-    (told,) = messages
-    assert "cannot be reached" in told
-    assert "\n" not in told
+    (message,) = messages
+    assert "cannot be reached" in message
+    assert "\n" not in message
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert sync.sync(tmp_path / "spool").left == 3
-    line.heal()
+    line.restore()
     assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=3, left=0)
     assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=0, left=0)
-    found = runs(experiment="mid", tracking_uri=line.uri)
-    assert sorted(found["scenario"]) == ["before", "during-1", "during-2"]
-    assert set(found["status"]) == {"FINISHED"}
+    table = runs(experiment="mid", tracking_uri=line.uri)
+    assert sorted(table["scenario"]) == ["before", "during-1", "during-2"]
+    assert set(table["status"]) == {"FINISHED"}
     assert list(studies("mid", tracking_uri=line.uri)["status"]) == ["FINISHED"]
 
 
@@ -184,16 +131,18 @@ def test_connections_cut_during_a_study_lose_and_duplicate_nothing(line, tmp_pat
 def frozen(port: int) -> Iterator[None]:
     """Suspend all processes of the database, as in a swapping machine or a suspended container."""
     (server,) = {
-        each.pid for each in psutil.net_connections("inet") if each.status == "LISTEN" and each.laddr.port == port
+        socket.pid
+        for socket in psutil.net_connections("inet")
+        if socket.status == "LISTEN" and socket.laddr.port == port
     }
     processes = [psutil.Process(server), *psutil.Process(server).children(recursive=True)]
-    for each in processes:
-        each.suspend()
+    for process in processes:
+        process.suspend()
     try:
         yield
     finally:
-        for each in processes:
-            each.resume()
+        for process in processes:
+            process.resume()
 
 
 def test_a_database_frozen_during_a_study_costs_seconds_and_one_line(
@@ -210,16 +159,16 @@ def test_a_database_frozen_during_a_study_costs_seconds_and_one_line(
         assert tracker.log(study, measurement("during-2")) is None
         assert tracker.finish_study(study, "finished", "note") is None
     assert sum(slept) < 10
-    (told,) = messages
-    assert "cannot be reached" in told
-    assert "no answer within 1 s" in told
-    assert PASSWORD not in told
-    assert "\n" not in told
+    (message,) = messages
+    assert "cannot be reached" in message
+    assert "did not answer within 1 s" in message
+    assert PASSWORD not in message
+    assert "\n" not in message
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=3, left=0)
     assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=0, left=0)
-    found = runs(experiment="frozen", tracking_uri=address(database))
-    assert sorted(found["scenario"]) == ["before", "during-1", "during-2"]
+    table = runs(experiment="frozen", tracking_uri=address(database))
+    assert sorted(table["scenario"]) == ["before", "during-1", "during-2"]
     assert list(studies("frozen", tracking_uri=address(database))["status"]) == ["FINISHED"]
 
 
@@ -230,9 +179,9 @@ def test_a_database_frozen_at_the_start_means_offline(database, tmp_path, messag
         tracker = Tracker.open(address(database), "frozen-first", tmp_path / "spool", messages.append)
         track(tracker, "one")
     assert tracker.offline
-    (told,) = messages
-    assert "cannot be reached" in told
-    assert "\n" not in told
+    (message,) = messages
+    assert "cannot be reached" in message
+    assert "\n" not in message
 
 
 def test_connections_to_other_databases_wait_as_before(database, monkeypatch):
@@ -245,5 +194,5 @@ def test_connections_to_other_databases_wait_as_before(database, monkeypatch):
         cursor.execute("select pg_sleep(0.6)")
         assert cursor.fetchone() == ("",)
     ours = psycopg2.connect(address(database).replace("+psycopg2", ""))
-    with contextlib.closing(ours), pytest.raises(psycopg2.OperationalError, match="no answer within 0 s"):
+    with contextlib.closing(ours), pytest.raises(psycopg2.OperationalError, match="did not answer within 0 s"):
         ours.cursor().execute("select pg_sleep(0.6)")

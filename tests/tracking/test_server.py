@@ -1,7 +1,6 @@
 """A real `mlflow server` behind a connection that can be cut."""
 
 import time
-import uuid
 from pathlib import Path
 
 import pytest
@@ -21,11 +20,6 @@ from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, measurement
 
 pytestmark = pytest.mark.slow(5)
-
-
-@pytest.fixture
-def experiment() -> str:
-    return f"experiment-{uuid.uuid4().hex[:8]}"
 
 
 def test_a_study_is_tracked_and_read_back_through_a_server(server, experiment, tmp_path):

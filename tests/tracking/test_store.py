@@ -1,6 +1,5 @@
 import logging
 import os
-import shutil
 import sqlite3
 from types import SimpleNamespace
 
@@ -127,9 +126,7 @@ def test_reading_creates_no_database(tmp_path):
     assert not (tmp_path / "none.db").exists()
 
 
-def test_an_existing_database_is_opened_for_reading(uri, template_database):
-    path = sqlite_path(uri)
-    shutil.copyfile(template_database, path)
+def test_an_existing_database_is_opened_for_reading(uri):
     assert store.open_existing(uri).search_experiments(max_results=1)
 
 

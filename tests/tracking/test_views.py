@@ -148,7 +148,7 @@ def test_each_kind_of_study_opens_on_its_main_metrics(name):
     assert ("PARALLEL" in charts) == (name not in ("training", "suite"))
 
 
-@pytest.mark.slow(14)
+@pytest.mark.slow(1)
 def test_the_size_of_an_experiments_tags_is_bounded(monkeypatch):
     class Client:
         tags: ClassVar[dict[str, str]] = {"mlflow.sharedViewState.a-persons-own": "{}"}
@@ -165,9 +165,9 @@ def test_the_size_of_an_experiments_tags_is_bounded(monkeypatch):
     monkeypatch.setattr(views.store, "open_existing", lambda uri: Client())
     monkeypatch.setattr(views.store, "resolve_tracking_uri", lambda uri: "sqlite://")
     default_count, bound = views.MOST_KEPT, 500_000
-    monkeypatch.setattr(views, "MOST_KEPT", 8)
-    monkeypatch.setattr(views, "MOST_SHORT", 4)
-    table, studies = summary_table(RUNS), [f"precision-20261128-{number:06}-aaaa" for number in range(20)]
+    monkeypatch.setattr(views, "MOST_KEPT", 3)
+    monkeypatch.setattr(views, "MOST_SHORT", 2)
+    table, studies = summary_table(RUNS), [f"precision-20261128-{number:06}-aaaa" for number in range(7)]
     for study in studies:
         prepare_views(table, changed(RUNS, study_id=study), "study_id", "1", "")
     ours = [key for key in Client.tags if studies[0].split("-")[0] in key]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,18 +15,25 @@ from mlflow.exceptions import MlflowException
 
 from experiments import declarations
 from llmtrack.run import command
-from tests.tracking.samples import ENVIRONMENT, measurement
+from llmtrack.tracking.uri import sqlite_path
+from tests.tracking.samples import measurement, start_study
 
 
 @pytest.fixture
-def tracked_checkpoint(tracker, uri, tiny_model_dir, tmp_path, monkeypatch):
+def tracked_checkpoint(filled_once, uri, tiny_model_dir, tmp_path, monkeypatch):
     """The run of a checkpoint, and its folder in the store."""
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
-    study = tracker.start_study("training", "q", {}, ENVIRONMENT)
-    files = {f"checkpoint/{file.name}": str(file) for file in tiny_model_dir.iterdir()}
-    run_id = tracker.log(study, measurement(files=files))
-    place = MlflowClient(uri).get_run(run_id).info.artifact_uri
-    return run_id, Path(urlsplit(place).path) / "checkpoint"
+
+    def track(tracker):
+        files = {f"checkpoint/{file.name}": str(file) for file in tiny_model_dir.iterdir()}
+        run_id = tracker.log(start_study(tracker), measurement(files=files))
+        return run_id, MlflowClient(tracker.tracking_uri).get_run(run_id).info.artifact_uri
+
+    run_id, artifact_uri = filled_once("checkpoint", track)
+    own = shutil.copytree(urlsplit(artifact_uri).path, tmp_path / "artifacts")
+    with closing(sqlite3.connect(sqlite_path(uri))) as database, database:
+        database.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (str(own), run_id))
+    return run_id, own / "checkpoint"
 
 
 def refusal(run_id, uri):
@@ -61,7 +70,7 @@ def circular(folder):
 
 def outside(folder):
     """MLflow serves no file outside its store."""
-    elsewhere = folder.parents[2] / "elsewhere"
+    elsewhere = folder.parents[1] / "elsewhere"
     shutil.move(folder / "model.safetensors", elsewhere)
     (folder / "model.safetensors").symlink_to(elsewhere)
 

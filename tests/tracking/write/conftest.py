@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,9 @@ from llmtrack.tracking.write.tracker import Tracker
 
 
 @pytest.fixture(params=["sqlite", "server"])
-def tracker_and_uri(request: pytest.FixtureRequest, tmp_path: Path, messages: list[str]) -> tuple[Tracker, str]:
+def tracker_and_uri(
+    request: pytest.FixtureRequest, experiment: str, tmp_path: Path, messages: list[str]
+) -> tuple[Tracker, str]:
     """A tracker of an MLflow experiment of its own, and the address of its store."""
     uri = request.getfixturevalue("uri") if request.param == "sqlite" else request.getfixturevalue("server").uri
-    return Tracker.open(uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", messages.append), uri
+    return Tracker.open(uri, experiment, tmp_path / "spool", messages.append), uri

@@ -18,9 +18,8 @@ from llmtrack.tracking.write.datasets import corpus_of, data_sets_of, prompt_set
 from llmtrack.tracking.write.push import redacted
 from llmtrack.tracking.write.records import StudyContext, scenario_record
 from llmtrack.tracking.write.tracker import Tracker
-from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity, start_study
+from tests.tracking.samples import CORPUS, ENVIRONMENT, failure, measurement, perplexity, start_study
 
-CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}
 CALIBRATION = {"calibration": "pydoc", "calibration_digest": "c0ffee"}
 STUDY = StudyContext("study-1", "precision")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from unittest.mock import Mock
 
 import mlflow
 import pytest
@@ -48,11 +49,8 @@ def test_mlflow_loads_the_tables_of_two_runs_together(tracker_and_uri):
     worse = (Item(ITEMS[0].name, {**ITEMS[0].values, "perplexity": 11.0}),)
     run_ids = [tracker.log(study, scored("fp32")), tracker.log(study, scored("int4", worse))]
     mlflow.set_tracking_uri(uri)
-    try:
-        mlflow.set_experiment(experiment_id=study.experiment_id)
-        table = mlflow.load_table(TABLE, run_ids=run_ids, extra_columns=["run_id"])
-    finally:
-        mlflow.set_tracking_uri(None)
+    mlflow.set_experiment(experiment_id=study.experiment_id)
+    table = mlflow.load_table(TABLE, run_ids=run_ids, extra_columns=["run_id"])
     of_first = table[table["document"] == ITEMS[0].name].set_index("run_id")["perplexity"]
     assert of_first.astype(float).to_dict() == dict(zip(run_ids, [8.5, 11.0], strict=True))
 
@@ -78,7 +76,7 @@ def test_prompts_and_their_outputs_are_a_table_of_their_own():
 def test_a_table_survives_the_spool(tracker, uri, monkeypatch):
     study = start_study(tracker)
     with monkeypatch.context() as away:
-        away.setattr("llmtrack.tracking.write.push._log_artifacts", lambda *_: (_ for _ in ()).throw(OSError("away")))
+        away.setattr("llmtrack.tracking.write.push._log_artifacts", Mock(side_effect=OSError("away")))
         run_id = tracker.log(study, scored())
     assert sync.sync(tracker.spool.folder).left == 0
     client = mlflow.MlflowClient(uri)

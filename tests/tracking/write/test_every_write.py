@@ -139,12 +139,15 @@ def test_the_journal_keeps_what_was_done(tmp_path, monkeypatch, code, lasting):
 @pytest.mark.slow(9)
 @FAILURES
 def test_the_spool_keeps_every_record(tmp_path, monkeypatch, code, lasting):
+    start = Spool(tmp_path / "start")
+    first, second, third = (start.put(entry(str(i)), {"a.txt": b"a" * 10}) for i in range(3))
+    new = (entry("3"), entry("4"), dataclasses.replace(third, run_id="r2"))
+
     def work(nth, failing):
-        spool = Spool(tmp_path / str(nth), lambda text: None)
-        first, second, third = (spool.put(entry(str(i)), {"a.txt": b"a" * 10}) for i in range(3))
+        spool = Spool(shutil.copytree(start.folder, tmp_path / str(nth)), lambda text: None)
         stored = {first.name, second.name, third.name}
         failure = failing()
-        for fresh in (entry("3"), entry("4"), dataclasses.replace(third, run_id="r2")):
+        for fresh in new:
             with contextlib.suppress(TrackingError):
                 stored.add(spool.put(fresh, {"b/c.txt": b"b" * 20}).name)
         with spool.claim(first.name, 1) as claimed:

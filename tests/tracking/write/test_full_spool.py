@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
@@ -16,16 +17,8 @@ from llmtrack.errors import TrackingError
 from llmtrack.tracking.write import push as pushing
 from llmtrack.tracking.write.spool import Spool
 from llmtrack.tracking.write.tracker import Tracker
-from tests.tracking.samples import failure, measurement
-from tests.tracking.write.test_tracker import all_runs, artifact, scenario_runs, start
-
-
-def no_space(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def read_only(*_: object, **__: object) -> None:
-    raise OSError(errno.EROFS, "Read-only file system")
+from tests.tracking.samples import failure, measurement, start_study
+from tests.tracking.write.test_tracker import all_runs, artifact, scenario_runs
 
 
 @pytest.fixture
@@ -70,7 +63,7 @@ def check_complete(tracker: Tracker, study) -> None:
 @pytest.mark.slow(1)
 def test_a_small_disk_that_fills_up_loses_nothing(uri, small_disk, tmp_path, messages):
     tracker = Tracker.open(uri, spool=small_disk / "spool", notify=messages.append)
-    study = start(tracker)
+    study = start_study(tracker)
     (small_disk / "filler").write_bytes(b"x" * 40_000)
     tracker.log(study, measurement())
     tracker.log(study, failure("p128"))
@@ -87,7 +80,7 @@ def test_a_folder_that_cannot_be_created_loses_nothing(uri, tmp_path, messages, 
     (tmp_path / "file").write_text("")
     folder = tmp_path / "file" / "spool" if place == "a file" else Path("/proc/nowhere/spool")
     tracker = Tracker.open(uri, spool=folder, notify=messages.append)
-    study = start(tracker)
+    study = start_study(tracker)
     tracker.log(study, measurement())
     tracker.log(study, measurement())  # The same outcome, logged twice.
     tracker.log(study, failure("p128"))
@@ -99,8 +92,8 @@ def test_a_folder_that_cannot_be_created_loses_nothing(uri, tmp_path, messages, 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("step", ["update", "remove"])
 def test_a_spool_that_becomes_read_only_meanwhile_loses_nothing(tracker, tmp_path, monkeypatch, messages, step):
-    study = start(tracker)
-    monkeypatch.setattr(Spool, step, read_only)
+    study = start_study(tracker)
+    monkeypatch.setattr(Spool, step, Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
     tracker.log(study, measurement())
     tracker.log(study, failure("p128"))
     monkeypatch.undo()
@@ -111,7 +104,8 @@ def test_a_spool_that_becomes_read_only_meanwhile_loses_nothing(tracker, tmp_pat
 
 def test_a_full_disk_ends_the_run_and_reports_lost_artifacts(uri, tmp_path, monkeypatch, messages):
     tracker = Tracker.open(uri, spool=Path("/proc/nowhere"), notify=messages.append)
-    study = start(tracker)
+    study = start_study(tracker)
+    no_space = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(pushing.tempfile, "TemporaryDirectory", no_space)
     tracker.log(study, measurement())
     finish(tracker, study, tmp_path)
@@ -126,7 +120,7 @@ def test_a_full_disk_ends_the_run_and_reports_lost_artifacts(uri, tmp_path, monk
 
 def test_without_spool_and_store_the_loss_is_an_error(uri, monkeypatch, messages):
     tracker = Tracker.open(uri, spool=Path("/proc/nowhere"), notify=messages.append)
-    study = start(tracker)
-    monkeypatch.setattr(MlflowClient, "create_run", lambda *a, **k: (_ for _ in ()).throw(ConnectionError("down")))
+    study = start_study(tracker)
+    monkeypatch.setattr(MlflowClient, "create_run", Mock(side_effect=ConnectionError("down")))
     with pytest.raises(TrackingError, match="LLMTRACK_SPOOL"):
         tracker.log(study, measurement())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
@@ -14,7 +15,7 @@ from llmtrack.spec.task import TrainTask
 from llmtrack.tracking.read.query import runs
 from llmtrack.tracking.write import tracker as tracker_module
 from llmtrack.tracking.write.tracker import Tracker
-from tests.tracking.samples import ENVIRONMENT, failure, measurement
+from tests.tracking.samples import failure, measurement, start_study
 
 TRAINING = Scenario("training", Variant("synthetic:tiny"), TrainTask(output="somewhere"))
 KEY = "0123456789abcdef0123456789abcdef"
@@ -27,10 +28,6 @@ def rows(first, last):
 
 def begin(tracker, study, resumed=False):
     return tracker.begin(study, TRAINING, KEY, {"device": "cpu"}, {"weights_digest": "w"}, BEGAN, resumed)
-
-
-def start(tracker):
-    return tracker.start_study("training", "Does it learn?", {}, ENVIRONMENT)
 
 
 def done(steps, **changes):
@@ -54,7 +51,7 @@ EXPECTED = [(n, 7 - n / 10) for n in range(1, 7)]
 
 @pytest.mark.slow(1)
 def test_steps_are_readable_during_the_run(tracker, uri):
-    study = start(tracker)
+    study = start_study(tracker)
     run_id = begin(tracker, study)
     tracker.log_steps(KEY, rows(1, 3))
     client = MlflowClient(uri)
@@ -73,7 +70,7 @@ def test_steps_are_readable_during_the_run(tracker, uri):
 
 
 def test_each_batch_of_steps_is_one_request(tracker, monkeypatch):
-    study = start(tracker)
+    study = start_study(tracker)
     begin(tracker, study)
     calls = []
     honest = MlflowClient.log_batch
@@ -88,15 +85,11 @@ def test_each_batch_of_steps_is_one_request(tracker, monkeypatch):
 
 @pytest.mark.slow(1)
 def test_steps_that_failed_are_written_with_the_outcome(tracker, uri, monkeypatch, messages):
-    study = start(tracker)
+    study = start_study(tracker)
     run_id = begin(tracker, study)
     tracker.log_steps(KEY, rows(1, 2))
-
-    def away(*_):
-        raise MlflowException("the server is away")
-
     with monkeypatch.context() as broken:
-        broken.setattr(tracker_module, "push_steps", away)
+        broken.setattr(tracker_module, "push_steps", Mock(side_effect=MlflowException("the server is away")))
         tracker.log_steps(KEY, rows(3, 4))
     assert tracker.offline
     tracker.log_steps(KEY, rows(5, 6))  # not even tried so soon
@@ -110,7 +103,7 @@ def test_steps_that_failed_are_written_with_the_outcome(tracker, uri, monkeypatc
 @pytest.mark.slow(1)
 def test_an_interrupted_and_resumed_training_is_one_run(uri, tmp_path):
     first = Tracker.open(uri, spool=tmp_path / "one")
-    study = start(first)
+    study = start_study(first)
     run_id = begin(first, study)
     first.log_steps(KEY, rows(1, 2))
     stopped = failure(
@@ -129,7 +122,7 @@ def test_an_interrupted_and_resumed_training_is_one_run(uri, tmp_path):
     assert history(uri, run_id) == EXPECTED[:3]
 
     second = Tracker.open(uri, spool=tmp_path / "two")
-    later = start(second)
+    later = start_study(second)
     assert begin(second, later, resumed=True) == run_id
     run = client.get_run(run_id)
     assert run.info.status == "RUNNING"
@@ -148,13 +141,10 @@ def test_everything_is_spooled_without_a_store_and_sent_once(uri, tmp_path, monk
     from llmtrack.tracking import store, store_errors
     from llmtrack.tracking.write import sync
 
-    def refuse(address):
-        raise store_errors.UnreachableError("nobody is there")
-
     with monkeypatch.context() as away:
-        away.setattr(store, "open_store", refuse)
+        away.setattr(store, "open_store", Mock(side_effect=store_errors.UnreachableError("nobody is there")))
         tracker = Tracker.open(uri, spool=tmp_path / "spool", notify=messages.append)
-        study = start(tracker)
+        study = start_study(tracker)
         assert begin(tracker, study) is None
         tracker.log_steps(KEY, rows(1, 3))
         assert tracker.log(study, done(rows(1, 6))) is None
@@ -168,7 +158,7 @@ def test_everything_is_spooled_without_a_store_and_sent_once(uri, tmp_path, monk
 
 
 def test_non_finite_values_are_omitted(tracker, uri):
-    study = start(tracker)
+    study = start_study(tracker)
     run_id = begin(tracker, study)
     bad = dataclasses.replace(rows(1, 1)[0], values={"train_loss": float("nan"), "grad_norm": 2.0})
     tracker.log_steps(KEY, [bad])
@@ -180,7 +170,7 @@ def test_non_finite_values_are_omitted(tracker, uri):
 @pytest.mark.slow(1)
 def test_files_of_a_measurement_become_artifacts(tracker, uri, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    study = start(tracker)
+    study = start_study(tracker)
     begin(tracker, study)
     run_id = tracker.log(study, done((), files={"checkpoint/config.json": str(tmp_path / "config.json")}))
     assert [artifact.path for artifact in MlflowClient(uri).list_artifacts(run_id, "checkpoint")] == [
@@ -196,7 +186,7 @@ def test_a_checkpoint_is_downloaded_once_or_reported_missing(tracker, uri, tmp_p
     from llmtrack.tracking.read.checkpoints import fetch_checkpoints
 
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
-    study = start(tracker)
+    study = start_study(tracker)
     files = {f"checkpoint/{file.name}": str(file) for file in tiny_model_dir.iterdir()}
     run_id = tracker.log(study, done((), files=files))
     spec = f"runs:/{run_id}/{path}"

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.slow(12)
+@pytest.mark.usefixtures("undrawn")
 def test_a_logged_model_is_loaded_back_and_generates(tracker, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import mlflow
 import pytest
@@ -25,9 +22,8 @@ from llmtrack.tracking.write import models, sync, traces
 from llmtrack.tracking.write.models import configuration_of
 from llmtrack.tracking.write.records import StudyContext, scenario_record, study_record
 from llmtrack.tracking.write.tracker import Tracker
-from tests.forking import at_once
 from tests.tracking import samples
-from tests.tracking.samples import SUMMARY, failure, perplexity, start_study
+from tests.tracking.samples import CORPUS, SUMMARY, failure, perplexity, start_study
 
 STUDY = StudyContext("study-1", "precision")
 LOADED = {
@@ -39,7 +35,6 @@ LOADED = {
     "threads": 2,
     "block_size": 64,
 }
-CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}
 INTERVAL = {"decode_tokens_per_sec.low": SUMMARY.ci_low, "decode_tokens_per_sec.high": SUMMARY.ci_high}
 SPEED = {"decode_tokens_per_sec": 60.5, "peak_memory_mib": 512.0}
 TRACES = "it stores no traces of generations; MLflow 3.3 and newer do"
@@ -204,22 +199,19 @@ def test_logged_models_are_found_by_mlflows_search(tracker_and_uri):
     tracker.log(study, measurement("fast", facts={**LOADED, **CORPUS}, metrics=SPEED | QUALITY, summaries=repeated))
     tracker.log(study, measurement("slow", facts={**LOADED, "threads": 1}, metrics={"decode_tokens_per_sec": 49.0}))
     mlflow.set_tracking_uri(uri)
-    try:
 
-        def names(text: str, **more) -> set[str]:
-            matches = mlflow.search_logged_models([study.experiment_id], text, output_format="list", **more)
-            return {model.name for model in matches}
+    def names(text: str, **more) -> set[str]:
+        matches = mlflow.search_logged_models([study.experiment_id], text, output_format="list", **more)
+        return {model.name for model in matches}
 
-        fast = {"smollm2 · onnx int8-weight-only · 2 threads"}
-        assert names("metrics.decode_tokens_per_sec > 50") == fast
-        assert names("metrics.`decode_tokens_per_sec.low` > 50") == fast
-        assert names("metrics.`decode_tokens_per_sec.low` > 60") == set()
-        # A server finds nothing by a name alone.
-        text = {"dataset_name": CORPUS["corpus"], "dataset_digest": CORPUS["corpus_digest"]}
-        assert names("metrics.perplexity < 13", datasets=[text]) == fast
-        assert names("metrics.decode_tokens_per_sec > 0", datasets=[text]) == set()
-    finally:
-        mlflow.set_tracking_uri(None)
+    fast = {"smollm2 · onnx int8-weight-only · 2 threads"}
+    assert names("metrics.decode_tokens_per_sec > 50") == fast
+    assert names("metrics.`decode_tokens_per_sec.low` > 50") == fast
+    assert names("metrics.`decode_tokens_per_sec.low` > 60") == set()
+    # A server finds nothing by a name alone.
+    text = {"dataset_name": CORPUS["corpus"], "dataset_digest": CORPUS["corpus_digest"]}
+    assert names("metrics.perplexity < 13", datasets=[text]) == fast
+    assert names("metrics.decode_tokens_per_sec > 0", datasets=[text]) == set()
 
 
 @pytest.mark.slow(1)
@@ -231,51 +223,8 @@ def test_another_mlflow_experiment_has_logged_models_of_its_own(uri, tmp_path):
         assert len(logged_models(uri, study.experiment_id)) == 1
 
 
-CALLS = [
-    "search_logged_models",
-    "create_logged_model",
-    "finalize_logged_model",
-    "log_batch",
-    "log_inputs",
-    "set_terminated",
-]
-
-
-@pytest.mark.slow(1)
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("remembers", [True, False], ids=["goes on", "starts anew"])
-def test_a_crash_at_any_call_leaves_one_logged_model_with_each_metric_once(
-    tracker, monkeypatch, call, moment, remembers
-):
-    study, real = start_study(tracker), getattr(MlflowClient, call)
-
-    def crash(self, *args, **kwargs):
-        if moment == "after":
-            real(self, *args, **kwargs)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MlflowClient, call, crash)
-        with pytest.raises(KeyboardInterrupt):
-            tracker.log(study, measurement("a", facts=LOADED, metrics=SPEED))
-    if not remembers:
-        models._known.clear()
-    assert sync.sync(tracker.spool.folder).sent == 1
-    run_id = tracker.log(study, measurement("b", facts=LOADED, metrics={"decode_tokens_per_sec": 1.0}))
-    (model,) = logged_models(tracker.tracking_uri, study.experiment_id)
-    assert str(model.status) == "READY"
-    ((first, value),) = {run: value for (key, run), value in bound(model).items() if value == 60.5}.items()
-    assert bound(model) == {
-        **{(key, first): number for key, number in SPEED.items()},
-        ("decode_tokens_per_sec", run_id): 1.0,
-    }
-    assert value == 60.5
-
-
 @pytest.mark.slow(3)
-def test_records_sent_later_are_linked_to_the_same_logged_model(server, line, tmp_path, messages, spooled):
-    experiment = f"e-{uuid.uuid4().hex[:8]}"
+def test_records_sent_later_are_linked_to_the_same_logged_model(server, line, experiment, tmp_path, messages, spooled):
     tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", messages.append)
     study = start_study(tracker)
     tracker.log(study, measurement("before", facts=LOADED, metrics=SPEED))
@@ -290,29 +239,9 @@ def test_records_sent_later_are_linked_to_the_same_logged_model(server, line, tm
     assert llmtrack.runs(study=study.study_id, tracking_uri=server.uri)["model_uri"].nunique() == 2
 
 
-@pytest.mark.slow(10)
-def test_eight_writers_at_once_share_one_logged_model_per_configuration(tracker_and_uri, tmp_path):
-    tracker, uri = tracker_and_uri
-    at_once(_track_two_configurations, uri, tracker.delivery.experiment, tmp_path, number=8)
-    logged = logged_models(uri, tracker.delivery.experiment_id)
-    assert {model.params["threads"]: len(bound(model)) for model in logged} == {"1": 8, "2": 8}
-    assert len(logged) == 2
-
-
-def _track_two_configurations(uri: str, experiment: str, folder: Path) -> None:
-    tracker = Tracker.open(uri, experiment, folder / f"spool-{uuid.uuid4().hex}")
-    study = start_study(tracker)
-    for threads in (1, 2):
-        outcome = measurement(facts={**LOADED, "threads": threads}, metrics={"decode_tokens_per_sec": time.time()})
-        while tracker.log(study, outcome) is None:
-            tracker.sync()
-    tracker.finish_study(study, "finished")
-
-
 @pytest.mark.slow(3)
-def test_of_two_logged_models_created_at_once_the_older_is_kept(server, tmp_path, monkeypatch):
+def test_of_two_logged_models_created_at_once_the_older_is_kept(server, experiment, tmp_path, monkeypatch):
     """Machines share no lock: both find none, and both create one."""
-    experiment = f"e-{uuid.uuid4().hex[:8]}"
     tracker = Tracker.open(server.uri, experiment, tmp_path / "spool")
     study, real = start_study(tracker), MlflowClient.create_logged_model
     older = []

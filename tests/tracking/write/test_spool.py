@@ -2,7 +2,6 @@ import contextlib
 import dataclasses
 import errno
 import json
-import multiprocessing
 import os
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from llmtrack.tracking.write.records import StudyContext, scenario_record
 from llmtrack.tracking.write.spool import Entry, NewerEntryError, Spool, Target
 from llmtrack.tracking.write.sync import sync
 from tests.conftest import HANG_S
-from tests.forking import at_once
+from tests.forking import at_once, processes
 from tests.tracking.samples import measurement
 
 STUDY = StudyContext("study-1", "precision")
@@ -105,24 +104,22 @@ STORED = {
 }
 
 
-@pytest.mark.parametrize("omitted", [(), ("steps",)])
-def test_the_stored_format_is_unchanged(spool, omitted):
-    record = {key: value for key, value in STORED["record"].items() if key not in omitted}
-    text = json.dumps({**STORED, "record": record})
-    folder = spool.folder / "0000000000005-r"
-    folder.mkdir(parents=True)
-    (folder / "entry.json").write_text(text)
-    stored = read(spool, folder.name)
-    assert [type(value) for value in stored.record.params.values()] == [int, float, bool, str]
-    spool.update(stored)
-    assert (folder / "entry.json").read_text() == text
-
-
 def store(spool: Spool, content: object) -> Path:
     folder = spool.folder / "0000000000005-r"
     folder.mkdir(parents=True)
     (folder / "entry.json").write_text(json.dumps(content))
     return folder
+
+
+@pytest.mark.parametrize("omitted", [(), ("steps",)])
+def test_the_stored_format_is_unchanged(spool, omitted):
+    record = {key: value for key, value in STORED["record"].items() if key not in omitted}
+    folder = store(spool, {**STORED, "record": record})
+    before = (folder / "entry.json").read_text()
+    stored = read(spool, folder.name)
+    assert [type(value) for value in stored.record.params.values()] == [int, float, bool, str]
+    spool.update(stored)
+    assert (folder / "entry.json").read_text() == before
 
 
 NEWER = [
@@ -211,9 +208,8 @@ def test_a_crash_while_writing_leaves_no_entry(spool):
 @pytest.mark.slow(1)
 def test_an_entry_is_held_by_one_process_at_a_time(spool):
     stored = spool.put(entry())
-    context = multiprocessing.get_context("spawn")
     with spool.claim(stored.name, 1):
-        process = context.Process(target=_exit_by_claim, args=(spool.folder, stored.name))
+        process = processes().Process(target=_exit_by_claim, args=(spool.folder, stored.name))
         process.start()
         process.join(HANG_S)
     assert process.exitcode == 7

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
-import uuid
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import mlflow
 import pytest
 from mlflow import MlflowClient
-from mlflow.tracing.client import TracingClient
 
 from llmtrack.spec.outcome import Generation
-from llmtrack.tracking.write import push, sync, traces
+from llmtrack.tracking.write import sync, traces
 from llmtrack.tracking.write.push import redacted
 from llmtrack.tracking.write.records import DEFAULT_TRACES, StudyContext, scenario_record
 from llmtrack.tracking.write.tracker import Tracker
-from tests.forking import at_once
 from tests.tracking.samples import measurement, start_study
 
 pytestmark = pytest.mark.skipif(traces._version_here() < (3, 3), reason="MLflow before 3.3 keeps no such traces")
@@ -40,12 +35,6 @@ def read(uri: str, experiment_id: str, run_id: str | None = None, **more):
     # MLflow downloads spans from the server of the process, not from that of the client.
     mlflow.set_tracking_uri(uri)
     return MlflowClient(uri).search_traces(locations=[experiment_id], run_id=run_id, **more)
-
-
-@pytest.fixture(autouse=True)
-def _own_address() -> Iterator[None]:
-    yield
-    mlflow.set_tracking_uri(None)
 
 
 @pytest.mark.slow(5)
@@ -110,27 +99,6 @@ def test_the_number_of_generations_is_bounded_and_may_be_zero(uri, tmp_path, mos
     assert Tracker.open(uri)._traces == DEFAULT_TRACES == 16
 
 
-@pytest.mark.slow(10)
-def test_eight_writers_at_once_write_one_trace_per_run(tracker_and_uri, tmp_path):
-    tracker, uri = tracker_and_uri
-    at_once(_track_two_runs, uri, tracker.delivery.experiment, tmp_path, number=8)
-    experiment_id = tracker.delivery.experiment_id
-    runs = MlflowClient(uri).search_runs([experiment_id], "tags.`llmtrack.kind` = 'scenario'")
-    written = read(uri, experiment_id)
-    assert len(runs) == len(written) == 16
-    assert {trace.info.trace_metadata["mlflow.sourceRun"] for trace in written} == {run.info.run_id for run in runs}
-    assert {len(trace.data.spans) for trace in written} == {3}
-
-
-def _track_two_runs(uri: str, experiment: str, folder: Path) -> None:
-    tracker = Tracker.open(uri, experiment, folder / f"spool-{uuid.uuid4().hex}")
-    study = start_study(tracker)
-    for name in ("a", "b"):
-        while tracker.log(study, generated(name, generations=(FIRST, SECOND))) is None:
-            tracker.sync()
-    tracker.finish_study(study, "finished")
-
-
 @pytest.mark.slow(1)
 def test_no_other_host_is_contacted(tracker, monkeypatch):
     def refuse(self, address):
@@ -158,43 +126,9 @@ def test_unreported_values_have_no_attribute():
     }
 
 
-CALLS = [
-    (MlflowClient, "create_run"),
-    (MlflowClient, "log_batch"),
-    (MlflowClient, "log_inputs"),
-    (TracingClient, "start_trace"),
-    (traces, "_upload"),
-    (push, "_upload"),
-    (MlflowClient, "set_terminated"),
-]
-
-
-@pytest.mark.slow(4)
-@pytest.mark.parametrize("call", CALLS, ids=[name for _, name in CALLS])
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_kill_at_any_request_leaves_one_complete_trace(tracker_and_uri, monkeypatch, call, moment):
-    tracker, uri = tracker_and_uri
-    study, real = start_study(tracker), getattr(*call)
-
-    def crash(*args, **kwargs):
-        if moment == "after":
-            real(*args, **kwargs)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(*call, crash)
-        with pytest.raises(KeyboardInterrupt):
-            tracker.log(study, generated(generations=(FIRST, SECOND)))
-    assert sync.sync(tracker.spool.folder).sent == 1
-    (run,) = MlflowClient(uri).search_runs([study.experiment_id], "tags.`llmtrack.kind` = 'scenario'")
-    (trace,) = read(uri, study.experiment_id)
-    assert [linked.info.trace_id for linked in read(uri, study.experiment_id, run.info.run_id)] == [trace.info.trace_id]
-    assert [span.inputs for span in trace.data.spans[1:]] == [FIRST.prompt, SECOND.prompt]
-
-
 @pytest.mark.slow(3)
-def test_generations_spooled_without_a_store_are_sent_by_sync(server, line, tmp_path, messages):
-    tracker = Tracker.open(line.uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", messages.append)
+def test_generations_spooled_without_a_store_are_sent_by_sync(server, line, experiment, tmp_path, messages):
+    tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", messages.append)
     study = start_study(tracker)
     line.down()
     assert tracker.log(study, generated()) is None
@@ -205,13 +139,13 @@ def test_generations_spooled_without_a_store_are_sent_by_sync(server, line, tmp_
 
 
 @pytest.mark.slow(3)
-def test_an_older_server_gets_everything_else_and_the_doctor_reports_it(server, tmp_path, monkeypatch):
+def test_an_older_server_gets_everything_else_and_the_doctor_reports_it(server, experiment, tmp_path, monkeypatch):
     from llmtrack.cli.doctor import _tracking
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     assert _tracking().remedy == ""
     monkeypatch.setattr(traces, "_version_of", lambda client: (3, 1))
-    tracker = Tracker.open(server.uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool")
+    tracker = Tracker.open(server.uri, experiment, tmp_path / "spool")
     study = start_study(tracker)
     run_id = tracker.log(study, generated())
     assert MlflowClient(server.uri).get_run(run_id).info.status == "FINISHED"
