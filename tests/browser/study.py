@@ -13,7 +13,9 @@ from llmtrack.tracking.write.tracker import Tracker
 from tests.tracking.samples import measurement, perplexity
 
 EXPERIMENT = "browser"
+# Without a cap, calls of a tiny model repeat for a minute: they vary too much for a narrow interval.
 TINY = ["--model", "synthetic:tiny", "--max-new-tokens", "4", "--min-repeats", "2", "--min-seconds", "0"]
+TINY += ["--max-seconds", "0.2"]
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,18 @@ def test_a_recipes_check_precedes_loading(monkeypatch):
 @pytest.mark.slow(2)
 def test_an_experiment_runs_on_a_plugin_engine(plugin, uri, monkeypatch, undrawn):  # noqa: F811
     arguments = ["--model", "synthetic:tiny", "--backend", "plugin", "--tracking-uri", uri]
-    arguments += ["--max-new-tokens", "2", "--min-repeats", "1", "--min-seconds", "0", "--warmup", "0"]
+    arguments += [
+        "--max-new-tokens",
+        "2",
+        "--min-repeats",
+        "1",
+        "--min-seconds",
+        "0",
+        "--max-seconds",
+        "0.2",
+        "--warmup",
+        "0",
+    ]
     code, printed = baseline(arguments, plugin, monkeypatch)
     assert code == 0, printed
     (run_columns,) = runs(tracking_uri=uri).to_dict("records")

@@ -26,6 +26,7 @@ TINY = {
     "max_new_tokens": 4,
     "min_repeats": 2,
     "min_seconds": 0.0,
+    "max_seconds": 0.2,
     "executor": "inline",
 }
 

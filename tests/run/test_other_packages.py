@@ -222,7 +222,7 @@ def test_the_doctor_lists_plugins():
 def test_a_plugin_experiment_runs_on_a_plugin_executor(site, tmp_path, uri, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", with_folders(site))
     arguments = {"model": "synthetic:tiny", "executor": "elsewhere", "tracking_uri": uri, "device": "cpu"}
-    arguments |= {"max_new_tokens": "2", "min_repeats": "1", "min_seconds": "0", "warmup": "0"}
+    arguments |= {"max_new_tokens": "2", "min_repeats": "1", "min_seconds": "0", "max_seconds": "0.2", "warmup": "0"}
     options = [part for name, value in arguments.items() for part in ("-P", f"{name}={value}")]
     process = subprocess.run(
         [sys.executable, "-m", "llmtrack", "run", "plugin_words", *options],
