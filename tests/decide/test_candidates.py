@@ -9,14 +9,13 @@ import pytest
 from llmtrack.decide.candidates import gather_candidates
 from llmtrack.errors import UsageError
 from llmtrack.report.pareto import pareto_table
-from tests.decide.tracked_runs import repeated, scored, timed
-from tests.report.frames import changed, column, interval, made, run
+from tests.report.artificial_runs import column, interval, make_runs, repeated, replace_values, run, scored, timed
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
 
 
 def test_runs_without_a_model_keep_their_quality():
-    runs = made(
+    runs = make_runs(
         timed("fp32", 10.0, model_id=None, perplexity=20.0),
         timed("int8", 30.0, model_id=None, quantization="int8", perplexity=25.0),
     )
@@ -24,7 +23,7 @@ def test_runs_without_a_model_keep_their_quality():
 
 
 def test_quality_is_the_runs_own_or_joined_by_variant():
-    runs = made(
+    runs = make_runs(
         timed("fp32", 10.0, experiment="speed"),
         timed("bf16", 20.0, experiment="speed", dtype="bfloat16"),
         timed(
@@ -60,14 +59,14 @@ def test_quality_is_the_runs_own_or_joined_by_variant():
 
 
 def test_an_ambiguous_quality_is_not_joined():
-    runs = made(timed("a", 10.0), scored("ppl", 20.0), scored("ppl_32", 25.0), scored("again", 20.001))
+    runs = make_runs(timed("a", 10.0), scored("ppl", 20.0), scored("ppl_32", 25.0), scored("again", 20.001))
     candidates = gather_candidates(runs)
     assert not candidates.runs[0].has("perplexity")
     assert candidates.notes == ("a has no perplexity of its own, and the runs of its variant disagree",)
 
 
 def test_incomparable_runs_are_left_out_with_a_note():
-    runs = made(
+    runs = make_runs(
         timed("a", 10.0),
         timed("b", 20.0, quantization="int8"),
         timed("long", 5.0) | {"workload_id": "other"},
@@ -97,7 +96,7 @@ def test_incomparable_runs_are_left_out_with_a_note():
 def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_with_a_note(changed):
     same = {"scored_tokens_digest": "k", "scored_text_digest": "t", "tokens_scored": 1000.0}
     same["bytes_scored"] = 4000.0
-    runs = made(
+    runs = make_runs(
         timed("a", 10.0),
         timed("b", 20.0, quantization="int8"),
         timed("c", 30.0, quantization="int4"),
@@ -112,7 +111,7 @@ def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_with_a_note(ch
 
 def test_without_a_timed_run_there_is_nothing_to_choose():
     with pytest.raises(UsageError, match="no finished run of precision has tokens_per_sec"):
-        gather_candidates(made(scored("ppl", 20.0)))
+        gather_candidates(make_runs(scored("ppl", 20.0)))
 
 
 @pytest.mark.parametrize(
@@ -124,14 +123,14 @@ def test_without_a_timed_run_there_is_nothing_to_choose():
     ],
 )
 def test_quality_is_not_joined_across_configs_or_tokenizers(name, values, quality):
-    runs = made(scored("quality", 20.0, experiment="perplexity"), timed("speed", 10.0))
-    (joined,) = gather_candidates(changed(runs, **{name: values})).runs
+    runs = make_runs(scored("quality", 20.0, experiment="perplexity"), timed("speed", 10.0))
+    (joined,) = gather_candidates(replace_values(runs, **{name: values})).runs
     assert joined.get("perplexity") == quality
 
 
 def test_infinite_values_do_not_count():
     candidates = gather_candidates(
-        made(timed("a", math.inf, perplexity=1.0), timed("b", 10.0, perplexity=math.inf), timed("c", 5.0, perplexity=9.0))
+        make_runs(timed("a", math.inf, perplexity=1.0), timed("b", 10.0, perplexity=math.inf), timed("c", 5.0, perplexity=9.0))
     )  # fmt: skip
     assert candidates.runs.scenarios == ["b", "c"]
     assert column(candidates.runs, "perplexity") == [None, 9.0]
@@ -140,7 +139,7 @@ def test_infinite_values_do_not_count():
 def test_an_unfinished_newer_run_does_not_replace_a_finished_one():
     done = run("a", tokens_per_sec=1.0, model="m")
     newer = {**done, "run_id": "newer", "start_time": "2026-11-29T10:00:00Z", "tokens_per_sec": None}
-    candidates = gather_candidates(made(done, {**newer, "status": "RUNNING", "outcome": None}))
+    candidates = gather_candidates(make_runs(done, {**newer, "status": "RUNNING", "outcome": None}))
     assert list(column(candidates.runs, "run_id")) == ["id-a"]
 
 
@@ -156,7 +155,7 @@ def test_of_one_configuration_in_several_studies_the_newest_counts():
         **late,
     }
     newest = {**same, "tokens_per_sec": 2.5, **interval("tokens_per_sec", 2.5, 2.4, 2.6, 8)}
-    candidates = gather_candidates(made(lucky, newest))
+    candidates = gather_candidates(make_runs(lucky, newest))
     assert list(column(candidates.runs, "run_id")) == ["later"]
     assert candidates.notes == (
         "torch-bfloat16 was measured 2 times in one configuration: the newest counts (tokens_per_sec 2.5; before: 20.9)",

@@ -20,7 +20,7 @@ from llmtrack.run.settings import Settings
 from llmtrack.run.study.study import run_study
 from llmtrack.spec.options import config_from
 from llmtrack.tracking.read.lookup import set_alias
-from tests.report.frames import made, run
+from tests.report.artificial_runs import make_runs, run
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
@@ -331,7 +331,9 @@ def test_an_incomparable_rule_hides_no_other_and_the_worst_code_wins(tracker, ur
 @pytest.mark.parametrize("state", ["RUNNING", "KILLED", "SCHEDULED"])
 def test_an_unfinished_candidate_does_not_pass(uri, state):
     row = run("p", tokens_per_sec=10.0, experiment="e", model="m", status=state)
-    result = gate(made({**row, "status": "FINISHED", "run_id": "0" * 32}), made(row), [SPEED], tracking_uri=uri)
+    result = gate(
+        make_runs({**row, "status": "FINISHED", "run_id": "0" * 32}), make_runs(row), [SPEED], tracking_uri=uri
+    )
     assert result.exit_code == 2
     assert result.checks[0].check.outcome == "missing"
 
@@ -372,7 +374,7 @@ def test_scenarios_on_one_side_are_named(tracker, uri):
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_value_that_is_not_finite_is_missing(side, value):
     figures = {"baseline": 20.0, "candidate": 20.0, side: value}
-    runs = [made(run("a", run_id=name, perplexity=value)) for name, value in figures.items()]
+    runs = [make_runs(run("a", run_id=name, perplexity=value)) for name, value in figures.items()]
     result = gate(*runs, ["perplexity > +1%"])
     assert (result.exit_code, [checked.check.outcome for checked in result.checks]) == (2, ["missing"])
 
@@ -392,7 +394,7 @@ def precision(side, same_as="float32", **float16):
         ),
     ]
     rows[1] |= float16
-    return made(*rows)
+    return make_runs(*rows)
 
 
 @pytest.mark.parametrize("single", [False, True])

@@ -15,8 +15,7 @@ from llmtrack.decide.candidates import gather_candidates
 from llmtrack.decide.pareto import pareto_front, position_of
 from llmtrack.report.pareto import pareto_plot, pareto_table
 from llmtrack.tracking.read.query import newest_study
-from tests.decide.tracked_runs import repeated
-from tests.report.frames import made
+from tests.report.artificial_runs import make_runs, repeated
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
 
@@ -49,7 +48,7 @@ def test_a_scenario_is_off_if_surely_beaten_and_open_if_possibly(rivals):
 
 
 def places(*rows, metrics=("tokens_per_sec", "perplexity")):
-    runs = made(*rows)
+    runs = make_runs(*rows)
     return dict(zip(runs.scenarios, (standing.position for standing in pareto_front(runs, metrics)), strict=True))
 
 
@@ -66,7 +65,7 @@ def test_insignificant_differences_decide_no_position():
 
 @pytest.mark.slow(1)
 def test_an_inconclusive_position_comes_with_the_command_to_settle_it():
-    runs = made(repeated("plain", 10.0, 20.0), repeated("once", 30.0, 21.0, n=1))
+    runs = make_runs(repeated("plain", 10.0, 20.0), repeated("once", 30.0, 21.0, n=1))
     plain, once = pareto_front(runs, ("tokens_per_sec", "perplexity"))
     assert (plain.position, once.position) == ("on", "open"), "plain is surely better in perplexity"
     assert "inconclusive against plain (tokens_per_sec: too few repeats, 1 against 8" in once.why
@@ -81,7 +80,7 @@ def test_an_inconclusive_position_comes_with_the_command_to_settle_it():
 def test_more_scenarios_need_more_repeats_to_be_conclusive():
     few = [repeated(f"a{n}", 10.0 + n, 20.0, n=5) for n in range(8)]
     assert set(places(*few).values()) == {"open"}
-    note = pareto_plot(gather_candidates(made(*few)), "tokens_per_sec", "perplexity").get_supxlabel()
+    note = pareto_plot(gather_candidates(make_runs(*few)), "tokens_per_sec", "perplexity").get_supxlabel()
     assert "line" not in note, "there is none"
     assert max(map(len, note.splitlines())) <= 118, "longer lines leave the picture"
     enough = [repeated(f"a{n}", 10.0 + n, 20.0, n=6) for n in range(8)]

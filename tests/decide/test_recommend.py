@@ -11,9 +11,8 @@ from llmtrack.cli import main
 from llmtrack.decide.recommend import Limits, parse_percent, parse_size, recommend
 from llmtrack.errors import UsageError
 from llmtrack.tracking.read.query import newest_study
-from tests.decide.tracked_runs import repeated
-from tests.decide.tracked_runs import timed as timed_once
-from tests.report.frames import interval, made, run
+from tests.report.artificial_runs import interval, make_runs, repeated, run
+from tests.report.artificial_runs import timed as timed_once
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
 
@@ -22,7 +21,7 @@ def timed(name, speed, n=8, share=0.02, perplexity=None, **values):
     return repeated(name, speed, perplexity, n, share, **values)
 
 
-RUNS = made(
+RUNS = make_runs(
     timed("fp32", 10.0, perplexity=20.0, peak_memory_mib=2000.0, baseline=True),
     timed("int8", 25.0, perplexity=20.1, peak_memory_mib=600.0),
     timed("int8_slow", 20.0, perplexity=20.1, peak_memory_mib=500.0),
@@ -70,7 +69,7 @@ def test_if_nothing_fits_the_nearest_is_named():
 
 
 def test_a_scenario_not_significantly_slower_is_named():
-    runs = made(
+    runs = make_runs(
         timed("a", 10.0, share=0.05),
         timed("b", 10.2, share=0.04),
     )
@@ -86,7 +85,7 @@ BUSY = "the machine was busy: other programs took 82% of its CPU time: close the
 def test_a_single_baseline_repeat_is_inconclusive_with_the_command_to_measure_more():
     n = 1
     base = timed("torch-float32", 1.3, n, 0.9, perplexity=20.0, baseline=True, warnings=f"noisy: 134%\n{BUSY}")
-    runs = made(base, timed("torch-bfloat16", 18.4, perplexity=20.1, experiment="quantization", model="m"))
+    runs = make_runs(base, timed("torch-bfloat16", 18.4, perplexity=20.1, experiment="quantization", model="m"))
     answer = recommend(runs, Limits(0.01))
     assert (answer.scenario, answer.run_id) == (None, None)
     assert "14.1" not in answer.sentence
@@ -98,7 +97,7 @@ def test_a_single_baseline_repeat_is_inconclusive_with_the_command_to_measure_mo
 
 @pytest.mark.slow(1)
 def test_a_recommendation_comes_with_the_warnings_of_its_runs():
-    runs = made(timed("a", 10.0, baseline=True, warnings=BUSY, perplexity=20.0), timed("b", 20.0, perplexity=20.0))
+    runs = make_runs(timed("a", 10.0, baseline=True, warnings=BUSY, perplexity=20.0), timed("b", 20.0, perplexity=20.0))
     answer = recommend(runs, Limits(0.01))
     assert answer.scenario == "b"
     assert f"read with care: a: {BUSY}" in answer.notes
@@ -106,7 +105,7 @@ def test_a_recommendation_comes_with_the_warnings_of_its_runs():
 
 @pytest.mark.slow(1)
 def test_an_inconclusive_rival_leaves_the_choice_open():
-    runs = made(timed("a", 10.0, baseline=True, perplexity=20.0), timed("b", 20.0), timed("c", 19.0, n=1))
+    runs = make_runs(timed("a", 10.0, baseline=True, perplexity=20.0), timed("b", 20.0), timed("c", 19.0, n=1))
     answer = recommend(runs, Limits())
     assert answer.scenario is None
     assert "min_repeats=" in answer.measure
@@ -114,7 +113,7 @@ def test_an_inconclusive_rival_leaves_the_choice_open():
 
 @pytest.mark.parametrize("values", [{}, {"tokens_per_sec": 0.0}])
 def test_single_values_recommend_nothing(values):
-    runs = made(timed_once("a", 10.0) | {"baseline": True, **values}, timed_once("b", 20.0, quantization="b"))
+    runs = make_runs(timed_once("a", 10.0) | {"baseline": True, **values}, timed_once("b", 20.0, quantization="b"))
     assert recommend(runs, Limits()).scenario is None
 
 
@@ -126,30 +125,30 @@ def test_single_values_and_few_repeats_have_no_winner(objective, n):
         row = timed_once(name, 10.0, quantization=name, perplexity=20.0, **values) | {objective: value}
         return row | (interval(objective, value, value, value, n) if n else {})
 
-    runs = made(measured("a", 10.0, baseline=True), measured("b", 20.0), measured("c", 400.0))
+    runs = make_runs(measured("a", 10.0, baseline=True), measured("b", 20.0), measured("c", 400.0))
     for limits in (Limits(), Limits(0.01)):
         assert recommend(runs, limits, objective).scenario is None
         # With a single scenario there is nothing to win; its unknown variation is noted.
-    (only,) = [recommend(made(measured("a", 10.0)), Limits(), objective)]
+    (only,) = [recommend(make_runs(measured("a", 10.0)), Limits(), objective)]
     assert bool(only.notes) == (n < 2)
 
 
 @pytest.mark.slow(1)
 def test_the_nearest_violates_the_fewest_limits_by_the_least():
-    runs = made(
+    runs = make_runs(
         timed("two", 30.0, perplexity=25.0, peak_memory_mib=1100.0),
         timed("one", 20.0, perplexity=20.0, peak_memory_mib=1900.0, baseline=True),
         timed("far", 10.0, perplexity=20.1, peak_memory_mib=2000000.0),
         timed("unscored", 90.0, peak_memory_mib=1.0),
     )
     assert "the nearest is one for packaged:smollm2" in recommend(runs, Limits(0.01, 1000)).sentence
-    unscored = recommend(made(timed("unscored", 90.0)), Limits(0.01))
+    unscored = recommend(make_runs(timed("unscored", 90.0)), Limits(0.01))
     assert "the nearest is unknown (no perplexity was scored)" in unscored.sentence
 
 
 def test_a_scored_baseline_is_the_reference_even_if_not_timed():
     base = {**timed("ppl", 1.0, perplexity=20.0, baseline=True), "tokens_per_sec": None}
-    runs = made(base, timed("a", 10.0, perplexity=20.3), timed("b", 20.0, perplexity=19.0))
+    runs = make_runs(base, timed("a", 10.0, perplexity=20.3), timed("b", 20.0, perplexity=19.0))
     assert dict(recommend(runs, Limits(0.01)).ruled_out)["a"] == "perplexity +1.5 % is over +1 %"
 
 
@@ -243,7 +242,7 @@ def test_a_study_without_the_objective_names_one_that_has_it():
 
 def test_the_sentence_marks_a_disturbed_run():
     common = {"workload_id": "w", "environment_id": "e", "perplexity": 20.0}
-    runs = made(
+    runs = make_runs(
         run("fp32", baseline=True, **interval("tokens_per_sec", 10.0, 9.8, 10.2, 8), **common),
         run("int8", dtype="int8", warnings=BUSY, **interval("tokens_per_sec", 25.0, 24.5, 25.5, 8), **common),
     )

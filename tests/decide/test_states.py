@@ -23,7 +23,7 @@ from experiments import (
 from llmtrack.cli import main
 from llmtrack.report.page.content import conditions, rows_of
 from llmtrack.report.sentences.takeaways import takeaways
-from tests.report.frames import changed, made, run
+from tests.report.artificial_runs import make_runs, replace_values, run
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
 
@@ -92,7 +92,7 @@ READINGS = [
 
 @pytest.mark.parametrize("state", STATES)
 def test_readings_and_pages_handle_runs_in_every_state(state):
-    runs = made(run("a", status=state, outcome=None, baseline=None, use_cache=None), run("b", status=state))
+    runs = make_runs(run("a", status=state, outcome=None, baseline=None, use_cache=None), run("b", status=state))
     for experiment in READINGS:
         lines = experiment.reading(runs)
         assert any("2 of 2 scenarios" in line for line in lines) or "Nothing" in lines[0]
@@ -103,8 +103,8 @@ def test_readings_and_pages_handle_runs_in_every_state(state):
 
 @pytest.mark.parametrize("name", ["outcome", "baseline", "status", "warnings", "use_cache", "workload_id"])
 def test_values_may_be_missing_in_all_runs(name):
-    runs = made(run("a", baseline=True, total_latency_s=1.0, tokens_per_sec=32.0), run("b"))
-    runs = changed(runs, **{name: None})
+    runs = make_runs(run("a", baseline=True, total_latency_s=1.0, tokens_per_sec=32.0), run("b"))
+    runs = replace_values(runs, **{name: None})
     rows_of(runs)
     takeaways(runs)
     for experiment in (batching, quantization):
@@ -112,9 +112,9 @@ def test_values_may_be_missing_in_all_runs(name):
 
 
 def test_missing_values_agree_with_each_other_only():
-    first, second = made(run("a", outcome=None), run("b", outcome=None))
+    first, second = make_runs(run("a", outcome=None), run("b", outcome=None))
     assert first.agrees(second, "outcome")
-    assert not first.agrees(made(run("c"))[0], "outcome")
+    assert not first.agrees(make_runs(run("c"))[0], "outcome")
     assert not first.has("outcome")
     assert first.text("outcome") == ""
     assert first.number("perplexity") is None
@@ -122,7 +122,7 @@ def test_missing_values_agree_with_each_other_only():
 
 
 def test_unfinished_runs_are_listed_by_state():
-    runs = made(
+    runs = make_runs(
         run("a"), run("b", status="FAILED"), run("c", status="KILLED"), run("d", status="RUNNING"),
         run("e", status="RUNNING"),
     )  # fmt: skip

@@ -40,8 +40,7 @@ from llmtrack.report.sentences.takeaways import gains
 from llmtrack.report.tables.summary import summary_table
 from llmtrack.spec.task import RepeatPolicy
 from llmtrack.tracked.runs import Runs
-from tests.decide.tracked_runs import repeated, timed
-from tests.report.frames import made, run
+from tests.report.artificial_runs import make_runs, repeated, run, timed
 
 RATE = "tokens_per_sec"
 FLIPPED = {"better": "worse", "worse": "better"}
@@ -71,7 +70,7 @@ def store_of(arms, seed):
         )
         for number in range(len(arms))
     ]
-    return made(*rows), samples
+    return make_runs(*rows), samples
 
 
 def _median(values):
@@ -185,8 +184,8 @@ def test_the_prefixes_of_disturbances_are_those_of_the_measuring_side():
         assert any(line.startswith(DISTURBED) for line in lines), lines
     # In tests the machine is never busy, so look up the warning.
     assert f"{DISTURBED[0]} other programs" in inspect.getsource(disturbances)
-    assert is_disturbed(made(timed("a", 1.0, warnings="\n".join(noisy)))[0])
-    assert not is_disturbed(made(timed("a", 1.0, warnings="random weights: quality is meaningless"))[0])
+    assert is_disturbed(make_runs(timed("a", 1.0, warnings="\n".join(noisy)))[0])
+    assert not is_disturbed(make_runs(timed("a", 1.0, warnings="random weights: quality is meaningless"))[0])
 
 
 PARAMETERS = {
@@ -200,7 +199,7 @@ def test_the_command_that_measures_more_has_valid_parameters(name):
     row = run("a", experiment=name, model="a folder/model,synthetic:tiny", min_repeats=6)
     if name in ("perplexity", "training"):
         row["max_new_tokens"] = None
-    words = shlex.split(measure_command(made(row)[0], 4))
+    words = shlex.split(measure_command(make_runs(row)[0], 4))
     assert words[:5] == ["mlflow", "run", ".", "-e", name]
     given = dict(word.split("=", 1) for word in words[words.index("-P") + 1 :: 2])
     assert set(given) <= PARAMETERS[name]
@@ -210,27 +209,27 @@ def test_the_command_that_measures_more_has_valid_parameters(name):
 
 def test_the_command_repeats_the_requested_parameters_without_resume():
     requested = {"model": "m", "device": "cpu", "dtype": "bfloat16", "max_new_tokens": "8", "resume": "true"}
-    words = measure_command(made(run("a", min_repeats=5) | {"asked": json.dumps(requested)})[0], 7)
+    words = measure_command(make_runs(run("a", min_repeats=5) | {"asked": json.dumps(requested)})[0], 7)
     assert words.endswith("-P model=m -P device=cpu -P dtype=bfloat16 -P max_new_tokens=8 -P min_repeats=7")
     assert "resume" not in words
 
 
 def test_the_command_of_an_older_run_has_the_common_parameters():
     old = run("a", model="m", revision="r1", device_requested="cuda:1", max_new_tokens=8, backend="onnx")
-    words = measure_command(made(old)[0], 7)
+    words = measure_command(make_runs(old)[0], 7)
     assert words.endswith("-P model=m -P revision=r1 -P device=cuda:1 -P max_new_tokens=8 -P min_repeats=7")
-    assert "-P" not in measure_command(made(run("a", device_requested="auto"))[0])
+    assert "-P" not in measure_command(make_runs(run("a", device_requested="auto"))[0])
 
 
 def test_the_command_raises_the_time_cap_for_its_repeats():
-    slow = made(run("a", total_latency_s=20.0, max_seconds=60.0))[0]
+    slow = make_runs(run("a", total_latency_s=20.0, max_seconds=60.0))[0]
     assert measure_command(slow, 6).endswith("-P min_repeats=6 -P max_seconds=240")
-    quick = made(run("a", total_latency_s=1.0, max_seconds=60.0))[0]
+    quick = make_runs(run("a", total_latency_s=1.0, max_seconds=60.0))[0]
     assert "max_seconds" not in measure_command(quick, 6)
 
 
 def test_warnings_and_commands_of_many_runs_are_merged():
-    runs = made(*(repeated(name, 10.0, 20.0, warnings="the machine was busy") for name in "abcdefg"))
+    runs = make_runs(*(repeated(name, 10.0, 20.0, warnings="the machine was busy") for name in "abcdefg"))
     (note, *_) = pareto_table(gather_candidates(runs), ("tokens_per_sec", "perplexity")).notes
     assert note == "read with care: all 7 runs: the machine was busy"
     command = "mlflow run . -e precision -P dtypes=float32 -P min_repeats={} -P max_new_tokens=4"

@@ -47,7 +47,7 @@ from llmtrack.spec.options import Option, parameters
 from llmtrack.spec.scenario import Variant
 from llmtrack.spec.serialization import from_json, serializable, to_json
 from llmtrack.spec.task import NAMED_CORPORA
-from tests.report.frames import made, run
+from tests.report.artificial_runs import make_runs, run
 from tests.test_project_files import TOOLS
 
 EXPERIMENT = '''
@@ -200,7 +200,7 @@ def test_a_param_is_configuration_by_default():
 def test_a_metric_relative_to_a_reference_is_compared_for_the_same_reference(monkeypatch):
     metric = schema.Metric("distance", "-", "lower", "from the reference", "sum", needs=("text", "reference"))
     monkeypatch.setitem(schema.METRIC_BY_NAME, "distance", metric)
-    runs = made(run("a", reference="one", distance=1.0), run("b", reference="another", distance=1.0))
+    runs = make_runs(run("a", reference="one", distance=1.0), run("b", reference="another", distance=1.0))
     assert why_not_comparable(runs[0], runs[1], "distance").startswith("compared with different references")
     assert why_not_comparable(runs[0], runs[0], "distance") == ""
 

@@ -9,7 +9,7 @@ from experiments.backends import Config, build, everything, has_alternatives, pl
 from llmtrack.errors import UsageError
 from llmtrack.host.packages import RUNTIMES
 from tests.experiments.installed import pretend
-from tests.report.frames import interval, made, run
+from tests.report.artificial_runs import interval, make_runs, run
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def runs():
     int8 = {"backend": "genai", "quantization": "int8", "dtype": "int8 weights (float32)"}
     int4 = {"backend": "openvino", "quantization": "int4", "dtype": "int4 weights (float32)"}
     silent = {"backend": "theirs", "dtype": "q5"}
-    return made(
+    return make_runs(
         measured("torch-float32", 1, 365.0, 16.8, 20.0, baseline=True),
         measured("torch-float32", 2, 528.0, 16.9, 20.0),
         measured("genai-int8", 1, 417.0, 68.0, 20.1, **int8),
@@ -148,6 +148,6 @@ def test_the_front_is_drawn_for_each_number_of_threads(runs):
 
 def test_without_measured_runs_the_reading_says_so_and_nothing_is_drawn(installed):
     installed("genai")
-    failed = made(run("torch-float32", experiment="backends", status="FAILED", failure="error", reason="no"))
+    failed = make_runs(run("torch-float32", experiment="backends", status="FAILED", failure="error", reason="no"))
     assert "Nothing was both timed and scored" in reading(failed)[0]
     assert plots(failed, lambda run_id, name: []) == {}

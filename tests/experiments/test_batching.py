@@ -6,12 +6,12 @@ import pytest
 
 from experiments import batching
 from llmtrack.tracked.runs import Runs
-from tests.report.frames import changed, interval, made, run
+from tests.report.artificial_runs import interval, make_runs, replace_values, run
 
 
 def runs(*throughputs: tuple[int, float, float]) -> Runs:
     """Runs of (batch size, tokens/s, half width of its interval)."""
-    return made(
+    return make_runs(
         *(
             run(
                 f"batch_{size}",
@@ -66,5 +66,5 @@ def test_the_reading_suggests_larger_sizes_if_the_largest_wins():
 
 
 def test_an_arm_that_ran_out_of_memory_is_named():
-    found = changed(runs((1, 10, 0.1), (2, 16, 0.1)), status=["FINISHED", "FAILED"])
+    found = replace_values(runs((1, 10, 0.1), (2, 16, 0.1)), status=["FINISHED", "FAILED"])
     assert any("1 of 2 scenarios failed: batch_2" in line for line in batching.reading(found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments import cache_padding
-from tests.report.frames import changed, interval, made
+from tests.report.artificial_runs import interval, make_runs, replace_values
 
 
 def run(scenario: str, **values: object) -> dict[str, object]:
@@ -25,7 +25,7 @@ def cache_run(on: bool, new: int, latency: float, first: float, last: float) -> 
     )
 
 
-RUNS = made(
+RUNS = make_runs(
         cache_run(True, 16, 1.6, 90, 91),
         cache_run(False, 16, 4.0, 200, 260),
         cache_run(True, 32, 3.0, 90, 99),
@@ -74,14 +74,14 @@ def test_the_reading_states_the_cost_of_no_cache_and_which_padding_changes_the_t
 
 
 def test_the_reading_states_that_nothing_was_measured():
-    failed = changed(RUNS, status="FAILED")
+    failed = replace_values(RUNS, status="FAILED")
     assert cache_padding.reading(failed)[0] == "Nothing was measured."
 
 
 def test_plots_show_what_was_measured():
-    figures = cache_padding.plots(changed(RUNS, baseline=False), lambda run_id, name: [])
+    figures = cache_padding.plots(replace_values(RUNS, baseline=False), lambda run_id, name: [])
     assert set(figures) == {"cache_latency", "padding_tokens_per_sec"}
     lines = figures["cache_latency"].axes[0].get_legend().get_texts()
     assert {line.get_text() for line in lines} == {"with KV cache", "without"}
-    only_cache = cache_padding.plots(changed(RUNS[:4], baseline=False), lambda run_id, name: [])
+    only_cache = cache_padding.plots(replace_values(RUNS[:4], baseline=False), lambda run_id, name: [])
     assert set(only_cache) == {"cache_latency"}

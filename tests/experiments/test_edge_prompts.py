@@ -14,7 +14,7 @@ from llmtrack.errors import UsageError
 from llmtrack.measure.prompts import tokenize_prompts
 from llmtrack.report.sentences.outliers import outlier_lines, outliers
 from llmtrack.spec.options import parameters
-from tests.report.frames import interval, made, run
+from tests.report.artificial_runs import interval, make_runs, run
 
 SETTINGS = Config(
     model="synthetic:tiny",
@@ -116,12 +116,12 @@ ORDINARY[0]["baseline"] = True
 
 
 def found(*rows):
-    return {each.scenario: each for each in outliers(made(*ORDINARY, *rows))}
+    return {each.scenario: each for each in outliers(make_runs(*ORDINARY, *rows))}
 
 
 def test_similar_prompts_have_no_outliers():
     assert found() == {}
-    assert outlier_lines(made(*ORDINARY)) == [
+    assert outlier_lines(make_runs(*ORDINARY)) == [
         "No prompt lies more than 1.5x from the median of all, up or down, beyond noise."
     ]
 
@@ -131,7 +131,7 @@ def test_a_long_prompt_dominated_by_its_prefill():
     # 900 of 1000 ms; ms/token 1000 / 200 = 5x, TTFT 9x.
     assert (one.cause, one.prefill_share, one.step_ratio) == ("long_prefill", pytest.approx(0.9), 1.0)
     assert one.ratios == pytest.approx({"ms/token": 5, "TTFT": 9})
-    assert outlier_lines(made(*ORDINARY, timed("very_long", 200, 900, 10))) == [
+    assert outlier_lines(make_runs(*ORDINARY, timed("very_long", 200, 900, 10))) == [
         "Outliers: very_long (5x ms/token, 9x TTFT): the prompt is long: the prefill is 90% of the call (median of "
         "all 50%); a decode step takes 1x the median."
     ]
@@ -147,7 +147,7 @@ def test_a_slow_call_that_the_length_does_not_explain():
     for row in (timed("right_to_left", 25, 100, 40), timed("right_to_left", 25, 400, 10)):
         (one,) = found(row).values()
         assert one.cause == "unexplained"
-    assert "noise or another program" in outlier_lines(made(*ORDINARY, row))[0]
+    assert "noise or another program" in outlier_lines(make_runs(*ORDINARY, row))[0]
 
 
 def test_a_short_prompt_is_fast():
@@ -161,13 +161,13 @@ def test_a_short_prompt_is_fast():
 def test_a_difference_within_noise_is_not_an_outlier():
     assert found(timed("very_long", 200, 900, 10, noise=0.9)) == {}
     noisy = [{**timed(row["scenario"], 20, 100, 10, noise=0.99)} for row in ORDINARY]
-    assert outliers(made(*noisy, timed("empty", 1, 30, 5))) == []
+    assert outliers(make_runs(*noisy, timed("empty", 1, 30, 5))) == []
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_with_few_repeats_outliers_are_inconclusive_with_the_command_to_settle_them(n):
     row = timed("very_long", 200, 900, 10, noise=0, n=n)
-    line, more = outlier_lines(made(*ORDINARY, row))
+    line, more = outlier_lines(make_runs(*ORDINARY, row))
     words = f"inconclusive: too few repeats among 5 comparisons, 6 against {n}: measure at least 5"
     assert words in line
     command = "mlflow run . -e precision --env-manager local -P max_new_tokens=11 -P min_repeats=5"
@@ -176,19 +176,19 @@ def test_with_few_repeats_outliers_are_inconclusive_with_the_command_to_settle_t
 
 def test_more_prompts_need_more_repeats_to_be_conclusive():
     rows = [timed(f"p{n}", 20, 100, 10, n=5) for n in range(8)]
-    (one,) = outliers(made(*rows, timed("very_long", 200, 900, 10, n=5)))
+    (one,) = outliers(make_runs(*rows, timed("very_long", 200, 900, 10, n=5)))
     assert (one.repeats_needed, "among 8 comparisons" in one.inconclusive) == (6, True)
 
 
 def test_one_new_token_has_no_steps():
     rows = [{**row, "inter_token_latency_ms": None} for row in (*ORDINARY, timed("very_long", 200, 900, 10))]
-    (one,) = outliers(made(*rows))
+    (one,) = outliers(make_runs(*rows))
     assert (one.scenario, one.cause) == ("very_long", "long_prefill")
 
 
 def test_reading():
     lines = reading(
-        made(
+        make_runs(
             *ORDINARY,
             timed("empty", 1, 20, 10, prompt_rule="empty: starts from <s> (the BOS)", special_tokens_in_prompt=1),
             timed("very_long", 200, 900, 10, special_tokens_in_prompt=0),
@@ -215,17 +215,17 @@ def test_reading():
 
 def test_reading_where_special_tokens_are_only_the_bos_of_every_prompt():
     rows = [{**row, "special_tokens_in_prompt": 1} for row in ORDINARY]
-    lines = reading(made(*rows, timed("special_tokens", 30, 110, 10, special_tokens_in_prompt=1)))
+    lines = reading(make_runs(*rows, timed("special_tokens", 30, 110, 10, special_tokens_in_prompt=1)))
     assert "special_tokens: this tokenizer has none of the special tokens that the text spells." in lines
 
 
 def test_the_reading_says_if_nothing_was_measured():
-    failed = made(run("plain", status="FAILED", failure="load", reason="gone", baseline=True))
+    failed = make_runs(run("plain", status="FAILED", failure="load", reason="gone", baseline=True))
     assert reading(failed) == ["Nothing was measured.", "1 of 1 scenario failed: plain."]
 
 
 def test_plots_show_every_prompt():
-    figures = plots(made(*ORDINARY, timed("very_long", 200, 900, 10)), lambda run_id, name: [])
+    figures = plots(make_runs(*ORDINARY, timed("very_long", 200, 900, 10)), lambda run_id, name: [])
     assert list(figures) == ["latency", "prefill_share"]
     heights = [bar.get_height() for bar in figures["prefill_share"].axes[0].patches]
     assert heights == pytest.approx([50] * 5 + [90])

@@ -13,7 +13,7 @@ from llmtrack.errors import UsageError
 from llmtrack.spec.scenario import Scenario
 from llmtrack.tracked.runs import Runs
 from tests.experiments.installed import pretend
-from tests.report.frames import interval, made, run
+from tests.report.artificial_runs import interval, make_runs, run
 
 
 def variant_of(experiment, name):
@@ -166,7 +166,7 @@ def measured(name, prefill, decode, perplexity, **values):
 
 @pytest.fixture
 def runs():
-    return made(
+    return make_runs(
         measured("torch-float32", 350.0, 14.0, 20.0, baseline=True),
         measured("onnx-int8-weight-only", 420.0, 44.0, 20.1, quantization="int8-weight-only"),
         measured(
@@ -197,14 +197,14 @@ def test_the_reading_names_a_recipe_for_each_use(runs):
 def test_the_reading_names_the_format_that_layers_are_excluded_from(runs):
     told = {"linear_layers": 210, "left_out_layers": 21, "left_out_parameter_share": 0.11, "weight_bits": 4}
     mixed = measured("onnx-int4-mixed", 380.0, 30.0, 20.9, quantization="int4-mixed", **told)
-    lines = quantization.reading(Runs((*runs, *made(mixed))))
+    lines = quantization.reading(Runs((*runs, *make_runs(mixed))))
     assert any("onnx-int8-mixed left 30 of 211 layers out of 8-bit activations (19%" in line for line in lines)
     assert any("onnx-int4-mixed left 21 of 210 layers out of 4-bit weights (11%" in line for line in lines)
 
 
 def test_without_a_baseline_there_is_nothing_to_compare():
     lines = quantization.reading(
-        made(run("torch-float32", status="FAILED", baseline=True, failure="load", reason="gone"))
+        make_runs(run("torch-float32", status="FAILED", baseline=True, failure="load", reason="gone"))
     )
     assert lines[0].startswith("The baseline was not measured")
 
@@ -221,7 +221,7 @@ def test_speed_is_plotted_against_perplexity(runs, tmp_path):
 
 @pytest.mark.slow(1)
 def test_labels_of_points_do_not_overlap():
-    crowd = made(
+    crowd = make_runs(
         *(measured(f"recipe-with-a-name-{n}", 100.0 + n / 10, 14.0 + n / 100, 20.0 + n / 1000) for n in range(6))
     )
     figure = quantization.plots(crowd, lambda run_id, name: [])["decode_against_perplexity"]
@@ -251,7 +251,7 @@ def test_the_best_quantized_variant_is_the_fastest_at_the_least_cost(runs):
 def test_an_insignificantly_faster_variant_is_not_the_best(decode, n, best):
     lucky = measured("lucky", 420.0, decode, 20.15, quantization="a")
     lucky |= interval("decode_tokens_per_sec", decode, 0.98 * decode, 1.02 * decode, n)
-    runs = made(
+    runs = make_runs(
         measured("torch-float32", 350.0, 14.0, 20.0, baseline=True),
         measured("careful", 420.0, 44.0, 20.1, quantization="b"),
         lucky,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments import baseline, perplexity, precision, prompt_length, training
-from tests.report.frames import interval, made, run
+from tests.report.artificial_runs import interval, make_runs, run
 
 EXPERIMENTS = [baseline, perplexity, precision, prompt_length]
 
@@ -22,14 +22,14 @@ def none(run_id, name):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_readings_and_plots_work_without_measured_runs(experiment, tmp_path):
-    runs = made(run("a", status="FAILED", failure="load", reason="gone", baseline=True))
+    runs = make_runs(run("a", status="FAILED", failure="load", reason="gone", baseline=True))
     assert len(experiment.reading(runs)) >= 1
     for figure in experiment.plots(runs, none).values():
         figure.savefig(tmp_path / "x.png")
 
 
 def test_baseline():
-    runs = made(
+    runs = make_runs(
         timed(
             "baseline",
             2.0,
@@ -64,7 +64,7 @@ def test_prompt_length():
     long = timed("prompt_64", 1.2, 1.19, 1.21, prompt_tokens_total=64, time_to_first_token_ms=240.0)
     for each, gap in ((short, 29.0), (long, 30.0)):
         each.update(interval("inter_token_latency_ms", gap, gap - 2, gap + 2))
-    lines = prompt_length.reading(made(long, short))
+    lines = prompt_length.reading(make_runs(long, short))
     assert lines == [
         "From 16 to 64 prompt tokens the call takes 1.20x (1.18 to 1.22) the time (1.00 s to 1.20 s).",
         "Each further prompt token costs 3.00 ms of the time to the first token.",
@@ -72,14 +72,14 @@ def test_prompt_length():
         "(29.0 ms to 30.0 ms).",
         "At 64 prompt tokens the prefill is 20% of the call; a longer answer would make that share smaller.",
     ]
-    plots = prompt_length.plots(made(long, short), none)
+    plots = prompt_length.plots(make_runs(long, short), none)
     assert list(plots) == ["latency", "tokens_per_sec"]
     (line,) = [each for each in plots["latency"].axes[0].get_lines() if each.get_marker() == "o"]
     assert line.get_xydata().tolist() == [[16, 1.0], [64, 1.2]]
 
 
 def test_one_length_is_not_a_comparison():
-    runs = made(timed("prompt_16", 1.0, 0.9, 1.1), run("prompt_64", status="FAILED"))
+    runs = make_runs(timed("prompt_16", 1.0, 0.9, 1.1), run("prompt_64", status="FAILED"))
     assert prompt_length.reading(runs) == [
         "Fewer than two lengths were measured: there is nothing to compare.",
         "1 of 2 scenarios failed: prompt_64.",
@@ -88,7 +88,7 @@ def test_one_length_is_not_a_comparison():
 
 def test_precision():
     reason = "same as float32: float32 (forced on CPU)"
-    runs = made(
+    runs = make_runs(
         timed("float32", 2.0, 1.9, 2.1, baseline=True, model_size_mib=512.0, output_digest="d1"),
         run("float16", outcome="same_as", same_as="float32", reason=reason, dtype="float32 (forced on CPU)"),
         timed("bfloat16", 1.0, 0.9, 1.1, dtype="bfloat16", model_size_mib=256.0, output_digest="d2"),
@@ -105,7 +105,7 @@ def test_precision():
 
 def test_precision_without_its_baseline_names_no_other_run_as_baseline():
     """Others are compared with the first measured run, by its name."""
-    runs = made(
+    runs = make_runs(
         run("float32", status="FAILED", baseline=True),
         timed("bfloat16", 1.0, 0.9, 1.1, dtype="bfloat16", model_size_mib=256.0, output_digest="d2"),
     )
@@ -127,7 +127,7 @@ SCORED = {
 
 
 def test_perplexity():
-    runs = made(
+    runs = make_runs(
         run("perplexity_float32", baseline=True, loss=2.9308, perplexity=20.0, **SCORED),
         run("perplexity_bfloat16", dtype="bfloat16", loss=2.9357, perplexity=20.1, **SCORED),
     )
@@ -153,7 +153,7 @@ BUSY = "the machine was busy: other programs took 82% of its CPU time: close the
 def of_dtypes(*warnings):
     """Return two runs with these warnings, of which float32 is the faster."""
     weights = {"workload_id": "w", "environment_id": "e", "model_size_mib": 100.0}
-    return made(
+    return make_runs(
         *(
             timed(dtype, seconds, 0.99 * seconds, 1.01 * seconds, dtype=dtype, warnings=line, **weights)
             for dtype, seconds, line in zip(("float32", "bfloat16"), (1.0, 2.0), warnings, strict=True)
@@ -192,7 +192,7 @@ def test_other_warnings_are_not_called_a_disturbance():
 
 def test_each_sentence_about_a_disturbed_run_says_so():
     told = baseline.reading(
-        made(
+        make_runs(
             timed(
                 "baseline",
                 2.0,
@@ -217,7 +217,7 @@ def test_each_sentence_about_a_disturbed_run_says_so():
 
 @pytest.mark.parametrize("lengths", [(), (16,), (16, 16), (16, 16, 16)])
 def test_a_single_length_cannot_be_compared(lengths):
-    runs = made(
+    runs = make_runs(
         *(
             run(f"p{n}", prompt_tokens_total=tokens, total_latency_s=1.0, time_to_first_token_ms=10.0)
             for n, tokens in enumerate(lengths)
@@ -242,6 +242,6 @@ def test_before_and_after_are_compared_like_any_two_perplexities(after, words, h
         "train", loss_before=3.0, perplexity_before=20.0, perplexity=after, best_step=5.0, tokens_scored=100.0,
         train_loss=2.9, corpus="builtin", split="document", max_length=64, **figures,
     )  # fmt: skip
-    lines = training.reading(made(trained))
+    lines = training.reading(make_runs(trained))
     assert f"20.000 before, {after:.3f} after ({words})" in lines[0]
     assert any(line.startswith("Training did not help") for line in lines) is not helped

@@ -9,13 +9,15 @@ import pytest
 from llmtrack.decide.comparability import why_not_comparable
 from llmtrack.decide.selection import Pair
 from llmtrack.report.tables.differences import _pair_differences
-from tests.report.frames import changed, made, run
+from tests.report.artificial_runs import make_runs, replace_values, run
 
 
 def two(**facts):
     """Return runs of two environments; a fact is (then, now)."""
-    runs = made(*(run(name, environment_id=name, workload_id="w", tokens_per_sec=10.0) for name in ("then", "now")))
-    runs = changed(runs, **{f"env.{key}": list(values) for key, values in facts.items()})
+    runs = make_runs(
+        *(run(name, environment_id=name, workload_id="w", tokens_per_sec=10.0) for name in ("then", "now"))
+    )
+    runs = replace_values(runs, **{f"env.{key}": list(values) for key, values in facts.items()})
     return Pair(runs[0], runs[1])
 
 
@@ -51,7 +53,7 @@ def test_a_fact_known_on_one_side_only_is_named():
 )
 def test_figures_against_different_references_are_not_compared(metric, differing):
     told = {"reference": "m torch/float32", "reference_tokens": 8, "env.reference_weights_digest": "w1"}
-    one, other = made(*({"model_id": "m", metric: 1.0, **told, **more} for more in ({}, differing)))
+    one, other = make_runs(*({"model_id": "m", metric: 1.0, **told, **more} for more in ({}, differing)))
     assert why_not_comparable(one, one, metric) == ""
     assert why_not_comparable(one, other, metric).startswith("compared with different references (reference")
     assert why_not_comparable(one, other, "perplexity") == ""

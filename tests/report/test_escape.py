@@ -22,7 +22,7 @@ from llmtrack.report.tables.rendering import print_table, render, to_markdown
 from llmtrack.report.tables.summary import summary_table
 from llmtrack.report.terminal import print_line
 from tests.conftest import HANG_S
-from tests.report.frames import made, run
+from tests.report.artificial_runs import make_runs, run
 
 HOSTILE = (
     "x$_$",
@@ -57,7 +57,7 @@ HOSTILE = (
 
 @cache
 def table_of(name: str):
-    rows = made(run(name, baseline=True, tokens_per_sec=10.0), run(f"{name}2", model_id=name, tokens_per_sec=2.0))
+    rows = make_runs(run(name, baseline=True, tokens_per_sec=10.0), run(f"{name}2", model_id=name, tokens_per_sec=2.0))
     return summary_table(rows), rows
 
 
@@ -134,7 +134,7 @@ def test_html_shows_code_instead_of_running_it(name):
 def test_plots_draw_every_text():
     words = {"title": "\n".join(HOSTILE), "x_label": HOSTILE[0], "y_label": HOSTILE[5]}
     names = dict(enumerate(HOSTILE))
-    rows = made(
+    rows = make_runs(
         *(
             run(name, prompt_tokens=number, tokens_per_sec=1.0 + number, perplexity=2.0, dtype=name)
             for number, name in names.items()
@@ -159,7 +159,7 @@ def test_plots_draw_every_text():
 
 @pytest.mark.slow(7)
 def test_a_picture_of_a_long_table_shows_and_announces_its_first_rows():
-    rows = made(*(run(f"s{number}", tokens_per_sec=1.0) for number in range(MOST_DRAWN + 900)))
+    rows = make_runs(*(run(f"s{number}", tokens_per_sec=1.0) for number in range(MOST_DRAWN + 900)))
     figure = to_figure(summary_table(rows), "many")
     assert f"the first {MOST_DRAWN} of {MOST_DRAWN + 900} rows" in figure.axes[0].get_title(loc="left")
     assert figure.get_size_inches()[1] < 40

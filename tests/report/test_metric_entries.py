@@ -17,7 +17,7 @@ from llmtrack.report.pareto import pareto_table
 from llmtrack.report.show import metrics_block
 from llmtrack.report.tables.summary import summary_table, to_csv
 from llmtrack.report.tables.table import condition_columns, values_of_runs, with_columns
-from tests.report.frames import changed, made, run
+from tests.report.artificial_runs import make_runs, replace_values, run
 
 SPEEDY = schema.Metric(
     "requests_per_sec",
@@ -48,7 +48,7 @@ def two_runs(**other):
     ids = {"environment_id": "e1", "workload_id": "w1"}
     values = {"requests_per_sec": 10.0, "tokens_per_sec": 5.0, "perplexity": 9.0, "worth": 4.0, "size": 100.0}
     base = run("base", baseline=True, flavour="plain", **ids, **values)
-    return made(base, run("cand", **(ids | values | {"requests_per_sec": 12.0, "flavour": "new"} | other)))
+    return make_runs(base, run("cand", **(ids | values | {"requests_per_sec": 12.0, "flavour": "new"} | other)))
 
 
 def test_docs_list_it():
@@ -106,7 +106,9 @@ def test_gate_and_pareto_front_accept_it():
         "ci_low": [0.99 * each for each in runs.values("requests_per_sec")],
         "ci_high": [1.01 * each for each in runs.values("requests_per_sec")],
     }
-    repeated = changed(runs, **{schema.spread_key("requests_per_sec", key): each for key, each in spread.items()})
+    repeated = replace_values(
+        runs, **{schema.spread_key("requests_per_sec", key): each for key, each in spread.items()}
+    )
     points = gather_candidates(repeated, "requests_per_sec", "perplexity")
     table = pareto_table(points, ("requests_per_sec", "perplexity"))
     assert [(row[0], row[-1]) for row in table.rows] == [("cand", "on the front"), ("base", "beaten by cand")]

@@ -7,13 +7,14 @@ import pytest
 from llmtrack.decide.candidates import gather_candidates
 from llmtrack.decide.pareto import pareto_front
 from llmtrack.report.pareto import pareto_plot, pareto_table
-from tests.decide.tracked_runs import repeated
-from tests.report.frames import made, run
+from tests.report.artificial_runs import make_runs, repeated, run
 
 
 @pytest.mark.slow(1)
 def test_the_answer_has_a_ring_wherever_it_is():
-    runs = made(repeated("plain", 10.0, 20.0, n=8), repeated("int8", 20.0, 20.0, n=8), repeated("slow", 5.0, 21.0, n=8))
+    runs = make_runs(
+        repeated("plain", 10.0, 20.0, n=8), repeated("int8", 20.0, 20.0, n=8), repeated("slow", 5.0, 21.0, n=8)
+    )
     for answer in runs:
         figure = pareto_plot(gather_candidates(runs), "tokens_per_sec", "perplexity", answer.run_id)
         (ring,) = figure.axes[0].collections[1].get_offsets()
@@ -26,13 +27,13 @@ def test_the_answer_has_a_ring_wherever_it_is():
 
 @pytest.mark.slow(1)
 def test_a_plot_leaves_out_what_all_names_end_with():
-    runs = made(repeated("onnx-int8-threads-2", 20.0, 20.0, n=8), repeated("torch-threads-2", 10.0, 20.0, n=8))
+    runs = make_runs(repeated("onnx-int8-threads-2", 20.0, 20.0, n=8), repeated("torch-threads-2", 10.0, 20.0, n=8))
     axes = pareto_plot(gather_candidates(runs), "tokens_per_sec", "perplexity").axes[0]
     assert {text.get_text() for text in axes.texts} == {"onnx-int8", "torch"}
 
 
 def test_the_plot_joins_the_front():
-    runs = made(
+    runs = make_runs(
         repeated("a", 10.0, 20.0, peak_memory_mib=100.0),
         repeated("b", 20.0, 21.0, peak_memory_mib=50.0),
         repeated("c", 15.0, 22.0, peak_memory_mib=400.0),
@@ -49,7 +50,7 @@ def test_the_plot_joins_the_front():
 
 
 def test_the_warnings_of_the_runs_on_the_front_are_said_with_it():
-    runs = made(
+    runs = make_runs(
         repeated("slow", 5.0, 30.0, warnings="off the front"),
         repeated("fast", 10.0, 20.0, warnings="the machine was busy"),
     )
@@ -69,7 +70,7 @@ def test_the_front_in_the_table_has_the_places_of_the_picture():
         )
         for n in range(3)
     ]
-    points = gather_candidates(made(*rows))
+    points = gather_candidates(make_runs(*rows))
     table = pareto_table(points, ("tokens_per_sec", "perplexity"))
     places = [each.why for each in pareto_front(points.runs, ("tokens_per_sec", "perplexity"))]
     assert sorted(row[-1] for row in table.rows) == sorted(places)

@@ -21,7 +21,7 @@ from llmtrack.report.sentences.reading import change
 from llmtrack.report.sentences.takeaways import takeaways
 from llmtrack.report.tables.differences import differences_table
 from llmtrack.report.tables.table import shared_conditions
-from tests.report.frames import interval, made, run
+from tests.report.artificial_runs import interval, make_runs, run
 
 BUSY = "the machine was busy: other programs took 82% of its CPU time: close them and measure again"
 RATE = "tokens_per_sec"
@@ -134,7 +134,7 @@ VERDICTS: Sequence[tuple[str, str, dict[str, Any], str, str]] = [
 )
 def test_a_verdict(metric, candidate, verdict, words):
     known = {"load_time_s": 2.0, "model_size_mib": 100.0, "perplexity": 18.001, "pad_share": 0.0}
-    base, other = (row for row in made({**known, **BASE}, candidate))
+    base, other = (row for row in make_runs({**known, **BASE}, candidate))
     (found,) = differences_from(base, [other], metric)
     assert (found.verdict, found.words) == (verdict, words)
 
@@ -153,7 +153,7 @@ MORE = "to settle it run: mlflow run . -e precision --env-manager local"
 
 
 def test_a_verdict_within_the_noise_floor():
-    rows = with_floors(made(*in_a_suite(timed("b", 11.0, n=60, share=0.001, dtype="bfloat16"))))
+    rows = with_floors(make_runs(*in_a_suite(timed("b", 11.0, n=60, share=0.001, dtype="bfloat16"))))
     (found,) = differences_from(rows[0], [rows[2]], RATE)
     assert (found.verdict, found.words) == (
         "same",
@@ -256,7 +256,7 @@ TAKEAWAYS: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[str]]] = [
 
 @pytest.mark.parametrize(("rows", "lines"), [each[1:] for each in TAKEAWAYS], ids=[each[0] for each in TAKEAWAYS])
 def test_takeaways(rows, lines):
-    assert takeaways(made(*rows)) == lines
+    assert takeaways(make_runs(*rows)) == lines
 
 
 def scored(name: str, rate: float, perplexity: float, memory: float, **more: Any) -> dict[str, Any]:
@@ -386,7 +386,7 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
     ids=[each[0] for each in RECOMMENDED],
 )
 def test_a_recommendation(rows, limits, objective, sentence, beside):
-    found = recommend(made(*rows), limits, objective)
+    found = recommend(make_runs(*rows), limits, objective)
     assert found.sentence == sentence
     assert [f"{name}: {why}" for name, why in found.ruled_out] + list(found.notes) == list(beside)
     assert (found.scenario is None) == sentence.startswith("Nothing")
@@ -425,15 +425,15 @@ COMPARED: Sequence[tuple[str, dict[str, Any], Sequence[dict[str, Any]], Sequence
     ("baseline", "candidates", "lines"), [each[1:] for each in COMPARED], ids=[each[0] for each in COMPARED]
 )
 def test_a_comparison(baseline, candidates, lines):
-    pairs, unmatched = pair_runs(made(baseline), made(*candidates))
+    pairs, unmatched = pair_runs(make_runs(baseline), make_runs(*candidates))
     table = differences_table(compare_pairs(pairs, METRICS, unmatched))
-    shared, _ = shared_conditions(made(baseline, *candidates))
+    shared, _ = shared_conditions(make_runs(baseline, *candidates))
     assert [line for line in (*table.conditions, *table.notes) if line not in shared] == lines
 
 
 def test_a_candidate_without_a_counterpart():
     pairs, unmatched = pair_runs(
-        made(BASE, timed("b", 9.0)), made(timed("b", 11.0, run_id="id-new"), timed("new", 11.0))
+        make_runs(BASE, timed("b", 9.0)), make_runs(timed("b", 11.0, run_id="id-new"), timed("new", 11.0))
     )
     table = differences_table(compare_pairs(pairs, [RATE], unmatched))
     assert "new has no counterpart in the baseline" in table.notes
@@ -441,7 +441,7 @@ def test_a_candidate_without_a_counterpart():
 
 def test_each_comparison_names_the_studies_of_both_sides():
     """So do `compare --baseline` and `gate`, with model and device."""
-    pairs, _ = pair_runs(made(BASE), made(timed("a", 11.0, study_id="precision-2")))
+    pairs, _ = pair_runs(make_runs(BASE), make_runs(timed("a", 11.0, study_id="precision-2")))
     studies = {"study of the baseline: precision-1", "study of the candidate: precision-2"}
     assert studies <= set(differences_table(compare_pairs(pairs, [RATE])).conditions)
     check = Check(parse_rules(["tokens_per_sec < -5%"])[0], "kept")
@@ -453,7 +453,7 @@ def test_a_candidate_equal_to_another_has_one_row_and_no_differences():
     same = run(
         "float16", outcome="same_as", same_as="float32", reason="same as float32: forced", model_id="", device=""
     )
-    pairs, _ = pair_runs(made(BASE), made(timed("a", 11.0), same))
+    pairs, _ = pair_runs(make_runs(BASE), make_runs(timed("a", 11.0), same))
     table = differences_table(compare_pairs(pairs, METRICS))
     (row,) = [row for row in table.rows if row[0] == "float16"]
     assert row[-1] == "not measured again: same as float32: forced"
@@ -471,7 +471,7 @@ def test_a_sentence_about_any_metric_fits_its_kind_and_direction(name, before, a
             for each, value in (("a", before), ("b", after))
         )
     )
-    runs = made(base, other)
+    runs = make_runs(base, other)
     said = change(*runs, name)
     share, timed = entry.of_text, entry.unit in ("s", "ms")
     assert bool(re.match(r"[+-][\d.,]+ % in \w", said)) == share, said

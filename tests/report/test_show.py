@@ -11,18 +11,18 @@ import pytest
 from llmtrack.errors import UsageError
 from llmtrack.report.show import metrics_block, render_runs
 from llmtrack.tracked.frames import check_columns
-from tests.report.frames import interval, made, run
+from tests.report.artificial_runs import interval, make_runs, run
 
 
 def test_the_block_has_a_line_per_metric_with_its_spread():
-    runs = made(run("one", perplexity=18.5, **interval("tokens_per_sec", 1234.5, 1200.0, 1300.0, n=7)))
+    runs = make_runs(run("one", perplexity=18.5, **interval("tokens_per_sec", 1234.5, 1200.0, 1300.0, n=7)))
     lines = metrics_block(runs[0])
     assert [line.split()[0] for line in lines] == ["tokens_per_sec", "perplexity"]
     assert lines[0].endswith("1,234.500 tokens/s  [95 % interval 1,200.000 to 1,300.000, n=7]")
     assert "interval" not in lines[1]
 
 
-RUNS = made(
+RUNS = make_runs(
     run("a", tokens_per_sec=10.123456, start_time="2026-11-28T10:01:00Z"),
     run("b", status="FAILED", reason='a, "b"'),
 )

@@ -12,7 +12,7 @@ from llmtrack.host.formatting import plural
 from llmtrack.report.sentences import reading as say
 from llmtrack.report.sentences.takeaways import takeaways
 from llmtrack.report.tables.differences import differences_table
-from tests.report.frames import interval, made, run
+from tests.report.artificial_runs import interval, make_runs, run
 
 
 def timed(name: str, low: float, value: float, high: float, n: int = 8, **more):
@@ -43,7 +43,7 @@ CHANGES = [
 @pytest.mark.parametrize(("before", "after", "words"), CHANGES)
 def test_a_change_of_a_time(before, after, words):
     rows = [timed(name, *figures[:3], n=figures[3]) for name, figures in (("a", before), ("b", after))]
-    one, other = (row for row in made(*rows))
+    one, other = (row for row in make_runs(*rows))
     assert say.change(one, other, "total_latency_s").startswith(words)
 
 
@@ -54,11 +54,13 @@ def test_one_is_singular(count, words):
 
 @pytest.mark.slow(1)
 def test_one_scenario_is_singular():
-    failed = made(run("a", status="FAILED", reason="gone"))
+    failed = make_runs(run("a", status="FAILED", reason="gone"))
     assert failed.unfinished() == ["1 of 1 scenario failed: a."]
     assert "1 comparison of speed is inconclusive" in " ".join(
         takeaways(
-            made(*(run(n, workload_id="w", tokens_per_sec=v, baseline=n == "a") for n, v in (("a", 1.0), ("b", 2.0))))
+            make_runs(
+                *(run(n, workload_id="w", tokens_per_sec=v, baseline=n == "a") for n, v in (("a", 1.0), ("b", 2.0)))
+            )
         )
     )
 
@@ -83,13 +85,13 @@ def batch(size: int, rate: float, spread: float = 0.01):
     ],
 )
 def test_how_throughput_grows(rates, words):
-    runs = made(batch(1, rates[0]), batch(4, rates[1]))
+    runs = make_runs(batch(1, rates[0]), batch(4, rates[1]))
     assert batching.reading(runs)[0] == words
 
 
 def test_a_run_equal_to_another_is_mentioned_once():
     same = run("float16", outcome="same_as", same_as="float32", reason="same as float32: forced")
-    runs = made(run("float32", tokens_per_sec=10.0, baseline=True), same)
+    runs = make_runs(run("float32", tokens_per_sec=10.0, baseline=True), same)
     assert not any("not measured" in line for line in precision.reading(runs))
 
 
@@ -108,7 +110,7 @@ def test_a_recommendation_is_a_plain_sentence(metric, words):
         | {"peak_memory_mib": 100 * rate}
         for name, rate in (("a", 1.0), ("b", 2.0))
     ]
-    assert recommend(made(*rows), Limits(), objective=metric).sentence.startswith(words)
+    assert recommend(make_runs(*rows), Limits(), objective=metric).sentence.startswith(words)
 
 
 def test_common_differences_are_listed_once_and_long_ones_below_the_table():
@@ -128,7 +130,7 @@ def test_common_differences_are_listed_once_and_long_ones_below_the_table():
             ("b", "float16 " + "(asked for another one) " * 3, 64),
         )
     ]
-    pairs, _ = pair_runs(made(base), made(*arms))
+    pairs, _ = pair_runs(make_runs(base), make_runs(*arms))
     table = differences_table(compare_pairs(pairs, ["tokens_per_sec"]))
     assert any(line.startswith("all differ from it in: ") and "threads 1 → 2" in line for line in table.conditions)
     cells = [row[table.keys.index("differs_in")] for row in table.rows]

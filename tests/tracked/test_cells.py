@@ -16,7 +16,7 @@ from llmtrack.report.tables.table import with_differing_params
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.read.parsing import RunParser
-from tests.report.frames import column, made, run
+from tests.report.artificial_runs import column, make_runs, run
 
 ONE = {str: "one", int: 1, float: 0.25, bool: False}
 OTHER = {str: "other", int: 2, float: 0.5, bool: True}
@@ -33,7 +33,7 @@ def at(minute, **values):
 
 def two(name):
     kind = PARAMS[name].kind
-    return made(at(1, **{name: ONE[kind]}), at(2, **{name: OTHER[kind]}))
+    return make_runs(at(1, **{name: ONE[kind]}), at(2, **{name: OTHER[kind]}))
 
 
 def kept(runs):
@@ -44,7 +44,7 @@ def kept(runs):
 def test_runs_of_different_configurations_are_different_cells_everywhere(name):
     runs = two(name)
     assert kept(runs) == ["a1", "a2"]
-    pairs, _ = pair_runs(made(run("base", run_id="b", start_time="2026-11-28T09:00:00Z")), runs)
+    pairs, _ = pair_runs(make_runs(run("base", run_id="b", start_time="2026-11-28T09:00:00Z")), runs)
     assert [pair.candidate.run_id for pair in pairs] == ["a1", "a2"]
     # A choice is among the runs of one model, here of the newest.
     chosen = ["a2"] if name == "model_id" else ["a1", "a2"]
@@ -81,7 +81,7 @@ def test_findings_of_a_run_are_not_shown_as_differences(name):
 
 @pytest.mark.parametrize("digest", ["weights_digest", "config_digest", "tokenizer_digest"])
 def test_another_model_under_the_same_name_is_another_configuration(digest):
-    rows = made(at(1) | {f"env.{digest}": "one"}, at(2) | {f"env.{digest}": "other"})
+    rows = make_runs(at(1) | {f"env.{digest}": "one"}, at(2) | {f"env.{digest}": "other"})
     assert kept(rows) == ["a1", "a2"]
 
 
@@ -101,7 +101,7 @@ def test_an_unknown_option_is_a_configuration(values):
 
 
 def test_an_unknown_metric_is_not_a_configuration():
-    runs = made(at(1, their_metric=1.0), at(2, their_metric=2.0))
+    runs = make_runs(at(1, their_metric=1.0), at(2, their_metric=2.0))
     assert kept(runs) == ["a2"]
 
 
@@ -119,14 +119,14 @@ def test_a_failure_after_loading_is_replaced_by_a_newer_run_of_the_same_request(
     request = {"model": "m", "device_requested": "auto", "dtype_requested": "auto", "scenario_id": "q1"}
     failed = {"status": "FAILED", "workload_id": None, "prompt_tokens": None, **request}
     finished = at(2, threads=2, **request)
-    assert kept(made(at(1, **failed), finished)) == ["a2"]
-    assert kept(made(finished, at(3, **failed))) == ["a2", "a3"]
-    assert kept(made(at(1, **{**failed, "scenario_id": "q2"}), finished)) == ["a1", "a2"]
+    assert kept(make_runs(at(1, **failed), finished)) == ["a2"]
+    assert kept(make_runs(finished, at(3, **failed))) == ["a2", "a3"]
+    assert kept(make_runs(at(1, **{**failed, "scenario_id": "q2"}), finished)) == ["a1", "a2"]
 
 
 @pytest.mark.slow(1)
 def test_the_counterpart_has_the_same_configuration_if_there_is_one():
-    baselines = made(at(3, threads=8), at(2, threads=1), at(1, threads=None))
+    baselines = make_runs(at(3, threads=8), at(2, threads=1), at(1, threads=None))
     for threads, minute in ((8, 3), (1, 2), (None, 1), (4, 3)):
-        ((pair,), _) = pair_runs(baselines, made(at(9, threads=threads)))
+        ((pair,), _) = pair_runs(baselines, make_runs(at(9, threads=threads)))
         assert pair.baseline.run_id == f"a{minute}"

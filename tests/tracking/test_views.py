@@ -14,9 +14,9 @@ from llmtrack.report.page.reports import prepare_views
 from llmtrack.report.page.views import MOST_OF_EACH, as_text, chart_view, table_view
 from llmtrack.report.tables.summary import summary_table
 from llmtrack.tracking import views
-from tests.report.frames import changed, column, made, run
+from tests.report.artificial_runs import column, make_runs, replace_values, run
 
-RUNS = made(
+RUNS = make_runs(
     run("a", tokens_per_sec=10.0, perplexity=18.0, peak_memory_mib=500.0, output_digest="x", study_id="s"),
     run(
         "b",
@@ -39,7 +39,7 @@ def test_the_table_shows_this_study_best_first_with_the_differing_params():
 
 
 def test_a_study_of_quality_is_sorted_by_quality():
-    runs = made(run("a", perplexity=18.0), run("b", perplexity=19.0))
+    runs = make_runs(run("a", perplexity=18.0), run("b", perplexity=19.0))
     view = table_view(summary_table(runs), runs, "llmtrack.study_id", "s")
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`perplexity`", True)
 
@@ -62,7 +62,7 @@ def test_charts_are_bars_speed_against_quality_and_parallel_coordinates_without_
 
 
 def test_a_study_without_metrics_has_a_view():
-    failed = made(run("a", status="FAILED", study_id="s"))
+    failed = make_runs(run("a", status="FAILED", study_id="s"))
     assert table_view(summary_table(failed), failed, "llmtrack.study_id", "s")["orderByKey"] == "attributes.start_time"
     assert "BAR" not in as_text(chart_view(summary_table(failed), failed, "llmtrack.study_id", "s"))
 
@@ -127,7 +127,7 @@ STUDIES = {
 @pytest.mark.parametrize("name", STUDIES)
 def test_each_kind_of_study_opens_on_its_main_metrics(name):
     rows, own, metrics, across = STUDIES[name]
-    runs = made(*rows)
+    runs = make_runs(*rows)
     view = chart_view(summary_table(runs, own=own), runs, "llmtrack.study_id", "s")
     shown = [key.split("`")[1] for key in view["selectedColumns"] if key.startswith("metrics.")]
     assert shown[: len(metrics)] == metrics
@@ -169,7 +169,7 @@ def test_the_size_of_an_experiments_tags_is_bounded(monkeypatch):
     monkeypatch.setattr(views, "MOST_SHORT", 2)
     table, studies = summary_table(RUNS), [f"precision-20261128-{number:06}-aaaa" for number in range(7)]
     for study in studies:
-        prepare_views(table, changed(RUNS, study_id=study), "study_id", "1", "")
+        prepare_views(table, replace_values(RUNS, study_id=study), "study_id", "1", "")
     ours = [key for key in Client.tags if studies[0].split("-")[0] in key]
     assert len(ours) == views.MOST_KEPT + views.MOST_SHORT
     assert f"mlflow.sharedViewState.{studies[-1]}" in ours
@@ -187,7 +187,7 @@ def test_the_oldest_views_are_shortened_and_then_removed(tracker, uri, monkeypat
     monkeypatch.setattr(views, "MOST_SHORT", 1)
     client = MlflowClient(uri)
     for hour in range(5):
-        runs = changed(RUNS, study_id=f"precision-20261128-0{hour}0000-aaaa")
+        runs = replace_values(RUNS, study_id=f"precision-20261128-0{hour}0000-aaaa")
         prepare_views(summary_table(runs), runs, "study_id", study.experiment_id, uri)
     existing = views.existing_views(study.experiment_id, uri)
     assert existing == {f"precision-20261128-0{hour}0000-aaaa" for hour in (2, 3, 4)}

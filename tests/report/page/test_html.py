@@ -33,7 +33,7 @@ from llmtrack.report.page.html import (
     timeline,
 )
 from llmtrack.report.tables.summary import summary_table, tables_by_task
-from tests.report.frames import changed, interval, made, run
+from tests.report.artificial_runs import interval, make_runs, replace_values, run
 
 ATTACK = "<script>alert(1)</script>"
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -80,7 +80,7 @@ class Page(HTMLParser):
         return [attrs for name, attrs in self.tags if name == tag]
 
 
-RUNS = made(
+RUNS = make_runs(
     run(
         "plain",
         experiment="baseline",
@@ -231,7 +231,7 @@ def test_many_steps_are_one_block_and_many_tokens_are_32_squares():
 
 
 def test_a_call_of_one_new_token_has_nothing_to_decode():
-    assert suite_report("?", None, changed(RUNS, max_new_tokens=1), (), ()).call is None
+    assert suite_report("?", None, replace_values(RUNS, max_new_tokens=1), (), ()).call is None
 
 
 def test_conditions_are_read_from_the_runs():
@@ -241,7 +241,7 @@ def test_conditions_are_read_from_the_runs():
         "git_commit": "0123456789abcdef0123",
         "git_dirty": "true",
     }
-    runs = changed(RUNS, **{f"env.{name}": value for name, value in facts.items()})
+    runs = replace_values(RUNS, **{f"env.{name}": value for name, value in facts.items()})
     found = dict(conditions(runs))
     assert found["date"] == "2026-11-28 10:00 UTC"
     assert found["CPU"] == "A <CPU>"
@@ -253,7 +253,7 @@ def test_conditions_are_read_from_the_runs():
 
 
 def test_the_revision_is_among_the_conditions():
-    runs = made(run("a", revision="abc123"), run("b", revision="abc123"))
+    runs = make_runs(run("a", revision="abc123"), run("b", revision="abc123"))
     assert dict(conditions(runs))["revision"] == "abc123"
 
 
@@ -269,7 +269,7 @@ def test_equal_texts_are_shown_once_and_long_ones_truncated():
 def test_only_the_texts_shown_are_read_one_per_output():
     """Of 1,000 runs, 12 texts are read; runs with the same output share its text."""
     numbers = range(1000)
-    many = changed(
+    many = replace_values(
         [RUNS[0]] * 1000,
         run_id=[f"id-{n}" for n in numbers],
         scenario=[f"s{n}" for n in numbers],
@@ -329,7 +329,7 @@ def test_the_table_of_a_suite_fits_on_a_page_and_names_its_omitted_columns():
     """Too many columns would push conditions and the links to runs out of sight."""
     names = ("total_latency_s", "tokens_per_sec", "avg_latency_per_token_ms", "time_to_first_token_ms", "pad_share")
     more = ("inter_token_latency_ms", "batch_latency_s", "latency_per_sample_s", "peak_memory_mib", "model_size_mib")
-    wide = made(
+    wide = make_runs(
         *(
             run(
                 f"scenario_{n}",

@@ -6,12 +6,12 @@ import pytest
 
 from llmtrack.report.page.output import mlflow_server, write_report
 from llmtrack.report.tables.summary import summary_table
-from tests.report.frames import BASE, made
+from tests.report.artificial_runs import BASE, make_runs
 
 
 @pytest.mark.slow(1)
 def test_report_files(tmp_path):
-    runs = made(BASE)
+    runs = make_runs(BASE)
     files = write_report(tmp_path / "new" / "folder", "title", summary_table(runs), runs, ["one", "two"])
     assert set(files) == {"table.csv", "table.md", "table.png", "reading.md"}
     assert files["reading.md"].read_text() == "- one\n- two\n"

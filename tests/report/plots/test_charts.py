@@ -8,9 +8,9 @@ from matplotlib.colors import to_hex
 from llmtrack.host.formatting import significant
 from llmtrack.report.plots.charts import axis_label, bar_plot, line_plot, scatter_plot, step_plot
 from llmtrack.report.plots.drawing import BASELINE, COLOR
-from tests.report.frames import changed, column, interval, made, run
+from tests.report.artificial_runs import column, interval, make_runs, replace_values, run
 
-RUNS = made(
+RUNS = make_runs(
     run(
         "b",
         baseline=False,
@@ -69,7 +69,7 @@ def test_bars_have_intervals_values_and_a_colored_baseline():
 
 
 def test_without_intervals_there_are_no_error_bars():
-    runs = made(run("a", tokens_per_sec=10.0, prompt_tokens_total=16))
+    runs = make_runs(run("a", tokens_per_sec=10.0, prompt_tokens_total=16))
     (axes,) = line(runs).axes
     (bars,) = axes.containers
     assert not bars.has_yerr
@@ -81,7 +81,7 @@ SINGLE = interval("tokens_per_sec", 5.0, 5.0, 5.0, n=1)
 @pytest.mark.parametrize("other", [{"tokens_per_sec": 5.0}, SINGLE])
 @pytest.mark.parametrize("draw", [line, lambda runs: bar_plot(runs, "scenario", "tokens_per_sec", title="T")])
 def test_a_run_without_an_interval_among_others_has_no_whiskers(draw, other):
-    runs = made(
+    runs = make_runs(
         run("a", prompt_tokens_total=1, **other),
         run("b", prompt_tokens_total=2, **interval("tokens_per_sec", 4.0, 3.0, 6.0)),
     )
@@ -95,19 +95,19 @@ def test_a_run_without_an_interval_among_others_has_no_whiskers(draw, other):
 @pytest.mark.parametrize("draw", [line, lambda runs: bar_plot(runs, "scenario", "tokens_per_sec", title="T")])
 def test_single_repeats_alone_have_no_whiskers(draw):
     """A whisker of zero length would suggest an exact value."""
-    figure = draw(made(run("a", **SINGLE), run("b", prompt_tokens_total=2, **SINGLE)))
+    figure = draw(make_runs(run("a", **SINGLE), run("b", prompt_tokens_total=2, **SINGLE)))
     assert "whiskers" not in figure.get_supxlabel()
     assert not any(bars.has_yerr for bars in figure.axes[0].containers if hasattr(bars, "has_yerr"))
 
 
 def test_runs_with_the_same_label_are_separate_bars():
     """Such as two fallbacks to one dtype, or two models in one dtype."""
-    runs = made(run("a", tokens_per_sec=10.0), run("b", tokens_per_sec=4.0))
+    runs = make_runs(run("a", tokens_per_sec=10.0), run("b", tokens_per_sec=4.0))
     (axes,) = bar_plot(runs, "dtype", "tokens_per_sec", title="T", y_label="Y").axes
     assert len({round(bar.get_x(), 3) for bar in axes.patches}) == 2
 
 
-@pytest.mark.parametrize("runs", [made(run("a", status="FAILED")), made()])
+@pytest.mark.parametrize("runs", [make_runs(run("a", status="FAILED")), make_runs()])
 def test_without_measured_runs_the_plot_is_empty(runs, tmp_path):
     for figure in (line(runs), bar_plot(runs, "dtype", "tokens_per_sec", title="T", y_label="Y")):
         figure.savefig(tmp_path / "empty.png")
@@ -119,7 +119,7 @@ def test_steps_count_from_one():
 
 
 def named(*values, metric="tokens_per_sec"):
-    return made(
+    return make_runs(
         *(
             run(f"s{n}", baseline=n == 0, perplexity=20.0 + n, **interval(metric, value, value - 1, value + 1))
             for n, value in enumerate(values)
@@ -132,17 +132,17 @@ def test_whiskers_and_the_color_of_the_baseline_are_explained_if_drawn():
     bars = bar_plot(named(8.0, 10.0), "scenario", "tokens_per_sec", title="T").get_supxlabel()
     assert "95 % intervals" in bars
     assert "Amber: the baseline." in bars
-    one = made(run("a", tokens_per_sec=8.0))
+    one = make_runs(run("a", tokens_per_sec=8.0))
     assert bar_plot(one, "scenario", "tokens_per_sec", title="T").get_supxlabel() == ""
 
 
 @pytest.mark.slow(1)
 def test_a_tiny_difference_does_not_fill_a_plot():
     """Perplexities of 20 and 20.1, 0.5 % apart, take a tenth of an axis of 5 %; 20 and 22 take theirs."""
-    runs = made(*(run(f"s{n}", tokens_per_sec=5.0 + n, perplexity=value) for n, value in enumerate((20.0, 20.1))))
+    runs = make_runs(*(run(f"s{n}", tokens_per_sec=5.0 + n, perplexity=value) for n, value in enumerate((20.0, 20.1))))
     figure = scatter_plot(runs, "tokens_per_sec", "perplexity", title="T", x_label="X", y_label="Y")
     assert figure.axes[0].get_ylim() == pytest.approx((20.05 * 0.975, 20.05 * 1.025))
-    runs = changed(runs, perplexity=[20.0, 22.0])
+    runs = replace_values(runs, perplexity=[20.0, 22.0])
     figure = scatter_plot(runs, "tokens_per_sec", "perplexity", title="T", x_label="X", y_label="Y")
     assert figure.axes[0].get_ylim()[1] < 22.5
 
@@ -176,7 +176,9 @@ def test_large_figures_have_no_exponent():
 
 
 def test_an_axis_from_zero_has_room_above_the_highest_mark():
-    runs = made(*(run(f"p{n}", prompt_tokens_total=n, tokens_per_sec=value) for n, value in ((1, 100.0), (2, 109.0))))
+    runs = make_runs(
+        *(run(f"p{n}", prompt_tokens_total=n, tokens_per_sec=value) for n, value in ((1, 100.0), (2, 109.0)))
+    )
     (lines,) = line(runs).axes
     (steps,) = step_plot([5.9, 3.6], title="T", x_label="X", y_label="Y", from_zero=True).axes
     assert lines.get_ylim() == pytest.approx((0, 1.06 * 109))
@@ -184,7 +186,7 @@ def test_an_axis_from_zero_has_room_above_the_highest_mark():
 
 
 def test_ticks_of_large_figures_have_separators():
-    runs = made(*(run(f"s{n}", tokens_per_sec=40_000.0 + 3000 * n, perplexity=20.0 + n) for n in range(3)))
+    runs = make_runs(*(run(f"s{n}", tokens_per_sec=40_000.0 + 3000 * n, perplexity=20.0 + n) for n in range(3)))
     figure = scatter_plot(runs, "tokens_per_sec", "perplexity", title="T", x_label="X", y_label="Y")
     figure.draw_without_rendering()
     (axes,) = figure.axes

@@ -8,7 +8,7 @@ import pytest
 
 from llmtrack.report.plots.roofline import points, roofline_plots, roofs
 from llmtrack.report.sentences import reading
-from tests.report.frames import made, run
+from tests.report.artificial_runs import make_runs, run
 
 GPU = {
     "device": "cuda:0",
@@ -34,7 +34,7 @@ ONE = run(
 
 
 def test_a_point_has_the_stages_intensity_and_rate():
-    prefill, decode = points(made(ONE))
+    prefill, decode = points(make_runs(ONE))
     assert (decode.run, decode.stage) == ("one", "decode")
     assert decode.intensity == pytest.approx(2e9 / 2**31)
     assert decode.rate == pytest.approx(2e9 / (0.001 / 0.12))
@@ -45,7 +45,7 @@ def test_a_point_has_the_stages_intensity_and_rate():
 def test_a_roofline_is_the_highest_measured_per_device_and_arithmetic():
     other = {**ONE, "copy_bandwidth_gb_per_s": 3100.0, "matrix_tflop_per_s": 700.0}
     full = {**ONE, "arithmetic": "float32", "matrix_tflop_per_s": 50.0}
-    first, second = roofs(made(ONE, other, full))
+    first, second = roofs(make_runs(ONE, other, full))
     assert (first.name, first.bandwidth, first.rate) == ("bfloat16 on H100", 3.1e12, 7.5e14)
     assert (second.name, second.rate) == ("float32 on H100", 5e13)
     assert first.ridge == pytest.approx(7.5e14 / 3.1e12)
@@ -57,7 +57,7 @@ def test_a_roofline_is_the_highest_measured_per_device_and_arithmetic():
     ({**ONE, "status": "FAILED"},),
 ])  # fmt: skip
 def test_runs_without_a_roofline_are_not_drawn(runs):
-    assert roofline_plots(made(*runs)) == {}
+    assert roofline_plots(make_runs(*runs)) == {}
 
 
 @pytest.mark.slow(1)
@@ -65,13 +65,13 @@ def test_runs_without_a_roofline_are_not_drawn(runs):
     ("share", "text"), [(0.0004, "0.0%"), (0.004, "0.4%"), (0.0994, "9.9%"), (0.0996, "10%"), (0.62, "62%")]
 )
 def test_a_share_has_two_significant_digits(share, text):
-    (figure,) = roofline_plots(made({**ONE, "decode_floor_share": share})).values()
+    (figure,) = roofline_plots(make_runs({**ONE, "decode_floor_share": share})).values()
     assert f"one {text}" in [each.get_text() for each in figure.axes[0].texts]
 
 
 def test_the_plot_has_a_line_per_roofline_and_a_marker_per_stage():
     full = {**ONE, "scenario": "two", "arithmetic": "float32", "matrix_tflop_per_s": 50.0}
-    figure = roofline_plots(made(ONE, full))["roofline"]
+    figure = roofline_plots(make_runs(ONE, full))["roofline"]
     (axes,) = figure.axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == [
@@ -90,7 +90,7 @@ def test_the_plot_has_a_line_per_roofline_and_a_marker_per_stage():
 
 def test_no_two_numbers_of_an_axis_overlap():
     wide = {**ONE, **stage("score", 10.0, 1.5e5, 200.0, 0.5, "arithmetic")}
-    figure = roofline_plots(made(wide))["roofline"]
+    figure = roofline_plots(make_runs(wide))["roofline"]
     figure.draw_without_rendering()
     (axes,) = figure.axes
     for axis, side in ((axes.xaxis, "x"), (axes.yaxis, "y")):
@@ -102,9 +102,9 @@ def test_no_two_numbers_of_an_axis_overlap():
 
 
 def test_the_reading_names_the_bound_and_attributes_the_rest_to_overhead():
-    prefill, decode = reading.roofline(made(ONE)[0])
+    prefill, decode = reading.roofline(make_runs(ONE)[0])
     assert prefill == "Prefill takes 2.0 times its floor of 26.7 ms, which arithmetic sets."
     assert decode.startswith(
         "Decoding takes 8.3 times its floor of 1 ms/token, which memory sets: the rest is overhead"
     )
-    assert reading.roofline(made(run("plain"))[0]) == []
+    assert reading.roofline(make_runs(run("plain"))[0]) == []

@@ -10,12 +10,12 @@ from llmtrack.measure.statistics import Summary
 from llmtrack.report.sentences import reading
 from llmtrack.report.sentences.reading import outcome_line, outcome_note
 from llmtrack.spec.outcome import Failure, Measurement
-from tests.report.frames import interval, made, run
+from tests.report.artificial_runs import interval, make_runs, run
 from tests.run.scenarios import generating
 
 
 def row(**values):
-    return made(run("one", **values))[0]
+    return make_runs(run("one", **values))[0]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_many_comparisons_need_more_repeats():
             run(f"r{number}", workload_id="w", **interval("total_latency_s", value, value, value, 5))
             for number, value in enumerate([1.0, *[9.0] * comparisons])
         ]
-        one, other, *_ = (each for each in with_context(made(*rows)))
+        one, other, *_ = (each for each in with_context(make_runs(*rows)))
         return reading.change(one, other, "total_latency_s")
 
     assert told(6) == "9.0x (9.0 to 9.0) the time"
@@ -108,10 +108,10 @@ def test_memory():
 
 
 def test_doubts():
-    runs = made(run("a", warnings="noisy"), run("b", status="FAILED"), run("c"), run("d", warnings=""))
+    runs = make_runs(run("a", warnings="noisy"), run("b", status="FAILED"), run("c"), run("d", warnings=""))
     assert reading.doubts(runs) == ["1 of 4 scenarios failed: b.", "Warning: a: noisy"]
-    assert reading.doubts(made(run("c"))) == []
-    many = made(*(run(name, warnings="noisy") for name in "abcde"), run("f"))
+    assert reading.doubts(make_runs(run("c"))) == []
+    many = make_runs(*(run(name, warnings="noisy") for name in "abcde"), run("f"))
     assert reading.doubts(many) == [
         "Warning: a, b and 3 others: noisy",
         "Warnings run by run: llmtrack compare --study precision-1 --warnings",
@@ -123,7 +123,7 @@ BUSY = "the machine was busy: other programs took {}% of its CPU time: close the
 
 def test_warnings_that_differ_in_numbers_only_are_merged():
     """Four busy runs, of which one carries the same line twice, and two whose memory differs."""
-    runs = made(
+    runs = make_runs(
         *(
             run(f"prompt_{share}", warnings="\n".join([BUSY.format(share)] * times))
             for share, times in ((92, 1), (87, 2), (90, 1), (88, 1))
@@ -151,7 +151,7 @@ def test_only_separate_numbers_form_a_range(lines, told):
 
 
 def test_only_the_first_kinds_of_warnings_are_listed():
-    runs = made(*(run(name, warnings=f"kind {name}") for name in "abcdef"))
+    runs = make_runs(*(run(name, warnings=f"kind {name}") for name in "abcdef"))
     assert reading.doubts(runs)[-2:] == [
         "Warning: d: kind d",
         "Warnings (2 other kinds of them not shown) run by run: llmtrack compare --study precision-1 --warnings",

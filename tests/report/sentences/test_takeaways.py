@@ -11,7 +11,7 @@ from llmtrack.decide.differences import Ratio, ratio_text
 from llmtrack.decide.verdicts import measure_command
 from llmtrack.report.sentences.takeaways import CHOICES, gains, headline, plain_call, takeaways
 from llmtrack.spec.task import TrainTask
-from tests.report.frames import interval, made, run
+from tests.report.artificial_runs import interval, make_runs, run
 
 
 def timed(scenario, value, low, high, n=5, **values):
@@ -31,7 +31,7 @@ def scored(dtype, perplexity, **values):
 
 
 def test_the_biggest_win_is_stated_with_size_conditions_and_cost():
-    runs = made(
+    runs = make_runs(
         BASE,
         timed("half", 15.0, 14.9, 15.1, dtype="float16"),
         FASTER,
@@ -47,28 +47,28 @@ def test_the_biggest_win_is_stated_with_size_conditions_and_cost():
 
 
 def test_the_interval_of_the_ratio_is_the_widest_that_both_intervals_allow():
-    (gain,) = gains(made(BASE, FASTER))
+    (gain,) = gains(make_runs(BASE, FASTER))
     assert gain.ratio == Ratio(2.0, 19.0 / 10.2, 21.0 / 9.8)
 
 
 def test_perplexities_of_another_convention_are_not_compared():
-    runs = made(BASE, FASTER, scored("float32", 18.0), scored("bfloat16", 9.0) | {"workload_id": "other"})
+    runs = make_runs(BASE, FASTER, scored("float32", 18.0), scored("bfloat16", 9.0) | {"workload_id": "other"})
     assert takeaways(runs)[1] == "What it costs: the generated tokens are other than the baseline's."
 
 
 def test_perplexities_of_other_tokens_are_not_compared():
     other = scored("bfloat16", 9.0, scored_tokens_digest="k2")
-    runs = made(BASE, FASTER, scored("float32", 18.0, scored_tokens_digest="k1"), other)
+    runs = make_runs(BASE, FASTER, scored("float32", 18.0, scored_tokens_digest="k1"), other)
     assert takeaways(runs)[1] == "What it costs: the generated tokens are other than the baseline's."
 
 
 def test_unmeasured_quality_is_stated():
     unknown = {"output_digest": None}
-    assert takeaways(made(BASE | unknown, FASTER | unknown))[1] == "What it costs: quality was not measured."
+    assert takeaways(make_runs(BASE | unknown, FASTER | unknown))[1] == "What it costs: quality was not measured."
 
 
 def test_a_larger_batch_costs_waiting_time():
-    runs = made(
+    runs = make_runs(
         timed("batch_1", 10.0, 9.8, 10.2, baseline=True, experiment="batching", batch_latency_s=1.0),
         timed("batch_8", 40.0, 39.0, 41.0, experiment="batching", batch_size=8, batch_latency_s=2.0),
     )
@@ -81,7 +81,7 @@ def test_a_larger_batch_costs_waiting_time():
 
 
 def test_of_equal_wins_the_one_with_unchanged_tokens_is_preferred():
-    runs = made(
+    runs = make_runs(
         BASE,
         timed("right", 20.1, 19.5, 20.5, padding_side="right", batch_size=8, output_digest="other"),
         timed("left", 20.0, 19.4, 20.4, batch_size=8),
@@ -92,7 +92,7 @@ def test_of_equal_wins_the_one_with_unchanged_tokens_is_preferred():
 def test_a_significantly_smaller_win_is_not_preferred():
     """Regardless of the intervals of their gains, which the noise of the baseline widens."""
     base = timed("float32", 10.0, 8.0, 12.0, baseline=True)
-    runs = made(
+    runs = make_runs(
         base,
         timed("right", 24.0, 23.9, 24.1, padding_side="right", output_digest="other"),
         timed("left", 20.0, 19.9, 20.1, batch_size=8),
@@ -101,7 +101,7 @@ def test_a_significantly_smaller_win_is_not_preferred():
 
 
 def test_the_biggest_loss_is_to_be_avoided():
-    runs = made(BASE, FASTER, timed("no_cache", 2.0, 1.9, 2.1, use_cache=False))
+    runs = make_runs(BASE, FASTER, timed("no_cache", 2.0, 1.9, 2.1, use_cache=False))
     assert takeaways(runs)[2] == (
         "To avoid: KV cache off instead of on gives 0.20x (0.19 to 0.21) the tokens/s "
         "(experiment precision: packaged:smollm2 on cpu, 16 prompt tokens, 32 new ones)."
@@ -110,30 +110,32 @@ def test_the_biggest_loss_is_to_be_avoided():
 
 def test_no_significant_win_is_reported_as_such():
     near = timed("near", 10.3, 10.1, 10.6, dtype="bfloat16")
-    assert takeaways(made(BASE, near)) == ["No scenario was significantly faster than the baseline of its experiment."]
+    assert takeaways(make_runs(BASE, near)) == [
+        "No scenario was significantly faster than the baseline of its experiment."
+    ]
 
 
 def test_a_single_repeat_is_not_a_win():
     once = timed("once", 20.0, 20.0, 20.0, n=1, dtype="bfloat16")
-    assert [gain.difference.verdict for gain in gains(made(BASE, once))] == ["unknown"]
-    assert takeaways(made(BASE, once)) == [
+    assert [gain.difference.verdict for gain in gains(make_runs(BASE, once))] == ["unknown"]
+    assert takeaways(make_runs(BASE, once)) == [
         "1 comparison of speed is inconclusive, such as once against float32 (too few repeats, 5 against 1); "
         "to settle it run: mlflow run . -e precision --env-manager local -P min_repeats=4"
     ]
 
 
 def test_a_win_over_a_run_with_warnings_is_in_doubt():
-    (line, *_) = takeaways(made({**BASE, "warnings": "random weights: quality is meaningless"}, FASTER))
+    (line, *_) = takeaways(make_runs({**BASE, "warnings": "random weights: quality is meaningless"}, FASTER))
     assert line.startswith("Biggest win")
     assert line.endswith(", in doubt since float32 carried warnings.")
 
 
 def test_different_work_is_not_a_win():
-    assert gains(made(BASE, timed("shorter", 50.0, 49.0, 51.0, workload_id="less"))) == []
+    assert gains(make_runs(BASE, timed("shorter", 50.0, 49.0, 51.0, workload_id="less"))) == []
 
 
 def test_a_study_with_several_baselines_compares_within_each_work():
-    runs = made(
+    runs = make_runs(
         BASE,
         FASTER,
         timed("long", 5.0, 4.9, 5.1, baseline=True, workload_id="long"),
@@ -153,7 +155,7 @@ CALL = {
 
 def test_where_the_time_goes_and_what_limits_it():
     moving = {"memory_bandwidth_utilization": 0.75, "copy_bandwidth_gb_per_s": 12.0}
-    assert takeaways(made(run("baseline", **CALL, **moving))) == [
+    assert takeaways(make_runs(run("baseline", **CALL, **moving))) == [
         "Where the time goes: with 16 prompt tokens and 32 new ones the prefill is 10% of the call. Decoding moves 75% of "
         "the measured 12.0 GB/s: memory is the limit, so smaller weights (lower precision, quantization) make it faster."
     ]
@@ -162,32 +164,32 @@ def test_where_the_time_goes_and_what_limits_it():
 def test_a_disturbed_call_comes_with_the_command_that_settles_it():
     """A suite reports something in any case."""
     busy = run("baseline", **CALL, warnings="the machine was busy: other programs")
-    assert takeaways(made(busy)) == [
-        f"Where the time goes is inconclusive: baseline was disturbed; to settle it run: {measure_command(made(busy)[0])}"
+    assert takeaways(make_runs(busy)) == [
+        f"Where the time goes is inconclusive: baseline was disturbed; to settle it run: {measure_command(make_runs(busy)[0])}"
     ]
 
 
 def test_a_plain_call_has_one_prompt_and_a_cache():
-    assert plain_call(made(run("batch", **CALL | {"batch_size": 4}))) is None
-    assert plain_call(made(run("list", **CALL, prompt_tokens_total=160))) is None
-    assert plain_call(made(run("off", **CALL | {"use_cache": False}))) is None
-    assert plain_call(made(run("failed", **CALL, status="FAILED"))) is None
-    chosen = plain_call(made(run("other", **CALL | {"experiment": "x", "baseline": False}), run("plain", **CALL)))
+    assert plain_call(make_runs(run("batch", **CALL | {"batch_size": 4}))) is None
+    assert plain_call(make_runs(run("list", **CALL, prompt_tokens_total=160))) is None
+    assert plain_call(make_runs(run("off", **CALL | {"use_cache": False}))) is None
+    assert plain_call(make_runs(run("failed", **CALL, status="FAILED"))) is None
+    chosen = plain_call(make_runs(run("other", **CALL | {"experiment": "x", "baseline": False}), run("plain", **CALL)))
     assert chosen is not None
     assert chosen.scenario == "plain"
 
 
 def test_failures_are_named_with_their_experiment():
     lost = run("batch_64", status="FAILED", outcome="failed", experiment="batching")
-    assert takeaways(made(BASE, lost)) == ["1 of 2 scenarios failed: batch_64 (batching)."]
+    assert takeaways(make_runs(BASE, lost)) == ["1 of 2 scenarios failed: batch_64 (batching)."]
 
 
 def test_without_runs_there_are_no_takeaways():
-    assert takeaways(made()) == []
+    assert takeaways(make_runs()) == []
 
 
 def test_at_most_five_lines():
-    runs = made(
+    runs = make_runs(
         BASE,
         FASTER,
         timed("no_cache", 2.0, 1.9, 2.1, use_cache=False),
@@ -201,15 +203,15 @@ def test_a_study_has_headline_metrics():
     fast = timed("bfloat16", 20.0, 19.9, 20.1, dtype="bfloat16")
     same = run("float16", outcome="same_as", same_as="float32")
     failed = run("big", status="FAILED", reason="no memory")
-    assert headline(made(BASE, fast, same, failed)) == {
+    assert headline(make_runs(BASE, fast, same, failed)) == {
         "scenarios_measured": 2.0,
         "scenarios_failed": 1.0,
         "best_tokens_per_sec": 20.0,
         "best_gain": 2.0,
     }
-    assert headline(made(failed)) == {"scenarios_measured": 0.0, "scenarios_failed": 1.0}
+    assert headline(make_runs(failed)) == {"scenarios_measured": 0.0, "scenarios_failed": 1.0}
     noisy = timed("noisy", 10.1, 9.0, 11.0)
-    assert "best_gain" not in headline(made(BASE, noisy)), "no gain that noise may explain"
+    assert "best_gain" not in headline(make_runs(BASE, noisy)), "no gain that noise may explain"
 
 
 def steady(scenario, value, **values):
@@ -233,7 +235,7 @@ def test_takeaways_prefer_runs_that_differ_in_one_choice(factor, start, besides,
     base = steady("one", 10.0, baseline=True, **{besides: before})
     both = steady("both", 10.0 * factor * (1.002 if factor > 1 else 0.998), batch_size=8, **{besides: after})
     alone = steady("alone", 10.0 * factor, batch_size=8, **{besides: before})
-    (line,) = [line for line in takeaways(made(base, both, alone)) if line.startswith(start)]
+    (line,) = [line for line in takeaways(make_runs(base, both, alone)) if line.startswith(start)]
     assert line.startswith(f"{start}: batch size 8 instead of 1 gives {ratio_text(factor)}")
 
 
@@ -254,21 +256,21 @@ def test_every_param_of_a_configuration_is_a_choice_or_describes_the_model():
 def test_disturbed_runs_give_no_takeaways(warning):
     base = steady("one", 10.0, baseline=True)
     wild, calm = steady("wild", 90.0, dtype="float16", warnings=warning), steady("calm", 20.0, dtype="bfloat16")
-    assert takeaways(made(base, wild, calm))[0].startswith("Biggest win: bfloat16")
-    assert takeaways(made(base, wild))[0].startswith(
+    assert takeaways(make_runs(base, wild, calm))[0].startswith("Biggest win: bfloat16")
+    assert takeaways(make_runs(base, wild))[0].startswith(
         "Whether anything beat its baseline is inconclusive: wild was disturbed;"
     )
-    assert takeaways(made(base | {"warnings": warning}, calm))[0].startswith(
+    assert takeaways(make_runs(base | {"warnings": warning}, calm))[0].startswith(
         "Whether anything beat its baseline is inconclusive: one was disturbed;"
     )
-    assert "best_gain" not in headline(made(base, wild))
+    assert "best_gain" not in headline(make_runs(base, wild))
     slow = steady("slow", 1.0, dtype="float16", warnings=warning)
-    assert not any("To avoid" in line for line in takeaways(made(base, slow, calm)))
+    assert not any("To avoid" in line for line in takeaways(make_runs(base, slow, calm)))
 
 
 def test_a_disturbed_call_does_not_show_where_the_time_goes():
     call = {"time_to_first_token_ms": 200.0, "inter_token_latency_ms": 60.0, "total_latency_s": 2.0}
     plain = steady("one", 10.0, baseline=True, **call)
-    assert any("Where the time goes" in line for line in takeaways(made(plain)))
-    noisy = made(plain | {"warnings": "noisy: repeats vary"})
+    assert any("Where the time goes" in line for line in takeaways(make_runs(plain)))
+    noisy = make_runs(plain | {"warnings": "noisy: repeats vary"})
     assert not any("Where the time goes: " in line for line in takeaways(noisy))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmtrack.report.tables.picture import to_figure
 from llmtrack.report.tables.table import DASH, Table
-from tests.report.frames import BASE, run, table_of
+from tests.report.artificial_runs import BASE, run, table_of
 
 
 def test_conditions_in_a_picture_wrap_between_conditions_only():

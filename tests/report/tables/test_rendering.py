@@ -33,7 +33,7 @@ from llmtrack.report.tables.summary import split_by_task, summary_table, tables_
 from llmtrack.report.tables.table import DASH, Table, with_differing_params
 from llmtrack.tracked.frames import column_names
 from llmtrack.tracked.runs import Runs
-from tests.report.frames import BASE, changed, interval, made, run, table_of
+from tests.report.artificial_runs import BASE, interval, make_runs, replace_values, run, table_of
 
 WIDTHS = (60, 80, 100, 120, 200)
 
@@ -73,13 +73,13 @@ def _many() -> Runs:
         for name, value in (("score", 18.744), ("score-int8", 18.91))
     ]
     rows.append(run("trained", task="train", experiment="training", perplexity=9.0, perplexity_before=99.0))
-    return made(*rows)
+    return make_runs(*rows)
 
 
 def _raced() -> Runs:
     """Return candidates of a tuning, each with a long reason."""
     places = ("winner", "equal", "dropped", "dropped", "open", "dropped", "dropped", "dropped")
-    return changed(
+    return replace_values(
         _many(),
         tuned_for="decode_tokens_per_sec",
         race_place=list(places),
@@ -272,14 +272,14 @@ def test_timing_quality_and_training_are_separate_tables(tmp_path):
 )
 def test_a_change_is_shown_for_equal_work_only(workload, expected):
     base = run("plain", baseline=True, workload_id="w1", tokens_per_sec=10.0)
-    table = summary_table(made(base, run("one_token", workload_id=workload, tokens_per_sec=15.0)))
+    table = summary_table(make_runs(base, run("one_token", workload_id=workload, tokens_per_sec=15.0)))
     assert table.rows[1][-1] == expected
 
 
 def test_a_run_equal_to_another_adds_no_column():
     rows = [run("a", vocab_size=512), run("b", vocab_size=512), run("c", outcome="same_as", same_as="a")]
-    table = summary_table(made(*rows))
-    assert with_differing_params(table, made(*rows)).titles == table.titles
+    table = summary_table(make_runs(*rows))
+    assert with_differing_params(table, make_runs(*rows)).titles == table.titles
 
 
 def test_a_narrow_tuning_table_keeps_the_results_of_the_race():

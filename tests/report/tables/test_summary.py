@@ -10,7 +10,7 @@ import pytest
 from llmtrack.metrics import decimals
 from llmtrack.report.tables.summary import summary_table, to_csv
 from llmtrack.report.tables.table import DASH
-from tests.report.frames import BASE, interval, made, run, table_of
+from tests.report.artificial_runs import BASE, interval, make_runs, run, table_of
 
 
 def cell(table, row, title):
@@ -103,7 +103,7 @@ def test_runs_are_compared_with_the_baseline_of_their_own_study():
     other = run("other", study_id="precision-2", tokens_per_sec=20.0)
     assert table_of(BASE, other).rows[1][-1] == "–"
     its_base = run("float32", study_id="precision-2", baseline=True, tokens_per_sec=16.0)
-    table = summary_table(made(BASE, other), among=made(BASE, its_base, other))
+    table = summary_table(make_runs(BASE, other), among=make_runs(BASE, its_base, other))
     assert table.rows[1][-1] == "1.25x tokens/s (inconclusive: one value each)"
 
 
@@ -137,7 +137,7 @@ def test_a_run_equal_to_another_refers_to_it():
 
 def test_csv_is_unrounded_and_has_the_spread():
     value, low = 10.123456789012345, 9.87654321
-    runs = made(run("one", **interval("tokens_per_sec", value, low, 10.5)))
+    runs = make_runs(run("one", **interval("tokens_per_sec", value, low, 10.5)))
     again = pd.read_csv(io.StringIO(to_csv(runs)))
     assert again.loc[0, "tokens_per_sec"] == value
     assert again.loc[0, "spread/tokens_per_sec.ci_low"] == low

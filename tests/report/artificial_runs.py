@@ -1,4 +1,4 @@
-"""Artificial tracked runs."""
+"""Artificial runs, as if they had been tracked and read back."""
 
 from __future__ import annotations
 
@@ -43,22 +43,23 @@ def run(scenario: str, **values: Any) -> dict[str, Any]:
 def interval(metric: str, value: float, low: float, high: float, n: int = 5) -> dict[str, float]:
     """Return a metric with its 95 % interval."""
     spread = {"ci_low": low, "ci_high": high, "n": float(n)}
-    return {metric: value, **{schema.spread_key(metric, stat): each for stat, each in spread.items()}}
+    return {metric: value, **{schema.spread_key(metric, statistic): number for statistic, number in spread.items()}}
 
 
-def made(*rows: dict[str, Any]) -> Runs:
+def make_runs(*rows: dict[str, Any]) -> Runs:
     """Build runs from values by column name; unknown names are metrics."""
-    return Runs(map(_made, rows))
+    return Runs(map(_make_run, rows))
 
 
-def changed(runs: Iterable[Run], **values: Any) -> Runs:
+def replace_values(runs: Iterable[Run], **values: Any) -> Runs:
     """Replace values of runs: one for all of them, or a list with one each."""
-    rows = [values_of(run) for run in runs]
-    each = [
-        {name: value[place] if isinstance(value, list) else value for name, value in values.items()}
-        for place in range(len(rows))
-    ]
-    return made(*(row | own for row, own in zip(rows, each, strict=True)))
+    return make_runs(
+        *(
+            values_of(run)
+            | {name: value[place] if isinstance(value, list) else value for name, value in values.items()}
+            for place, run in enumerate(runs)
+        )
+    )
 
 
 def column(runs: Iterable[Run], name: str) -> list[Any]:
@@ -72,7 +73,7 @@ def values_of(run: Run) -> dict[str, Any]:
     return {name: run.get(name) for name in IDENTITY} | run.params | run.metrics | facts
 
 
-def _made(row: dict[str, Any]) -> Run:
+def _make_run(row: dict[str, Any]) -> Run:
     identity: dict[str, Any] = {"run_id": ""}
     params: dict[str, Any] = {}
     metrics: dict[str, float] = {}
@@ -98,6 +99,23 @@ def _made(row: dict[str, Any]) -> Run:
 BASE = run("float32", baseline=True, **interval("tokens_per_sec", 10.0, 9.9, 10.1))
 
 
+def timed(name: str, speed: float | None, **values: Any) -> dict[str, Any]:
+    return run(name, tokens_per_sec=speed, workload_id="w", environment_id="e", **values)
+
+
+def scored(name: str, perplexity: float, **values: Any) -> dict[str, Any]:
+    convention = {"corpus_digest": "c", "protocol": "documents", "max_length": 512, "bos_rule": "tokenizer"}
+    return run(name, perplexity=perplexity, workload_id="q", **{"environment_id": "e", **convention, **values})
+
+
+def repeated(
+    name: str, speed: float, perplexity: float | None = None, n: int = 8, share: float = 0.01, **values: Any
+) -> dict[str, Any]:
+    """Return a run timed n times, whose interval reaches this share to both sides."""
+    spread = interval("tokens_per_sec", speed, (1 - share) * speed, (1 + share) * speed, n)
+    return timed(name, speed, quantization=name, perplexity=perplexity) | spread | values
+
+
 def table_of(*rows: dict[str, Any], **settings: Any) -> Table:
     """Lay out the summary table of runs."""
-    return summary_table(made(*rows), **settings)
+    return summary_table(make_runs(*rows), **settings)
