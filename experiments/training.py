@@ -106,7 +106,7 @@ def reading(runs: Runs) -> list[str]:
     """Summarize the effect of training on the held-out text, its duration, and the scoring convention."""
     lines = []
     for run in runs.measured("loss_before"):
-        (change,) = judge([build_difference("perplexity", run.metrics["perplexity_before"], run.metrics["perplexity"])])
+        change = judge(build_difference("perplexity", run.metrics["perplexity_before"], run.metrics["perplexity"]))
         lines += [
             f"{run.text('model_id')} on {run.text('corpus')}: perplexity of the held-out text {run.metrics['perplexity_before']:.3f} before, "
             f"{run.metrics['perplexity']:.3f} after ({change.words}), by the checkpoint after step {run.metrics['best_step']:.0f} of "

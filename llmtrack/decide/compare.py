@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
-from llmtrack.decide.differences import ALPHA, Difference
+from llmtrack.decide.differences import Difference
 from llmtrack.decide.noise_floor import noise_floor_lines
 from llmtrack.decide.selection import Pair, Selection, as_runs, pair_runs, runs_of_pairs
+from llmtrack.decide.significance import ALPHA
 from llmtrack.decide.verdicts import group_doubts, pairwise_differences, with_samples_of_pairs
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import CHANCE, read_number, require_texts

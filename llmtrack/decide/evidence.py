@@ -77,8 +77,7 @@ class Evidence:
         before, after = self.race.samples[base], self.race.samples[winner]
         if not before or not after:
             return None
-        (exact,) = judge([build_difference(self.goal.objective, before[-1], after[-1])])
-        return exact
+        return judge(build_difference(self.goal.objective, before[-1], after[-1]))
 
     @property
     def left_s(self) -> float:

@@ -12,20 +12,16 @@ from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not_comparable
 from llmtrack.decide.compare import require_metric
 from llmtrack.decide.differences import (
-    ALPHA,
-    Ratio,
     Verdict,
     below_floor_text,
     comparison_text,
-    holm,
     is_within_floor,
-    least_p,
-    mann_whitney_p,
     sampled_ratio,
     too_few_text,
 )
 from llmtrack.decide.noise_floor import noise_floor_lines, noise_floor_of
 from llmtrack.decide.selection import Pair, Selection, as_runs, pair_runs, runs_of_pairs
+from llmtrack.decide.significance import ALPHA, Ratio, holm, least_p, mann_whitney_p
 from llmtrack.decide.verdicts import pairwise_differences, with_samples_of_pairs
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import CHANCE, read_number, require_texts

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from llmtrack.decide.differences import Ratio
 from llmtrack.decide.predictor import Prior, Workload
 from llmtrack.decide.race import Rules
+from llmtrack.decide.significance import Ratio
 
 Ending = Literal["proven", "unproven", "none"]
 

@@ -99,7 +99,7 @@ def _standing(run: Run, rivals: Sequence[Run], metrics: Sequence[str]) -> Standi
 def _differences_in(metric: str, run: Run, rivals: Sequence[Run]) -> list[Difference]:
     if not schema.metric(metric).of_text:
         return differences_from(run, rivals, metric)
-    return judge([_quality_difference(metric, run.metrics[metric], rival.metrics[metric]) for rival in rivals])
+    return [judge(_quality_difference(metric, run.metrics[metric], rival.metrics[metric])) for rival in rivals]
 
 
 def _quality_difference(metric: str, baseline: float, candidate: float) -> Difference:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from llmtrack.decide.differences import Difference, build_difference, enough_repeats, judge
+from llmtrack.decide.differences import Difference, build_difference, judge
+from llmtrack.decide.significance import enough_repeats
 
 LEAST, USUAL, MOST = 4, 5, 12
 """Samples of each side: 4 against 4 can be significant, 5 against 5 have more power."""
@@ -114,7 +115,7 @@ class Proofs:
         if not before or not after:
             return None
         measured = build_difference(self.objective, median(before), median(after), before, after)
-        return judge([measured], among=len(self))[0]
+        return judge(measured, among=len(self))
 
     def holds(self, name: str) -> bool:
         """Return whether a candidate is significantly better than the baseline."""

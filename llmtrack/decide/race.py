@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llmtrack.decide.differences import ALPHA, Ratio
+from llmtrack.decide.significance import ALPHA, Ratio
 
 # Weight of a disturbed block in the fit, and the common blocks after which two candidates are comparable without a calm one.
 _DISTURBED_WEIGHT = 0.01

@@ -13,9 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from llmtrack.decide.differences import ALPHA, Ratio, change_text
+from llmtrack.decide.differences import change_text
 from llmtrack.decide.goal import PartScore
 from llmtrack.decide.race import ratio_around, t_quantile
+from llmtrack.decide.significance import ALPHA, Ratio
 
 Judgement = Literal["kept", "broken", "open"]
 

@@ -15,9 +15,10 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from llmtrack.decide.comparability import why_not_comparable
-from llmtrack.decide.differences import ALPHA, Difference, Verdict, build_difference, judge
+from llmtrack.decide.differences import Difference, Verdict, build_difference, judge
 from llmtrack.decide.noise_floor import family_size, noise_floor_of, with_context, with_related_runs
 from llmtrack.decide.selection import Pair, runs_of_pairs
+from llmtrack.decide.significance import ALPHA
 from llmtrack.host.formatting import list_some
 from llmtrack.spec.scenario import DEFAULT_MODEL, Variant
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
@@ -118,9 +119,8 @@ def _difference(
     spreads = baseline.spread(metric), candidate.spread(metric)
     known_spreads = (spreads[0], spreads[1]) if spreads[0] and spreads[1] else None
     tests, floor = family_size(baseline, candidate), noise_floor_of(metric, baseline, candidate)
-    (judged,) = judge(
-        [build_difference(metric, before, after, samples, candidate_samples, known_spreads)], alpha, tests, floor
-    )
+    difference = build_difference(metric, before, after, samples, candidate_samples, known_spreads)
+    judged = judge(difference, alpha, tests, floor)
     return dataclasses.replace(judged, doubts=(*named_warnings(baseline), *named_warnings(candidate)))
 
 

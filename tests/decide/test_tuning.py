@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from benchmarks.search_world import World, search
 from benchmarks.tune import LOADS
 from experiments.tune import OBJECTIVES, Config, space_of
-from llmtrack.decide.differences import Ratio
 from llmtrack.decide.evidence import budget_text
 from llmtrack.decide.goal import Goal, PartScore, SearchState, Trial
 from llmtrack.decide.predictor import Prior
+from llmtrack.decide.significance import Ratio
 from llmtrack.decide.tuning import CANNOT_WIN, Tuning
 from llmtrack.errors import UsageError
 from llmtrack.metrics import metric

@@ -18,10 +18,11 @@ from experiments import suite
 from llmtrack.decide import noise_floor, verdicts
 from llmtrack.decide.candidates import gather_candidates
 from llmtrack.decide.compare import compare
-from llmtrack.decide.differences import Ratio, comparison_text
+from llmtrack.decide.differences import comparison_text
 from llmtrack.decide.gate import gate
 from llmtrack.decide.pareto import pareto_front
 from llmtrack.decide.recommend import Limits, recommend
+from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import (
     DISTURBED,
     differences_from,

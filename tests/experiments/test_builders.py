@@ -17,7 +17,7 @@ from experiments import (
     suite,
     training,
 )
-from llmtrack.decide.differences import enough_repeats
+from llmtrack.decide.significance import enough_repeats
 from llmtrack.errors import UsageError
 from llmtrack.run.settings import Settings
 from llmtrack.spec.options import config_from, parameters, tracked_settings

@@ -8,8 +8,9 @@ from itertools import product
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not_comparable
-from llmtrack.decide.differences import Difference, Ratio, change_text, difference_text
+from llmtrack.decide.differences import Difference, change_text, difference_text
 from llmtrack.decide.noise_floor import noise_floor_lines, with_context
+from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import differences_from, is_disturbed, measure_command
 from llmtrack.host.formatting import plural
 from llmtrack.report.sentences.reading import bandwidth, in_doubt

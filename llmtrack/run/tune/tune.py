@@ -15,8 +15,9 @@ from typing import Any
 
 from rich.console import Console
 
-from llmtrack.decide.differences import Ratio, change_text
+from llmtrack.decide.differences import change_text
 from llmtrack.decide.evidence import budget_text
+from llmtrack.decide.significance import Ratio
 from llmtrack.decide.tuning import CANNOT_WIN, Tuning
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment

@@ -7,7 +7,8 @@ from dataclasses import fields
 import pytest
 
 from llmtrack import metrics as schema
-from llmtrack.decide.differences import Ratio, ratio_text
+from llmtrack.decide.differences import ratio_text
+from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import measure_command
 from llmtrack.report.sentences.takeaways import CHOICES, gains, headline, plain_call, takeaways
 from llmtrack.spec.task import TrainTask
