@@ -60,7 +60,7 @@ def main(folder: str, text: str, new_tokens: int, repeats: int = 5) -> None:
         measure(model, tokenizer(text).input_ids, new_tokens, tokenizer.eos_token_id) for _ in range(repeats + 1)
     ]
     for name in figures[0]:
-        print(name, median(each[name] for each in figures[1:]))
+        print(name, median(repeat[name] for repeat in figures[1:]))
 
 
 if __name__ == "__main__":

@@ -30,23 +30,23 @@ from llmtrack.run.study import study
 stamps = {"imports": time.time()}
 def stamped(home, name, when):
     call = getattr(home, name)
-    def timed(*given, **named):
+    def timed(*arguments, **settings):
         try:
-            return call(*given, **named)
+            return call(*arguments, **settings)
         finally:
             stamps[when] = time.time()
     setattr(home, name, timed)
 stamped(main, "open_tracker", "opening the store")
 stamped(process.ProcessExecutor, "machine", "waiting for the worker's imports")
 stamped(main.Tracker, "start_study", "beginning the study")
-tell = process.event_from_json
-def told(message):
-    event = tell(message)
+decode = process.event_from_json
+def stamped_event(message):
+    event = decode(message)
     name = type(event).__name__
     if name in ("Log", "Measurement"):
         stamps["loading" if name == "Log" else "generating"] = time.time()
     return event
-process.event_from_json = told
+process.event_from_json = stamped_event
 stamped(main.Tracker, "log", "tracking the run")
 stamped(study, "report_study", "report and plots")
 sys.argv[1:] = "--model synthetic:tiny --threads 1 --max-new-tokens 8 --min-seconds 0 --max-seconds 2".split()

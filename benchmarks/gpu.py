@@ -101,12 +101,12 @@ def decode(shape: str, device: str, modes: tuple[str, ...], sizes: tuple[int, ..
 
 def agreement(engine: TorchEngine, request: GenerateRequest, new_ids: tuple[tuple[int, ...], ...]) -> float:
     """Return the share of the first row's tokens that a whole, eager pass over the same row would also choose."""
-    prompt, made = request.prompt_ids[0], new_ids[0]
-    logits = engine.next_token_logits([*prompt, *made])[len(prompt) - 1 : -1].clone()
+    prompt, generated = request.prompt_ids[0], new_ids[0]
+    logits = engine.next_token_logits([*prompt, *generated])[len(prompt) - 1 : -1].clone()
     end = engine.info.special_tokens.eos_id
     if end is not None:
         logits[:, end] = -torch.inf
-    return float((logits.argmax(dim=-1) == torch.tensor(made)).double().mean())
+    return float((logits.argmax(dim=-1) == torch.tensor(generated)).double().mean())
 
 
 def kernels(engine: TorchEngine, request: GenerateRequest) -> list[tuple[str, float, float]]:
@@ -120,15 +120,17 @@ def kernels(engine: TorchEngine, request: GenerateRequest) -> list[tuple[str, fl
         loop.begin(ids, torch.ones_like(ids))
         loop.prefill()
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             for _ in range(10):
                 loop.step()
             torch.cuda.synchronize()
-    found = [(each.key[:90], each.count / 10, each.self_device_time_total / 10) for each in seen.key_averages()]
-    found.sort(key=lambda each: -each[2])
-    for name, count, microseconds in found[:14]:
+    per_step = [
+        (kernel.key[:90], kernel.count / 10, kernel.self_device_time_total / 10) for kernel in profiled.key_averages()
+    ]
+    per_step.sort(key=lambda kernel: -kernel[2])
+    for name, count, microseconds in per_step[:14]:
         print(f"    {microseconds:8.1f} us  {count:5.1f} x  {name}", flush=True)
-    return found[:20]
+    return per_step[:20]
 
 
 class NoStamps(Stamps):
@@ -178,25 +180,28 @@ def stamps(shape: str, device: str) -> list[Row]:
         "the host waits for the first and the last": WaitingOnce,
         "the host waits for each": WaitingStamps,
     }
-    seen: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
+    calls: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
     for _ in range(30):
         for name, way in ways.items():
             with patch.object(pytorch, "Stamps", way):
                 trace, _ = trace_generate(engine, request)
             gap = (trace.stamps[-1] - trace.stamps[0]) / (len(trace.stamps) - 1)
-            seen[name].append((trace.end - trace.start, trace.stamps[0] - trace.start, gap))
-    base = [each[0] for each in seen["none"]]
-    return [
-        {
-            "shape": shape,
-            "stamps": name,
-            "whole ms": 1000 * median(each[0] for each in found),
-            "over none %": 100 * (median(each[0] / none for each, none in zip(found, base, strict=True)) - 1),
-            "TTFT ms": None if name == "none" else 1000 * median(each[1] for each in found),
-            "ITL ms": None if name == "none" else 1000 * median(each[2] for each in found),
-        }
-        for name, found in seen.items()
-    ]
+            calls[name].append((trace.end - trace.start, trace.stamps[0] - trace.start, gap))
+    unstamped = [whole for whole, _, _ in calls["none"]]
+    rows = []
+    for name, of_way in calls.items():
+        wholes, firsts, gaps = zip(*of_way, strict=True)
+        rows.append(
+            {
+                "shape": shape,
+                "stamps": name,
+                "whole ms": 1000 * median(wholes),
+                "over none %": 100 * (median(whole / none for whole, none in zip(wholes, unstamped, strict=True)) - 1),
+                "TTFT ms": None if name == "none" else 1000 * median(firsts),
+                "ITL ms": None if name == "none" else 1000 * median(gaps),
+            }
+        )
+    return rows
 
 
 def scoring(shape: str, device: str) -> list[Row]:
@@ -297,28 +302,28 @@ def training(shape: str, device: str, modes: tuple[str, ...], rounds: int = 2) -
     del session
     table = []
     for mode in modes:
-        asked = variant if mode == "none" else replace(variant, options=(("compile", mode),))
+        compiled_variant = variant if mode == "none" else replace(variant, options=(("compile", mode),))
         seconds: dict[str, list[float]] = {"plain loop": [], "llmtrack": []}
         for _ in range(rounds):
             for name, side in (("plain loop", plain_training), ("llmtrack", our_training)):
                 # A checkpoint of this size takes longer than the steps.
                 with patch.object(Session, "save", lambda session: None):
-                    seconds[name].append(side(asked, task))
+                    seconds[name].append(side(compiled_variant, task))
                 torch.compiler.reset()
         tokens = (task.steps - 1) * task.batch_size * task.sequence_length
-        for name, found in seconds.items():
-            rate = tokens / median(found)
-            by_formula, counted = (100 * rate * each / matrix_rate(device, "bfloat16") for each in counts)
+        for name, times in seconds.items():
+            rate = tokens / median(times)
+            by_formula, counted = (100 * rate * flops / matrix_rate(device, "bfloat16") for flops in counts)
             table.append(
                 {
                     "shape": shape,
                     "compile": mode,
                     "loop": name,
                     "tokens/s": rate,
-                    "x plain": median(seconds["plain loop"]) / median(found),
+                    "x plain": median(seconds["plain loop"]) / median(times),
                     "MFU % by formula": by_formula,
                     "MFU % as counted": counted,
-                    "all tokens/s": [tokens / each for each in found],
+                    "all tokens/s": [tokens / duration for duration in times],
                 }
             )
             print(table[-1], flush=True)

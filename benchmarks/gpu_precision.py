@@ -59,8 +59,9 @@ COLUMNS = (
 def variant_of(model: str, device: str, label: str, compiled: str = "none", tensor_parallel: int = 1) -> Variant:
     """Return the variant of a precision: a dtype, or a recipe of torchao with or without `@DTYPE`."""
     name, _, dtype = label.partition("@")
-    told = {"compile": compiled} if compiled != "none" else {}
-    options = tuple(sorted((told | ({"tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {})).items()))
+    compile_option = {"compile": compiled} if compiled != "none" else {}
+    parallel_option = {"tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {}
+    options = tuple(sorted((compile_option | parallel_option).items()))
     if name in DTYPES:
         return Variant(model, device=device, dtype=name, options=options)
     computes = dtype or find_recipe("torch", name).computes
@@ -80,8 +81,8 @@ def trained(folder: str, device: str) -> str:
     """Train a model of a million weights on Python's language reference, so that its perplexity is meaningful."""
     task = TrainTask(corpus="pydoc", steps=600, eval_every=300, sample_tokens=0, output=folder)
     events: list[Event] = []
-    asked = Scenario("train", Variant("synthetic:1m", device=device), task)
-    measure_group([asked], EngineCache(load_variant), events.append)
+    scenario = Scenario("train", Variant("synthetic:1m", device=device), task)
+    measure_group([scenario], EngineCache(load_variant), events.append)
     print("trained:", {k: round(v, 3) for k, v in events[-1].metrics.items() if "perplexity" in k})  # type: ignore[union-attr]
     return str(checkpoints(Path(folder))[-1])
 
@@ -134,13 +135,15 @@ def main(
         ]
         events: list[Event] = []
         measure_group(scenarios, engines, events.append)
-        found = [each for each in events if isinstance(each, (Measurement, Failure)) and not isinstance(each, SoFar)]
-        outcomes += found
-        for done in found:
+        ended = [
+            event for event in events if isinstance(event, (Measurement, Failure)) and not isinstance(event, SoFar)
+        ]
+        outcomes += ended
+        for done in ended:
             print(row_of(done), f"({time.perf_counter() - start:.0f} s)", flush=True)
             for line in getattr(done, "warnings", ()):
                 print(f"    {line}", flush=True)
-        output.write_text(json.dumps([to_json(each) for each in outcomes]), encoding="utf-8")
+        output.write_text(json.dumps(list(map(to_json, outcomes))), encoding="utf-8")
     engines.close()
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
     print(

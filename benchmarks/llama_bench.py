@@ -73,7 +73,7 @@ def speed_of(output: str) -> float:
 def theirs(commands: Sequence[Sequence[str]]) -> list[float]:
     """Run llama-bench."""
     done = [subprocess.run(command, capture_output=True, text=True, check=True) for command in commands]
-    return [speed_of(each.stdout) for each in done]
+    return [speed_of(process.stdout) for process in done]
 
 
 def ours(engine: Engine, ids: tuple[int, ...], new: int) -> list[float]:
@@ -92,18 +92,18 @@ def compare(
     ids = tuple((text * prompt)[:prompt])
     commands = bench_arguments(binary, file, threads, prompt, new)
     ours(engine, ids, new)
-    found = {phase: Pairs() for phase in PHASES}
+    pairs_of = {phase: Pairs() for phase in PHASES}
     for number in range(rounds):
         speeds: dict[str, list[float]] = {}
         for who in ("theirs", "ours") if number % 2 else ("ours", "theirs"):
             speeds[who] = theirs(commands) if who == "theirs" else ours(engine, ids, new)
         for phase, other, own in zip(PHASES, speeds["theirs"], speeds["ours"], strict=True):
-            found[phase].theirs.append(other)
-            found[phase].ours.append(own)
-        if number + 1 >= LEAST_ROUNDS and all(_narrow(pairs, width) for pairs in found.values()):
+            pairs_of[phase].theirs.append(other)
+            pairs_of[phase].ours.append(own)
+        if number + 1 >= LEAST_ROUNDS and all(_narrow(pairs, width) for pairs in pairs_of.values()):
             break
     engine.close()
-    return found
+    return pairs_of
 
 
 def _narrow(pairs: Pairs, width: float) -> bool:
@@ -127,8 +127,7 @@ def main(binary: Path, model: str, threads: str, prompt: int, new_tokens: int, r
     if file is None:
         raise click.UsageError(f"{model} is not a GGUF file")
     for count in map(int, threads.split(",")):
-        found = compare(binary, file, count, prompt, new_tokens, rounds, width)
-        for phase, pairs in found.items():
+        for phase, pairs in compare(binary, file, count, prompt, new_tokens, rounds, width).items():
             low, high = pairs.interval
             print(
                 f"{file.name}, {count} threads, {phase}: llama-bench {median(pairs.theirs):.1f} tok/s, "

@@ -39,7 +39,7 @@ def measure(small: bool) -> Findings:
     (exact,) = {figures["tokens"][0] for figures in samples.values()}
     where = f"{case.name}, {exact:,.0f} tokens, context {case.context:,}"
     rows = comparison_rows(samples, where, (PEER,), case.memory)
-    return Findings(tuple(row for row in rows if row.what != "tokens/s"))
+    return Findings(tuple(row for row in rows if row.figure != "tokens/s"))
 
 
 main = benchmark("Scoring a long text")(measure)

@@ -47,15 +47,15 @@ def measure(small: bool) -> Findings:
     return Findings(
         tuple(
             row(
-                what,
+                figure,
                 unit,
-                samples["ours"][what],
-                samples["plain"][what],
+                samples["ours"][figure],
+                samples["plain"][figure],
                 where=where,
                 peer="by hand",
                 goal=FIDELITY,
             )
-            for what, unit in UNITS.items()
+            for figure, unit in UNITS.items()
         )
     )
 
@@ -64,8 +64,8 @@ def narrow(samples: Samples) -> bool:
     """Return whether the intervals of all ratios are narrow enough."""
     if len(samples["ours"]["total"]) < LEAST_ROUNDS:
         return False
-    for what in UNITS:
-        ratio = summarize([a / b for a, b in zip(samples["ours"][what], samples["plain"][what], strict=True)])
+    for figure in UNITS:
+        ratio = summarize([a / b for a, b in zip(samples["ours"][figure], samples["plain"][figure], strict=True)])
         if ratio.ci_high - ratio.ci_low > FIDELITY.width:
             return False
     return True

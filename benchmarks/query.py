@@ -32,16 +32,16 @@ mlflow.search_runs([number], max_results=1)
 read = (lambda: mlflow.search_runs([number])) if reader == "mlflow" else lambda: runs(kind=None, tracking_uri=uri)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter()
-found = read()
+table = read()
 first = time.perf_counter() - start
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 fill(uri, experiment, int(new))
 start = time.perf_counter()
-again = read()
+updated = read()
 repeated = time.perf_counter() - start
-assert len(again) == len(found) + int(new)
+assert len(updated) == len(table) + int(new)
 name = "metrics.tokens_per_sec" if reader == "mlflow" else "tokens_per_sec"
-print(json.dumps({"first": first, "again": repeated, "memory": grown / 1024, "total": float(found[name].sum()) / len(found)}))
+print(json.dumps({"first": first, "again": repeated, "memory": grown / 1024, "total": float(table[name].sum()) / len(table)}))
 """
 
 
@@ -79,7 +79,7 @@ def measure(small: bool) -> Findings:
         uri = f"sqlite:///{path}"
         fill(uri, EXPERIMENT, MADE)
         copy_runs(path, count)
-        samples = rounds({each: partial(read, each, uri) for each in ("llmtrack", "mlflow")}, 1 if small else 3)
+        samples = rounds({reader: partial(read, reader, uri) for reader in ("llmtrack", "mlflow")}, 1 if small else 3)
     ours, theirs = samples["llmtrack"], samples["mlflow"]
     where = f"{count:,} runs of 20 metrics, 15 params, 12 tags; SQLite"
     figures = (

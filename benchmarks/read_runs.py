@@ -38,16 +38,16 @@ client.search_runs([number], max_results=1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start, cpu = time.perf_counter(), time.process_time()
 if reader == "mlflow":
-    found = mlflow.search_runs([number])
+    table = mlflow.search_runs([number])
 else:
     from llmtrack.tracking.read.query import runs
-    found = runs(experiment, kind=None, tracking_uri=uri)
+    table = runs(experiment, kind=None, tracking_uri=uri)
 seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 prefix = "metrics." if reader == "mlflow" else ""
-total = sum(float(found[prefix + name].sum()) for name in ("total_latency_s", "tokens_per_sec"))
+total = sum(float(table[prefix + name].sum()) for name in ("total_latency_s", "tokens_per_sec"))
 print(json.dumps({"seconds": seconds, "cpu": cpu, "peak_mib": peak / 1024, "grown_mib": (peak - before) / 1024,
-                  "runs": len(found), "different": int(found["run_id"].nunique()), "total": round(total, 6)}))
+                  "runs": len(table), "different": int(table["run_id"].nunique()), "total": round(total, 6)}))
 """
 READERS = ("mlflow", "llmtrack")
 
@@ -103,13 +103,14 @@ def main(tracking_uri: str, experiment: str, count: int | None, pairs: int) -> N
     for pair in range(pairs):
         for reader in READERS if pair % 2 else READERS[::-1]:
             costs[reader].append(read(reader, uri, experiment))
-    results = {(c["runs"], c["different"], c["total"]) for each in costs.values() for c in each}
+    results = {(cost["runs"], cost["different"], cost["total"]) for of_reader in costs.values() for cost in of_reader}
     if len(results) != 1:
         raise click.ClickException(f"the two did not read the same: {results}")
     print(f"{results.pop()[0]} runs, {pairs} pairs")
-    for reader, each in costs.items():
-        time_s, cpu = summarize([c["seconds"] for c in each]), summarize([c["cpu"] for c in each])
-        peak, grown = summarize([c["peak_mib"] for c in each]), summarize([c["grown_mib"] for c in each])
+    for reader, of_reader in costs.items():
+        time_s, cpu, peak, grown = (
+            summarize([cost[name] for cost in of_reader]) for name in ("seconds", "cpu", "peak_mib", "grown_mib")
+        )
         print(
             f"{reader:<9} {time_s.median:6.2f} s [{time_s.ci_low:.2f}, {time_s.ci_high:.2f}], own CPU {cpu.median:.2f} s, "
             f"peak memory {peak.median:.0f} MiB, of which {grown.median:.0f} MiB for reading"

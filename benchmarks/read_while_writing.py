@@ -59,24 +59,24 @@ def read_while_writing(
     processes = [context.Process(target=write_until, args=(uri, stop), daemon=True) for _ in range(writers)]
     for process in processes:
         process.start()
-    found = []
+    result = []
     try:
         first, known = read(uri, set())
-        found.append(first)
+        result.append(first)
         # Wait until the writers have begun.
         while len(known) == first.rows and any(process.is_alive() for process in processes):
             _, known = read(uri, known)
         for _ in range(readings):
             reading, known = read(uri, known)
-            found.append(reading)
+            result.append(reading)
     finally:
         stop.set()
         for process in processes:
             process.join()
-    found.append(read(uri, known)[0])
+    result.append(read(uri, known)[0])
     if any(process.exitcode for process in processes):
         raise RuntimeError("a writer failed")
-    return found
+    return result
 
 
 @click.command()
@@ -89,8 +89,8 @@ def main(count: int, writers: int, readings: int) -> None:
         uri = f"sqlite:///{Path(folder, 'mlflow.db')}"
         fill(uri, EXPERIMENT, count)
         click.echo("  rows       s  missing  twice")
-        for each in read_while_writing(uri, writers, readings):
-            click.echo(f"{each.rows:>6}  {each.seconds:>6.1f}  {each.missing:>7}  {each.twice:>5}")
+        for reading in read_while_writing(uri, writers, readings):
+            click.echo(f"{reading.rows:>6}  {reading.seconds:>6.1f}  {reading.missing:>7}  {reading.twice:>5}")
 
 
 if __name__ == "__main__":

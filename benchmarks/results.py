@@ -79,7 +79,7 @@ class Row:
     """One figure, side by side.
 
     Attributes:
-        what: name of the figure.
+        figure: its name.
         unit: empty for a plain number.
         where: the conditions: tokens, threads, precision.
         peer: the program compared with; empty if none.
@@ -89,7 +89,7 @@ class Row:
         why: the reason, if they do not.
     """
 
-    what: str
+    figure: str
     unit: str
     where: str
     peer: str
@@ -102,7 +102,7 @@ class Row:
 
 
 def row(
-    what: str,
+    figure: str,
     unit: str,
     ours: Sequence[float],
     theirs: Sequence[float] = (),
@@ -117,7 +117,7 @@ def row(
     own = summarize(ours)
     verdict = goal.verdict(ratio or own) if goal else ""
     return Row(
-        what,
+        figure,
         unit,
         where,
         peer,
@@ -131,7 +131,7 @@ def row(
 
 
 def estimate(
-    what: str,
+    figure: str,
     unit: str,
     value: float,
     interval: tuple[float, float] | None = None,
@@ -143,7 +143,7 @@ def estimate(
     low, high = interval or (value, value)
     own = Summary(2 if interval else 1, value, low, high, value)
     return Row(
-        what,
+        figure,
         unit,
         where,
         "",
@@ -188,7 +188,7 @@ class Result:
     wall_s: float
     load: float
     machine: Mapping[str, str] = field(default_factory=dict)
-    found: Findings = field(default_factory=Findings)
+    findings: Findings = field(default_factory=Findings)
 
 
 def rounds(
@@ -257,16 +257,16 @@ def table(rows: Sequence[Row]) -> str:
         "| figure | under | llmtrack | peer | ratio | goal | |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for each in rows:
-        peer = f"{each.peer}: {_text(each.theirs, each.unit)}" if each.theirs else each.peer
-        verdict = each.verdict + (f": {each.why}" if each.why else "")
+    for entry in rows:
+        peer = f"{entry.peer}: {_text(entry.theirs, entry.unit)}" if entry.theirs else entry.peer
+        verdict = entry.verdict + (f": {entry.why}" if entry.why else "")
         cells = (
-            each.what,
-            each.where,
-            _text(each.ours, each.unit),
+            entry.figure,
+            entry.where,
+            _text(entry.ours, entry.unit),
             peer,
-            _text(each.ratio),
-            each.goal,
+            _text(entry.ratio),
+            entry.goal,
             verdict,
         )
         lines.append(f"| {' | '.join(cells)} |")
@@ -340,13 +340,13 @@ def sections(results: Sequence[Result]) -> str:
     parts = ["\n".join(f"{'- ' * (len(results) > 1)}{_origin(*pair)}" for pair in zip(titles, results, strict=True))]
     if any(result.small for result in results):
         parts.append("A trial: these figures say nothing.")
-    if len(results) == 1 and results[0].found.rows:
-        parts.append(table(results[0].found.rows))
+    if len(results) == 1 and results[0].findings.rows:
+        parts.append(table(results[0].findings.rows))
     elif len(results) > 1:
-        parts.append(columns({title: each.found.rows for title, each in zip(titles, results, strict=True)}))
+        parts.append(columns({title: result.findings.rows for title, result in zip(titles, results, strict=True)}))
     remarks: dict[str, list[str]] = {}
     for title, result in zip(titles, results, strict=True):
-        for remark in (*result.found.notes, *(f"Left out: {reason}" for reason in result.found.left_out)):
+        for remark in (*result.findings.notes, *(f"Left out: {reason}" for reason in result.findings.left_out)):
             remarks.setdefault(remark, []).append(title)
     lines = [
         f"- {remark}" + (f" ({'; '.join(machines)})" if len(machines) < len(results) else "")
@@ -371,9 +371,9 @@ def columns(rows_by_title: Mapping[str, Sequence[Row]]) -> str:
     """
     merged: dict[tuple[str, str, str, str], dict[str, str]] = {}
     for title, rows in rows_by_title.items():
-        for each in rows:
-            key = (each.what, each.where, each.peer, each.goal)
-            merged.setdefault(key, {})[title] = _summary_cell(each)
+        for entry in rows:
+            key = (entry.figure, entry.where, entry.peer, entry.goal)
+            merged.setdefault(key, {})[title] = _summary_cell(entry)
     lines = [
         f"| figure | under | peer | goal | {' | '.join(rows_by_title)} |",
         f"| --- |{' --- |' * (3 + len(rows_by_title))}",

@@ -128,8 +128,8 @@ def main(scenarios: int, every: int, untracked: bool) -> None:
         tracker = Untracked() if untracked else Tracker.open(uri)
         result, readings = soak(tracker, scenarios, every)
         click.echo("scenarios  memory MiB  descriptors  s")
-        for each in readings:
-            click.echo(f"{each.scenarios:>9}  {each.rss_mib:>10.0f}  {each.files:>11}  {each.seconds:.1f}")
+        for reading in readings:
+            click.echo(f"{reading.scenarios:>9}  {reading.rss_mib:>10.0f}  {reading.files:>11}  {reading.seconds:.1f}")
         click.echo(f"measured {result.measured}, failed {result.failed}, report problems {list(result.problems)}")
         left = 0 if isinstance(tracker, Untracked) else len(tracker.spool.names())
         click.echo(f"{time.monotonic() - began:.1f} s in all, {left} left in the spool")

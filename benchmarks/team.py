@@ -88,22 +88,22 @@ def write_at_once(writers: int, scenarios: int, experiment: str) -> list[str]:
 
 def missing(writers: int, scenarios: int, experiment: str) -> list[str]:
     """Return missing or duplicate records, one line each."""
-    found = runs(experiment, kind=None)
+    tracked = runs(experiment, kind=None)
     client = store.connect(resolve_tracking_uri())
     wrong = []
-    if len(found) != writers * (scenarios + 1):
-        wrong.append(f"{len(found)} runs instead of {writers * (scenarios + 1)}")
-    if unfinished := int((found["status"] != "FINISHED").sum()):
+    if len(tracked) != writers * (scenarios + 1):
+        wrong.append(f"{len(tracked)} runs instead of {writers * (scenarios + 1)}")
+    if unfinished := int((tracked["status"] != "FINISHED").sum()):
         wrong.append(f"{unfinished} runs are not finished")
-    times = Counter(zip(found["scenario"], found["total_latency_s"], found["batch_size"], strict=True))
+    times = Counter(zip(tracked["scenario"], tracked["total_latency_s"], tracked["batch_size"], strict=True))
     for writer in range(writers):
         for number in range(scenarios):
-            seen = times[f"w{writer}-s{number}", value(writer, number), number + 1]
-            if seen != 1:
-                wrong.append(f"scenario {number} of writer {writer} is there {seen} times")
-    for run_id, kind in zip(found["run_id"], found["kind"], strict=True):
+            count = times[f"w{writer}-s{number}", value(writer, number), number + 1]
+            if count != 1:
+                wrong.append(f"scenario {number} of writer {writer} is there {count} times")
+    for run_id, kind in zip(tracked["run_id"], tracked["kind"], strict=True):
         file = STUDY_FILE if kind == "study" else SCENARIO_FILE
-        if file not in {each.path for each in client.list_artifacts(run_id)}:
+        if file not in {artifact.path for artifact in client.list_artifacts(run_id)}:
             wrong.append(f"run {run_id} has no {file}")
     return wrong
 
@@ -117,9 +117,11 @@ def sweep_on(nodes: int, scenarios: int, experiment: str) -> list[str]:
         tracker = Tracker.open(None, experiment, Path(name) / "spool", say)
         with cluster(nodes) as address:
             (executor,) = open_cluster(address, "same", "node", Patience(), say)
-            asked = sweep(scenarios, 2 * nodes, seconds=0.02)
+            experiment_of_sweep = sweep(scenarios, 2 * nodes, seconds=0.02)
             try:
-                result = run_study(asked, tracker=tracker, executor=executor, console=Console(file=io.StringIO()))
+                result = run_study(
+                    experiment_of_sweep, tracker=tracker, executor=executor, console=Console(file=io.StringIO())
+                )
             finally:
                 executor.close()
         left = len(tracker.spool.names())
@@ -129,21 +131,21 @@ def sweep_on(nodes: int, scenarios: int, experiment: str) -> list[str]:
 
 def missing_of_sweep(nodes: int, scenarios: int, experiment: str) -> list[str]:
     """Return missing or duplicate records of a sweep, one line each."""
-    found = runs(experiment)
+    tracked = runs(experiment)
     client = store.connect(resolve_tracking_uri())
     wrong = []
-    for scenario, seen in Counter(
-        {f"s{number}": 0 for number in range(scenarios)} | Counter(found["scenario"])
+    for scenario, count in Counter(
+        {f"s{number}": 0 for number in range(scenarios)} | Counter(tracked["scenario"])
     ).items():
-        if seen != 1:
-            wrong.append(f"scenario {scenario} is there {seen} times")
-    if (used := found["env.node"].nunique()) != nodes:
+        if count != 1:
+            wrong.append(f"scenario {scenario} is there {count} times")
+    if (used := tracked["env.node"].nunique()) != nodes:
         wrong.append(f"{used} nodes measured instead of {nodes}")
-    for run_id, scenario, status in zip(found["run_id"], found["scenario"], found["status"], strict=True):
+    for run_id, scenario, status in zip(tracked["run_id"], tracked["scenario"], tracked["status"], strict=True):
         written = client.get_metric_history(run_id, "total_latency_s")
         if status != "FINISHED" or len(written) != 1 or written[0].value < 0.02:
             wrong.append(f"scenario {scenario} is {status}, its latency is there {len(written)} times")
-        if SCENARIO_FILE not in {each.path for each in client.list_artifacts(run_id)}:
+        if SCENARIO_FILE not in {artifact.path for artifact in client.list_artifacts(run_id)}:
             wrong.append(f"scenario {scenario} has no {SCENARIO_FILE}")
     return wrong
 

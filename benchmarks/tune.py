@@ -52,13 +52,13 @@ def trials_for(config: Config) -> Iterator[Trials]:
     """Yield the trials of a model on this machine, with no model loaded yet."""
     began = time.monotonic()
     with (
-        prepared(config, ProcessExecutor) as (pool, space, asked),
+        prepared(config, ProcessExecutor) as (pool, space, goal),
         tempfile.TemporaryDirectory() as folder,
-        SearchProgress(Console(stderr=True), asked.seconds, began) as progress,
+        SearchProgress(Console(stderr=True), goal.seconds, began) as progress,
     ):
         journal = Journal(Path(folder) / "journal.jsonl", False)
         now = time.monotonic()
-        yield Trials(space.candidates, asked, pool, progress, journal, Path(folder), time.monotonic, now)
+        yield Trials(space.candidates, goal, pool, progress, journal, Path(folder), time.monotonic, now)
 
 
 def full_grid(trials: Trials) -> tuple[dict[str, float], dict[str, float]]:
@@ -83,9 +83,9 @@ def full_grid(trials: Trials) -> tuple[dict[str, float], dict[str, float]]:
     reference = scores[models[task.baseline].model]
     losses = {}
     for model, own in scores.items():
-        if all(each.tokens for each in own):
+        if all(part.tokens for part in own):
             pairs = zip(own, reference, strict=True)
-            parts = [ComparedPart(each.nats, other.nats, each.tokens) for each, other in pairs]
+            parts = [ComparedPart(part.nats, other.nats, part.tokens) for part, other in pairs]
             losses[model] = perplexity_ratio(parts, task.parts).value
     return speeds, {name: losses[of] for name in speeds if (of := models[name].model) in losses}
 
@@ -149,11 +149,11 @@ def main(seeds: int, real: bool, model: str, budget: str, space: str) -> None:
             for seconds in BUDGETS
             for seed in range(seeds)
         ]
-        reached = [each for each in results if each.reached]
-        proven = sum(each.ending == "proven" for each in results)
-        unproven = sum(each.ending == "unproven" for each in results)
-        false = sum(each.false for each in results)
-        right = sum(each.right for each in reached)
+        reached = [result for result in results if result.reached]
+        proven = sum(result.ending == "proven" for result in results)
+        unproven = sum(result.ending == "unproven" for result in results)
+        false = sum(result.false for result in results)
+        right = sum(result.right for result in reached)
         click.echo(
             f"| {title} | {right} of {len(reached)} | {proven} of {len(results)} | {unproven} | {false} of {proven} |"
         )

@@ -83,8 +83,8 @@ def _recipes() -> Iterator[str]:
 
 def _experiments() -> Iterator[str]:
     yield "| entry point | question |\n| --- | --- |\n"
-    for each in declarations().values():
-        yield f"| `{each.name}` | {' '.join([each.question, each.more]).strip()} |\n"
+    for declared in declarations().values():
+        yield f"| `{declared.name}` | {' '.join([declared.question, declared.more]).strip()} |\n"
     yield f"| `suite` | {suite.QUESTION} {suite.MORE} |\n"
     yield "| `compare` | A table of everything tracked so far. |\n"
 

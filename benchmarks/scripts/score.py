@@ -64,8 +64,8 @@ def ours(folder: str, dtype: str, context: int) -> Score:
     engine = load_engine(folder, device="cpu", dtype=dtype)
 
     def score(text: str) -> tuple[float, int]:
-        found = score_rolling(engine, [text], max_length=context, bos_rule="model", batch_size=1)
-        return found.loss * found.tokens_scored, found.tokens_scored
+        quality = score_rolling(engine, [text], max_length=context, bos_rule="model", batch_size=1)
+        return quality.loss * quality.tokens_scored, quality.tokens_scored
 
     return score
 
@@ -95,8 +95,8 @@ def main(who: str, folder: str, dtype: str, context: str, text_file: str) -> Non
         start, cpu = time.perf_counter(), time.process_time()
         nats, tokens = score(text)
         seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
-        found = {"tokens/s": tokens / seconds, "loss": nats / tokens, "CPU s": cpu_s, "tokens": tokens}
-        print(json.dumps({**found, "MiB above the model": memory("VmHWM") - loaded}), file=answers, flush=True)
+        figures = {"tokens/s": tokens / seconds, "loss": nats / tokens, "CPU s": cpu_s, "tokens": tokens}
+        print(json.dumps({**figures, "MiB above the model": memory("VmHWM") - loaded}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

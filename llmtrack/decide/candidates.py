@@ -167,8 +167,8 @@ def _agreeing(runs: Runs, standard: Run, names: Sequence[str], description: str,
     return agreeing
 
 
-def _note_left_out(runs: Runs, kept: Runs, description: str, notes: list[str]) -> None:
-    if count := len(runs) - len(kept):
+def _note_left_out(runs: Runs, remaining: Runs, description: str, notes: list[str]) -> None:
+    if count := len(runs) - len(remaining):
         notes.append(
             f"{plural(count, 'run')} {description} {'is' if count == 1 else 'are'} left out: choose runs by --study, "
             "--experiment or --model"

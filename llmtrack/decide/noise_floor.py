@@ -174,7 +174,7 @@ def family_size(baseline: Run, candidate: Run) -> int:
     return max(1, max(family.of_work if same_work else family.of_study for family in families) - same_study)
 
 
-def _with_families(runs: Runs, among: Runs | None = None) -> Runs:
+def _with_families(runs: Runs, among: Runs | None) -> Runs:
     """Add the size of its study to each run."""
     measured = (runs if among is None else among).finished.where(lambda run: not run.is_same_as)
     scenarios = {(run.study_id, run.workload_id, run.scenario) for run in measured}

@@ -12,7 +12,7 @@ from llmtrack.decide.candidates import MEMORY, QUALITY, SPEED, Candidates, gathe
 from llmtrack.decide.compare import require_metric
 from llmtrack.decide.differences import Difference, difference_text, share_text
 from llmtrack.decide.noise_floor import noise_floor_lines, with_context
-from llmtrack.decide.verdicts import differences_from, doubt, group_warnings, measure_command, score_command
+from llmtrack.decide.verdicts import differences_from, doubt, measure_command, score_command, warning_notes
 from llmtrack.errors import UsageError
 from llmtrack.host.formatting import MIB, plural, significant
 from llmtrack.spec.parameter import read_number
@@ -105,8 +105,7 @@ def recommend(runs: Runs, limits: Limits, objective: str = SPEED, baseline: str 
     close = [run for run, difference in zip(others, differences, strict=True) if not difference.conclusive]
     notes += noise_floor_lines(timed, objective)
     weighed = [best, *([] if reference is None else [reference]), *close]
-    warnings = [(run.name, line) for run in weighed for line in run.warnings]
-    notes += [f"read with care: {line}" for line in group_warnings(warnings, len(timed))]
+    notes += warning_notes(weighed, len(timed))
     compared = [*([lead] if lead else []), *differences]
     inconclusive = [difference for difference in compared if difference.verdict not in ("better", "worse", "same")]
     if inconclusive:
@@ -278,7 +277,9 @@ def _nothing_fits(timed: Runs, violations: Sequence[Sequence[Violation]], limits
         if len(excesses) == len(of_run):
             ranked.append((len(of_run), max(excesses), index))
     if not ranked:
-        unknown = dict.fromkeys(each.words for of_run in violations for each in of_run if each.excess is None)
+        unknown = dict.fromkeys(
+            violation.words for of_run in violations for violation in of_run if violation.excess is None
+        )
         return f"{start}; the nearest is unknown ({', '.join(unknown)}){_how_to_score(timed[0], unknown)}"
     index = min(ranked)[2]
     nearest, words = timed[index], ", ".join(violation.words for violation in violations[index])

@@ -154,8 +154,9 @@ def score_command(run: Run) -> str:
         "dtype": run.text("dtype_requested"),
     }
     defaults = {"backend": Variant.backend, "device": Variant.device}
-    given = {name: value for name, value in parameters.items() if value and value != defaults.get(name)}
-    return _mlflow_run("perplexity", given)
+    return _mlflow_run(
+        "perplexity", {name: value for name, value in parameters.items() if value and value != defaults.get(name)}
+    )
 
 
 def _mlflow_run(experiment: str, parameters: Mapping[str, str]) -> str:
@@ -226,6 +227,12 @@ def doubt(run: Run) -> str:
 def warning_kind(warning: str) -> str:
     """Mask the numbers of a warning."""
     return _NUMBER.sub("#", warning)
+
+
+def warning_notes(runs: Iterable[Run], total: int) -> list[str]:
+    """Return the warnings of some of the runs as notes, each kind once; see `group_warnings`."""
+    warnings = [(run.name, line) for run in runs for line in run.warnings]
+    return [f"read with care: {line}" for line in group_warnings(warnings, total)]
 
 
 def group_doubts(differences: Iterable[Difference], runs: int) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree
 
 from llmtrack.decide.gate import GATE_FAILED, NOT_CHECKED, GateResult, PairCheck
-from llmtrack.decide.selection import runs_of_pairs
+from llmtrack.decide.selection import Pair, runs_of_pairs
 from llmtrack.host.formatting import significant
 from llmtrack.report.tables.differences import model_and_device_conditions, study_conditions
 from llmtrack.report.tables.table import DASH, Table
@@ -51,7 +51,9 @@ def to_junit(result: GateResult) -> str:
     Unchecked rules are errors: a missing value that is not accepted, or a rule that checks nothing.
     """
     reported = (*result.failing, *result.missing)
-    skipped = [each for each in result.checks if each.check.outcome != "kept" and each not in reported]
+    skipped = [
+        pair_check for pair_check in result.checks if pair_check.check.outcome != "kept" and pair_check not in reported
+    ]
     suite = ElementTree.Element(
         "testsuite",
         name="llmtrack gate",
@@ -60,21 +62,22 @@ def to_junit(result: GateResult) -> str:
         errors=str(len(result.missing) + len(result.unchecked)),
         skipped=str(len(skipped)),
     )
-    for each in result.checks:
+    for pair_check in result.checks:
+        check, run = pair_check.check, pair_check.pair.candidate
         case = ElementTree.SubElement(
             suite,
             "testcase",
-            classname=_xml(f"{each.pair.candidate.text('experiment')}.{each.pair.candidate.name}"),
-            name=_xml(f"not {each.check.rule}"),
+            classname=_xml(f"{run.text('experiment')}.{run.name}"),
+            name=_xml(f"not {check.rule}"),
         )
-        message = _xml(f"{each.check.outcome}: {', '.join(filter(None, (each.check.change, each.check.why)))}")
-        if each in result.failing:
-            ElementTree.SubElement(case, "failure", message=message).text = _runs(each)
-        elif each in result.missing:
-            ElementTree.SubElement(case, "error", message=message).text = _runs(each)
-        elif each in skipped:
+        message = _xml(f"{check.outcome}: {', '.join(filter(None, (check.change, check.why)))}")
+        if pair_check in result.failing:
+            ElementTree.SubElement(case, "failure", message=message).text = _runs(pair_check.pair)
+        elif pair_check in result.missing:
+            ElementTree.SubElement(case, "error", message=message).text = _runs(pair_check.pair)
+        elif pair_check in skipped:
             ElementTree.SubElement(case, "skipped", message=message)
-        ElementTree.SubElement(case, "system-out").text = f"{message}\n{_runs(each)}"
+        ElementTree.SubElement(case, "system-out").text = f"{message}\n{_runs(pair_check.pair)}"
     for line in result.unchecked:
         case = ElementTree.SubElement(suite, "testcase", classname="llmtrack", name=_xml(line))
         ElementTree.SubElement(case, "error", message=_xml(line))
@@ -84,16 +87,15 @@ def to_junit(result: GateResult) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
-def _row(each: PairCheck) -> tuple[str, ...]:
-    values = (run.number(each.check.rule.metric) for run in (each.pair.baseline, each.pair.candidate))
+def _row(pair_check: PairCheck) -> tuple[str, ...]:
+    pair, check = pair_check.pair, pair_check.check
+    values = (run.number(check.rule.metric) for run in (pair.baseline, pair.candidate))
     shown = (DASH if value is None else significant(value) for value in values)
-    check = each.check
-    scenario = each.pair.candidate.name
-    return str(check.rule), scenario, check.outcome, *shown, check.change or DASH, check.why
+    return str(check.rule), pair.candidate.name, check.outcome, *shown, check.change or DASH, check.why
 
 
-def _runs(each: PairCheck) -> str:
-    return f"baseline run {each.pair.baseline.run_id}, candidate run {each.pair.candidate.run_id}"
+def _runs(pair: Pair) -> str:
+    return f"baseline run {pair.baseline.run_id}, candidate run {pair.candidate.run_id}"
 
 
 def _xml(text: str) -> str:

@@ -11,14 +11,13 @@ from llmtrack.decide.candidates import MEMORY, Candidates, gather_candidates
 from llmtrack.decide.compare import require_metric
 from llmtrack.decide.noise_floor import with_context
 from llmtrack.decide.pareto import Position, Standing, pareto_front
-from llmtrack.decide.verdicts import group_warnings, merge_commands
+from llmtrack.decide.verdicts import merge_commands, warning_notes
 from llmtrack.errors import UsageError
 from llmtrack.report.plots.charts import add_note, axis_label, canvas, separate_thousands, widen
 from llmtrack.report.plots.drawing import BEATEN, COLOR, LINE_COLORS, drawing, label_points, save
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.tables.table import Table, column_of_runs, shared_conditions, values_of_runs
 from llmtrack.report.terminal import make_console, print_line
-from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
@@ -80,6 +79,7 @@ def pareto_table(candidates: Candidates, metrics: Sequence[str]) -> Table:
     standings = pareto_front(candidates.runs, metrics)
     by_id = dict(zip((run.run_id for run in candidates.runs), standings, strict=True))
     runs = candidates.runs.by(metrics[0], highest_first=schema.metric(metrics[0]).better == "higher")
+    possibly_best = [run for run in runs if by_id[run.run_id].position in ("on", "open")]
     shared, differing = shared_conditions(runs)
     columns = [*differing, *(column_of_runs(name, runs) for name in metrics)]
     return Table(
@@ -90,21 +90,15 @@ def pareto_table(candidates: Candidates, metrics: Sequence[str]) -> Table:
         run_ids=tuple(run.run_id for run in runs),
         notes=(
             *candidates.notes,
-            *_doubts([run for run in runs if by_id[run.run_id].position in ("on", "open")]),
+            *warning_notes(possibly_best, len(possibly_best)),
             *_measure_more(standings),
         ),
         keys=("scenario", *(column.key for column in columns), "front"),
     )
 
 
-def _doubts(runs: Sequence[Run]) -> list[str]:
-    """Group the warnings of the runs possibly on the front by kind."""
-    warned = [(run.name, line) for run in runs for line in run.warnings]
-    return [f"read with care: {line}" for line in group_warnings(warned, len(runs))]
-
-
 def _measure_more(standings: Sequence[Standing]) -> tuple[str, ...]:
-    commands = merge_commands(each.command for each in standings if each.command)
+    commands = merge_commands(standing.command for standing in standings if standing.command)
     return tuple(f"inconclusive; to settle it run: {command}" for command in commands)
 
 

@@ -77,7 +77,11 @@ def show(console: Console, title: str, table: Table, layout: Layout, extra: Extr
 
 
 def show_runs(runs: Runs, layout: Layout) -> None:
-    """Print runs; see `render_runs` for the formats."""
+    """Print runs: as a table of the main columns, or for programs with every column that any run has.
+
+    Raises:
+        UsageError: a column does not exist.
+    """
     console = make_console()
     if layout.style != "table":
         emit(console, render_runs(runs, layout.style, layout.columns))
@@ -86,18 +90,12 @@ def show_runs(runs: Runs, layout: Layout) -> None:
     print_line(console, plural(len(runs), "run"))
 
 
-def render_runs(runs: Runs, style: str = "table", chosen: Sequence[str] | None = None) -> str:
-    """Render runs as text.
-
-    Args:
-        style: `table` (the main columns), `csv` or `json` (every column that any run has).
-        chosen: show these columns instead.
+def render_runs(runs: Runs, style: str, chosen: Sequence[str] | None = None) -> str:
+    """Render runs for programs, as `csv` or `json`: every column that any run has, or the chosen ones.
 
     Raises:
         UsageError: a column does not exist.
     """
-    if style == "table":
-        return render(listing_table(runs, chosen), "table") + plural(len(runs), "run") + "\n"
     table = frame_of(runs)
     filled = table.dropna(axis="columns", how="all") if chosen is None else pick(table, chosen)
     return frame_text(filled, style)

@@ -11,14 +11,13 @@ from llmtrack.quantize.recipe import find_recipe
 def test_each_arm_is_a_recipe_with_valid_options():
     for name, options in four_bits.ARMS.values():
         recipe = find_recipe("onnx", name)
-        told = recipe.resolve_options(tuple({**options, "block_size": 64}.items()))
-        assert told.items() >= options.items()
-        assert told["block_size"] == 64
+        resolved = recipe.resolve_options(tuple({**options, "block_size": 64}.items()))
+        assert resolved.items() >= options.items()
+        assert resolved["block_size"] == 64
 
 
 def test_texts_are_cut_at_line_ends_and_short_ones_left_out():
-    found = four_bits.chunks(["ab\ncd\nef\ng", "hijklm\n"], 5)
-    assert found == ("ab\ncd\n", "hijklm\n")
+    assert four_bits.chunks(["ab\ncd\nef\ng", "hijklm\n"], 5) == ("ab\ncd\n", "hijklm\n")
 
 
 def test_the_training_sources_are_modules_of_python():

@@ -19,7 +19,7 @@ def summary(median: float, low: float, high: float) -> Summary:
 
 
 @pytest.mark.parametrize(
-    ("goal", "found", "verdict"),
+    ("goal", "figure", "verdict"),
     [
         (Goal(most=50), (-47.0, -60.0, -30.0), "met"),
         (Goal(most=0.5), (0.4, 0.3, 0.45), "met"),
@@ -30,8 +30,8 @@ def summary(median: float, low: float, high: float) -> Summary:
         (Goal(0.99, 1.01, width=0.01), (1.002, 0.98, 1.02), "missed: the interval is too wide"),
     ],
 )
-def test_a_goal_is_met_by_the_median_and_doubted_if_the_interval_crosses_it(goal, found, verdict):
-    assert goal.verdict(summary(*found)) == verdict
+def test_a_goal_is_met_by_the_median_and_doubted_if_the_interval_crosses_it(goal, figure, verdict):
+    assert goal.verdict(summary(*figure)) == verdict
 
 
 def test_a_goal_is_formatted_with_its_bounds():
@@ -50,27 +50,27 @@ def test_the_arms_of_a_round_rotate():
 
 
 def test_each_arm_waits_for_the_threads_of_the_previous_one(monkeypatch):
-    seen = []
-    monkeypatch.setattr(results.time, "sleep", lambda seconds: seen.append(("rest", seconds)))
-    rounds({name: lambda name=name: seen.append(name) or {"s": 1.0} for name in "ab"}, 1, settle=0.2)
-    assert seen == [("rest", 0.2), "a", ("rest", 0.2), "b"]
+    calls = []
+    monkeypatch.setattr(results.time, "sleep", lambda seconds: calls.append(("rest", seconds)))
+    rounds({name: lambda name=name: calls.append(name) or {"s": 1.0} for name in "ab"}, 1, settle=0.2)
+    assert calls == [("rest", 0.2), "a", ("rest", 0.2), "b"]
 
 
 def test_rounds_end_once_the_samples_suffice():
-    samples = rounds({"a": lambda: {"s": 1.0}}, 9, enough=lambda found: len(found["a"]["s"]) == 4)
+    samples = rounds({"a": lambda: {"s": 1.0}}, 9, enough=lambda so_far: len(so_far["a"]["s"]) == 4)
     assert samples["a"]["s"] == [1.0] * 4
 
 
 def test_a_ratio_is_that_of_each_round_and_not_of_the_medians():
-    found = row("time", "s", [1.0, 9.0, 3.0], [2.0, 3.0, 6.0], peer="theirs", goal=Goal(most=0.5))
-    assert found.ours.median == 3.0
-    assert found.ratio.median == 0.5  # of 0.5, 3 and 0.5
-    assert found.verdict == "met within doubt"
+    result = row("time", "s", [1.0, 9.0, 3.0], [2.0, 3.0, 6.0], peer="theirs", goal=Goal(most=0.5))
+    assert result.ours.median == 3.0
+    assert result.ratio.median == 0.5  # of 0.5, 3 and 0.5
+    assert result.verdict == "met within doubt"
 
 
 def test_without_a_peer_the_goal_applies_to_our_own_figure():
-    found = row("wall time", "s", [2.0, 2.0], goal=Goal(most=3))
-    assert (found.ratio, found.verdict) == (None, "met")
+    result = row("wall time", "s", [2.0, 2.0], goal=Goal(most=3))
+    assert (result.ratio, result.verdict) == (None, "met")
 
 
 def test_the_reason_is_kept_only_for_a_missed_goal():
@@ -79,15 +79,15 @@ def test_the_reason_is_kept_only_for_a_missed_goal():
 
 
 def test_an_estimate_with_an_interval_is_compared_with_its_goal():
-    found = estimate("cost", "%", 1.5, (1.0, 2.5), where="here", goal=Goal(most=2))
-    assert (found.goal, found.verdict, found.where) == ("≤ 2", "met within doubt", "here")
-    assert "1.500 [1.000, 2.500] %" in table([found])
+    result = estimate("cost", "%", 1.5, (1.0, 2.5), where="here", goal=Goal(most=2))
+    assert (result.goal, result.verdict, result.where) == ("≤ 2", "met within doubt", "here")
+    assert "1.500 [1.000, 2.500] %" in table([result])
     assert "| 1.500 % |" in table([estimate("cost", "%", 1.5)])
 
 
 @pytest.fixture
-def kept(tmp_path):
-    """Return the result of a benchmark command."""
+def result_file(tmp_path):
+    """Return the file that a benchmark command wrote."""
 
     def measure(small: bool) -> Findings:
         return Findings(
@@ -102,38 +102,38 @@ def kept(tmp_path):
     return path
 
 
-def test_a_result_is_read_back_as_it_was_written(kept):
-    found = load(kept)
-    assert isinstance(found, Result)
-    assert (found.title, found.small) == ("Made up", True)
-    assert found.machine["version.torch"]
-    assert found.found.rows[0].ratio.median == 0.5
-    assert found.found.left_out == ("another: not installed",)
+def test_a_result_is_read_back_as_it_was_written(result_file):
+    result = load(result_file)
+    assert isinstance(result, Result)
+    assert (result.title, result.small) == ("Made up", True)
+    assert result.machine["version.torch"]
+    assert result.findings.rows[0].ratio.median == 0.5
+    assert result.findings.left_out == ("another: not installed",)
 
 
-def test_a_row_shows_both_sides_with_their_intervals(kept):
-    assert table(load(kept).found.rows).splitlines()[-1] == (
+def test_a_row_shows_both_sides_with_their_intervals(result_file):
+    assert table(load(result_file).findings.rows).splitlines()[-1] == (
         "| time |  | 1.125 [1.000, 1.250] s | theirs: 2.250 [2.000, 2.500] s | 0.5000 [0.5000, 0.5000] |  |  |"
     )
 
 
-def test_omissions_and_a_trial_are_stated(kept):
-    text = section(load(kept))
+def test_omissions_and_a_trial_are_stated(result_file):
+    text = section(load(result_file))
     assert "- A note.\n- Left out: another: not installed" in text
     assert "A trial: these figures say nothing." in text
 
 
-def test_a_page_changes_between_its_markers_only(kept):
-    found = {"made": [load(kept)]}
-    given = "\n".join(
+def test_a_page_changes_between_its_markers_only(result_file):
+    stored = {"made": [load(result_file)]}
+    before = "\n".join(
         f"{word}\n<!-- made by `make bench`: {name} -->\nold\n<!-- end -->"
         for word, name in [("before", "made"), ("between", "absent"), ("after", "machine")]
     )
-    text = page.with_results(given + "\n", found)
+    text = page.with_results(before + "\n", stored)
     assert text.count("old") == 1  # of the result that is not there
     assert "0.5000 [0.5000, 0.5000]" in text
     assert "| version.torch |" in text
-    assert page.with_results(text, found) == text
+    assert page.with_results(text, stored) == text
 
 
 INTEL = {"cpu": "Intel(R) Xeon(R) Processor", "cpu_cores": "2", "cpu_instruction_sets": "avx2 amx_int8"}
@@ -179,8 +179,8 @@ def test_a_result_replaces_that_of_its_own_machine_only(tmp_path, monkeypatch):
         keep(tmp_path, monkeypatch, facts, ours)
     assert len(kept_files(tmp_path)) == 2
     (amd, intel) = page.stored_results(tmp_path)["test_results"]
-    assert (amd.machine["cpu"], amd.found.rows[0].ours.median) == ("AMD EPYC", 60.0)
-    assert (intel.machine["version.torch"], intel.found.rows[0].ours.median) == ("9", 45.0)
+    assert (amd.machine["cpu"], amd.findings.rows[0].ours.median) == ("AMD EPYC", 60.0)
+    assert (intel.machine["version.torch"], intel.findings.rows[0].ours.median) == ("9", 45.0)
 
 
 def test_two_machines_get_a_column_each(tmp_path, monkeypatch):
@@ -215,11 +215,11 @@ def test_a_figure_of_one_machine_leaves_the_others_cell_empty(tmp_path, monkeypa
 def test_two_machines_with_the_same_title_are_distinguished(tmp_path, monkeypatch):
     keep(tmp_path, monkeypatch, AMD, [60.0, 60.0])
     keep(tmp_path, monkeypatch, OLDER_AMD, [30.0, 30.0])
-    found = page.stored_results(tmp_path)["test_results"]
-    head = next(line for line in results.sections(found).splitlines() if line.startswith("| figure"))
+    stored = page.stored_results(tmp_path)["test_results"]
+    head = next(line for line in results.sections(stored).splitlines() if line.startswith("| figure"))
     for facts in (AMD, OLDER_AMD):
         assert f"| AMD EPYC, 2 cores ({results.machine_id(facts)[-4:]}) |" in head
-        assert results.machine_id(facts) in page.machines({"made": found})
+        assert results.machine_id(facts) in page.machines({"made": stored})
 
 
 def test_an_unmeasured_part_is_marked():
@@ -231,9 +231,9 @@ def test_an_unmeasured_part_is_marked():
 
 def test_the_page_matches_the_stored_results():
     text = page.PAGE.read_text(encoding="utf-8")
-    found = page.stored_results()
-    assert not [name for name, results in found.items() if any(each.small for each in results)]
-    assert page.with_results(text, found) == text, "run python -m benchmarks.page"
+    stored = page.stored_results()
+    assert not [name for name, of_name in stored.items() if any(result.small for result in of_name)]
+    assert page.with_results(text, stored) == text, "run python -m benchmarks.page"
 
 
 def test_each_stored_result_has_a_place_on_the_page():
@@ -249,14 +249,14 @@ def test_a_stored_result_is_small():
 
 
 def test_a_benchmarks_own_options_appear_in_its_command_without_local_folders(tmp_path):
-    given = []
+    calls = []
 
     def measure(small: bool, model: str | None, text: str) -> Findings:
-        given.append((small, model, text))
+        calls.append((small, model, text))
         return Findings()
 
     options = (click.option("--model"), click.option("--text", default="builtin"))
     arguments = ["--model", str(tmp_path / "mine"), "--json", str(tmp_path / "found.json")]
     CliRunner().invoke(benchmark("t", *options)(measure), arguments, catch_exceptions=False)
-    assert given == [(False, str(tmp_path / "mine"), "builtin")]
+    assert calls == [(False, str(tmp_path / "mine"), "builtin")]
     assert load(tmp_path / "found.json").command.endswith(" --model mine --text builtin")

@@ -17,21 +17,21 @@ OWN = ("llmtrack", "experiments", "benchmarks", "tests")
 def scripts():
     """Return the texts in benchmarks that are programs with imports of llmtrack, by location."""
     for path in sorted((ROOT / "benchmarks").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and "import " in node.value:
+        for text in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(text, ast.Constant) and isinstance(text.value, str) and "import " in text.value:
                 try:
-                    program = ast.parse(node.value)
+                    program = ast.parse(text.value)
                 except SyntaxError:
                     continue
-                found = [each for each in ast.walk(program) if isinstance(each, ast.ImportFrom)]
-                found = [each for each in found if each.module and each.module.partition(".")[0] in OWN]
-                if found:
-                    yield pytest.param(found, id=f"{Path(path).relative_to(ROOT)}:{node.lineno}")
+                imports = [node for node in ast.walk(program) if isinstance(node, ast.ImportFrom)]
+                imports = [node for node in imports if node.module and node.module.partition(".")[0] in OWN]
+                if imports:
+                    yield pytest.param(imports, id=f"{Path(path).relative_to(ROOT)}:{text.lineno}")
 
 
-@pytest.mark.parametrize("found", scripts())
-def test_every_import_of_a_script_exists(found):
-    for each in found:
-        module = importlib.import_module(each.module)
-        for name in each.names:
-            assert hasattr(module, name.name) or find_spec(f"{each.module}.{name.name}"), f"{each.module}.{name.name}"
+@pytest.mark.parametrize("imports", scripts())
+def test_every_import_of_a_script_exists(imports):
+    for node in imports:
+        module = importlib.import_module(node.module)
+        for name in node.names:
+            assert hasattr(module, name.name) or find_spec(f"{node.module}.{name.name}"), f"{node.module}.{name.name}"

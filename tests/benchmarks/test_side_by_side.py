@@ -27,18 +27,18 @@ def test_each_name_of_make_bench_is_a_benchmark():
 @pytest.mark.parametrize("name", ["lm-eval", "optimum-benchmark"])
 def test_a_peer_is_pinned_and_never_brings_its_own_pytorch(name):
     requirements = environment(name).requirements
-    assert all("==" in each for each in requirements)
-    assert not [each for each in requirements if each.startswith(("torch==", "nvidia-", "triton"))]
+    assert all("==" in requirement for requirement in requirements)
+    assert not [requirement for requirement in requirements if requirement.startswith(("torch==", "nvidia-", "triton"))]
     assert version(name).startswith(f"{name} 0.")
 
 
 def test_both_tools_get_the_same_settings():
     shape = optimum.Shape(128, 32, 5)
-    given = yaml.safe_load(optimum.configuration(Path("folder"), shape, 2, "pytorch", "process"))
-    assert given["scenario"]["input_shapes"] == {"batch_size": 1, "sequence_length": 128}
-    assert given["scenario"]["generate_kwargs"] == {"max_new_tokens": 32, "min_new_tokens": 32}
-    assert (given["backend"]["inter_op_num_threads"], given["backend"]["intra_op_num_threads"]) == (2, 2)
-    assert given["backend"]["torch_dtype"] == "float32"
+    settings = yaml.safe_load(optimum.configuration(Path("folder"), shape, 2, "pytorch", "process"))
+    assert settings["scenario"]["input_shapes"] == {"batch_size": 1, "sequence_length": 128}
+    assert settings["scenario"]["generate_kwargs"] == {"max_new_tokens": 32, "min_new_tokens": 32}
+    assert (settings["backend"]["inter_op_num_threads"], settings["backend"]["intra_op_num_threads"]) == (2, 2)
+    assert settings["backend"]["torch_dtype"] == "float32"
     assert (
         "torch_dtype"
         not in yaml.safe_load(optimum.configuration(Path("folder"), shape, 2, "onnxruntime", "inline"))["backend"]
@@ -46,8 +46,8 @@ def test_both_tools_get_the_same_settings():
 
 
 def test_a_tools_figures_are_medians_and_its_wall_time_is_per_measured_second():
-    found = optimum.figures_of([1.0, 2.0, 3.0], [100.0, 300.0, 200.0], [10.0, 30.0, 20.0], 12.0)
-    assert found == {
+    figures = optimum.figures_of([1.0, 2.0, 3.0], [100.0, 300.0, 200.0], [10.0, 30.0, 20.0], 12.0)
+    assert figures == {
         "total latency": 2.0,
         "time to first token": 200.0,
         "inter-token latency": 20.0,
@@ -64,10 +64,10 @@ def samples(**speeds: float) -> dict[str, dict[str, list[float]]]:
 
 
 def test_scoring_goals_compare_with_the_float32_loop():
-    found = samples(plain=100.0, float32=120.0, bfloat16=150.0)
+    measured = samples(plain=100.0, float32=120.0, bfloat16=150.0)
     rows = {
-        (row.where.split(",")[0], row.what): row
-        for row in lm_eval.comparison_rows(found, "text", ["plain"], Goal(most=0.5))
+        (row.where.split(",")[0], row.figure): row
+        for row in lm_eval.comparison_rows(measured, "text", ["plain"], Goal(most=0.5))
     }
     assert rows["float32", "tokens/s"].verdict == "met"
     assert rows["bfloat16", "tokens/s"].verdict == "missed"  # 1.5 of 1.7
@@ -104,9 +104,9 @@ def test_a_worker_that_exits_reports_why(text):
 def test_without_llama_bench_its_comparison_is_left_out_with_the_remedy(monkeypatch, tmp_path):
     monkeypatch.delenv(llama.BINARY, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = llama.measure(small=True)
-    assert not found.rows
-    assert llama.BINARY in found.left_out[0]
+    findings = llama.measure(small=True)
+    assert not findings.rows
+    assert llama.BINARY in findings.left_out[0]
 
 
 @pytest.mark.slow(45)
@@ -121,6 +121,6 @@ def test_the_small_form_fills_its_table(name, peer, tmp_path):
     assert done.exit_code == 0
     result = load(tmp_path / "made.json")
     assert result.small
-    assert result.found.rows
-    assert not result.found.left_out
+    assert result.findings.rows
+    assert not result.findings.left_out
     assert json.loads((tmp_path / "made.json").read_text())["machine"]["cpu_threads"]

@@ -17,11 +17,11 @@ from tests.run.tune.test_tune import SHORT, WAYS, Machine, space
 
 
 def hands(machine, folder):
-    asked = TuneGoal("decode_tokens_per_sec", 1e6, SHORT)
+    goal = TuneGoal("decode_tokens_per_sec", 1e6, SHORT)
     progress = SearchProgress(Console(file=io.StringIO()), 1e6, machine.clock(), machine.clock)
     journal = Journal(folder / "journal.jsonl", False)
     clock = machine.clock
-    return Trials(space(machine.ways).candidates, asked, machine.pool(), progress, journal, folder, clock, clock())
+    return Trials(space(machine.ways).candidates, goal, machine.pool(), progress, journal, folder, clock, clock())
 
 
 @pytest.mark.slow(2)

@@ -19,7 +19,7 @@ from llmtrack.tracking.read.query import runs
 from llmtrack.tracking.write.tracker import Tracker
 from llmtrack.worker.perplexity import measure_perplexity
 from tests.decide.scripted import REPEATS
-from tests.quality import tokenizers as made
+from tests.quality import tokenizers
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.usefixtures("_clean_environment")
 @pytest.fixture
 def studies(measured):
     """Study ids: a baseline, the same again, and one that is 20 % slower."""
-    return [each.study_id for each in measured((1, 1.0), (2, 1.0), (3, 1.2))]
+    return [study.study_id for study in measured((1, 1.0), (2, 1.0), (3, 1.2))]
 
 
 @pytest.mark.slow(7)
 def test_noise_and_a_slowdown(studies, uri):
-    base, repeated, slow = (f"study:{each}" for each in studies)
+    base, repeated, slow = (f"study:{study_id}" for study_id in studies)
     same = compare(base, repeated, ["tokens_per_sec"], tracking_uri=uri)
     assert sorted(same["scenario"]) == ["prompt_4", "prompt_8"]
     assert list(same["baseline_scenario"]) == list(same["scenario"])
@@ -311,14 +311,14 @@ def test_a_failed_baseline_is_refused(tracker, uri):
         compare(failed, done, tracking_uri=uri)
 
 
-BYTES = made.wrap(made.byte_level(), bos_token="<s>")
+BYTES = tokenizers.wrap(tokenizers.byte_level(), bos_token="<s>")
 
 
 # `ab` is one token, so that each token covers twice the text.
-PAIRS = made.wrap(made.byte_level(("a", "b")), bos_token="<s>")
+PAIRS = tokenizers.wrap(tokenizers.byte_level(("a", "b")), bos_token="<s>")
 
 
-def track(tracker: Tracker, engine: made.TokenizingEngine, name: str, task: PerplexityTask) -> str:
+def track(tracker: Tracker, engine: tokenizers.TokenizingEngine, name: str, task: PerplexityTask) -> str:
     engine._info = replace(engine.info, model_id=name)
     events: list[Event] = []
     measure_perplexity(Scenario("ppl", Variant(model=name), task), task, engine, events.append, FakeClock())

@@ -19,10 +19,10 @@ def by_counting(baseline, candidate):
     pooled = [*candidate, *baseline]
     ordered = sorted(pooled)
     rank = {v: (2 * ordered.index(v) + ordered.count(v) + 1) / 2 for v in pooled}
-    seen = sum(rank[v] for v in candidate)
+    observed = sum(rank[v] for v in candidate)
     sums = [sum(rank[v] for v in dealt) for dealt in itertools.combinations(pooled, len(candidate))]
-    less = sum(s <= seen for s in sums) / len(sums)
-    greater = sum(s >= seen for s in sums) / len(sums)
+    less = sum(s <= observed for s in sums) / len(sums)
+    greater = sum(s >= observed for s in sums) / len(sums)
     return less, greater, min(1.0, 2 * min(less, greater))
 
 

@@ -401,8 +401,8 @@ def test_each_objective_is_won_by_the_best_in_its_direction(objective):
     [("max_memory", "peak_memory_mib"), ("max_ttft", "time_to_first_token_ms"), ("perplexity", "perplexity")],
 )
 def test_a_candidate_over_a_limit_is_dropped_with_the_reason(limit, key):
-    given = {"max_memory": {"max_memory": "2GiB"}, "max_ttft": {"max_ttft": 50.0}}.get(limit, {})
-    limits = Config(**given).limits  # type: ignore[arg-type]
+    settings_of = {"max_memory": {"max_memory": "2GiB"}, "max_ttft": {"max_ttft": 50.0}}
+    limits = Config(**settings_of.get(limit, {})).limits  # type: ignore[arg-type]
     within = {name: most / 2 for name, most in limits.items()}
     values = {"base": within, "kept": within, "broken": {name: 3 * most for name, most in limits.items()}}
     measurer = ScriptedMeasurer({"base": 1.0, "broken": 3.0, "kept": 2.0}, values=values)

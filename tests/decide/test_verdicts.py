@@ -202,10 +202,10 @@ def test_the_command_that_measures_more_has_valid_parameters(name):
         row["max_new_tokens"] = None
     words = shlex.split(measure_command(make_runs(row)[0], 4))
     assert words[:5] == ["mlflow", "run", ".", "-e", name]
-    given = dict(word.split("=", 1) for word in words[words.index("-P") + 1 :: 2])
-    assert set(given) <= PARAMETERS[name]
-    assert given["model"] == "a folder/model,synthetic:tiny"
-    assert given.get("min_repeats", "6") == "6", "no fewer than there were"
+    parameters = dict(word.split("=", 1) for word in words[words.index("-P") + 1 :: 2])
+    assert set(parameters) <= PARAMETERS[name]
+    assert parameters["model"] == "a folder/model,synthetic:tiny"
+    assert parameters.get("min_repeats", "6") == "6", "no fewer than there were"
 
 
 def test_the_command_repeats_the_requested_parameters_without_resume():

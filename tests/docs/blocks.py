@@ -68,5 +68,5 @@ def _scripts(part: Any) -> Iterator[str]:
         for key, value in part.items():
             yield from [value] if key == "run" and isinstance(value, str) else _scripts(value)
     elif isinstance(part, list):
-        for each in part:
-            yield from _scripts(each)
+        for item in part:
+            yield from _scripts(item)

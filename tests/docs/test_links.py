@@ -22,10 +22,10 @@ def anchors(page: Path) -> set[str]:
 
 def dead_links(page: Path) -> list[str]:
     dead = []
-    for found in _LINK.finditer(_FENCED.sub("", page.read_text(encoding="utf-8"))):
-        goal = page.parent / found["path"] if found["path"] else page
-        if not goal.exists() or (found["heading"] and found["heading"] not in anchors(goal)):
-            dead.append(found[0])
+    for link in _LINK.finditer(_FENCED.sub("", page.read_text(encoding="utf-8"))):
+        goal = page.parent / link["path"] if link["path"] else page
+        if not goal.exists() or (link["heading"] and link["heading"] not in anchors(goal)):
+            dead.append(link[0])
     return dead
 
 

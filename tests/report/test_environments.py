@@ -22,7 +22,7 @@ def two(**facts):
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "difference"),
     [
         (
             {"version.transformers": ("4.57.6", "5.0.0"), "cpu": ("X", "X")},
@@ -33,10 +33,10 @@ def two(**facts):
         ({}, "environment_id: then against now"),
     ],
 )
-def test_compare_names_what_differs_between_environments(facts, said):
+def test_compare_names_what_differs_between_environments(facts, difference):
     pair = two(**facts)
-    assert f"another environment ({said})" in _pair_differences(pair, columns=())
-    assert said in why_not_comparable(pair.baseline, pair.candidate, "tokens_per_sec")
+    assert f"another environment ({difference})" in _pair_differences(pair, columns=())
+    assert difference in why_not_comparable(pair.baseline, pair.candidate, "tokens_per_sec")
     assert why_not_comparable(pair.baseline, pair.candidate, "tokens_per_sec", across_environments=True) == ""
 
 
@@ -52,8 +52,8 @@ def test_a_fact_known_on_one_side_only_is_named():
     [{"reference": "n torch/float32"}, {"reference_tokens": 9}, {"env.reference_weights_digest": "w2"}],
 )
 def test_figures_against_different_references_are_not_compared(metric, differing):
-    told = {"reference": "m torch/float32", "reference_tokens": 8, "env.reference_weights_digest": "w1"}
-    one, other = make_runs(*({"model_id": "m", metric: 1.0, **told, **more} for more in ({}, differing)))
+    facts = {"reference": "m torch/float32", "reference_tokens": 8, "env.reference_weights_digest": "w1"}
+    one, other = make_runs(*({"model_id": "m", metric: 1.0, **facts, **more} for more in ({}, differing)))
     assert why_not_comparable(one, one, metric) == ""
     assert why_not_comparable(one, other, metric).startswith("compared with different references (reference")
     assert why_not_comparable(one, other, "perplexity") == ""

@@ -16,7 +16,7 @@ from llmtrack.report.escape import as_label, in_latex, in_markdown
 from llmtrack.report.page.html import Report, Rows, Section, render_report
 from llmtrack.report.plots.charts import bar_plot, curves_plot, line_plot, scatter_plot
 from llmtrack.report.plots.drawing import drawing, save
-from llmtrack.report.show import render_runs
+from llmtrack.report.show import listing_table
 from llmtrack.report.tables.picture import MOST_DRAWN, to_figure
 from llmtrack.report.tables.rendering import print_table, render, to_markdown
 from llmtrack.report.tables.summary import summary_table
@@ -79,8 +79,8 @@ def test_tables_and_lists_on_a_terminal_interpret_nothing(name):
     table, rows = table_of(name)
     for text in (
         render(table, "table", name),
-        render_runs(rows),
-        render_runs(rows, chosen=["scenario"]),
+        render(listing_table(rows), "table"),
+        render(listing_table(rows, ["scenario"]), "table"),
     ):
         assert neutralize(text) == text
         assert neutralize(" ".join(name.split()))[:20] in text
@@ -230,7 +230,7 @@ def test_a_full_disk_under_the_output_ends_nothing():
 
 def test_a_closed_stream_ends_nothing():
     stream = io.StringIO()
-    kept = protect_stream(stream)
+    protected = protect_stream(stream)
     stream.close()
-    assert kept.write("x") == 1
-    kept.flush()
+    assert protected.write("x") == 1
+    protected.flush()

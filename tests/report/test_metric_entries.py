@@ -75,9 +75,13 @@ def test_it_is_compared_by_its_own_rules():
     runs = two_runs(worth=4.4, size=109.0)
     pair = Pair(runs[0], runs[1])
     headlines = compare_pairs([pair], None).comparisons
-    assert [each.difference.metric for each in headlines] == ["requests_per_sec", "tokens_per_sec", "perplexity"]
-    found = compare_pairs([pair], ["requests_per_sec", "worth", "size"]).comparisons
-    assert {each.difference.metric: each.difference.verdict for each in found} == {
+    assert [comparison.difference.metric for comparison in headlines] == [
+        "requests_per_sec",
+        "tokens_per_sec",
+        "perplexity",
+    ]
+    comparisons = compare_pairs([pair], ["requests_per_sec", "worth", "size"]).comparisons
+    assert {comparison.difference.metric: comparison.difference.verdict for comparison in comparisons} == {
         "requests_per_sec": "unknown",
         "worth": "better",
         "size": "same",
@@ -103,11 +107,11 @@ def test_gate_and_pareto_front_accept_it():
     runs = two_runs()
     spread = {
         "n": 8.0,
-        "ci_low": [0.99 * each for each in runs.values("requests_per_sec")],
-        "ci_high": [1.01 * each for each in runs.values("requests_per_sec")],
+        "ci_low": [0.99 * rate for rate in runs.values("requests_per_sec")],
+        "ci_high": [1.01 * rate for rate in runs.values("requests_per_sec")],
     }
     repeated = replace_values(
-        runs, **{schema.spread_key("requests_per_sec", key): each for key, each in spread.items()}
+        runs, **{schema.spread_key("requests_per_sec", key): value for key, value in spread.items()}
     )
     points = gather_candidates(repeated, "requests_per_sec", "perplexity")
     table = pareto_table(points, ("requests_per_sec", "perplexity"))

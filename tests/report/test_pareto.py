@@ -72,5 +72,5 @@ def test_the_front_in_the_table_has_the_places_of_the_picture():
     ]
     points = gather_candidates(make_runs(*rows))
     table = pareto_table(points, ("tokens_per_sec", "perplexity"))
-    places = [each.why for each in pareto_front(points.runs, ("tokens_per_sec", "perplexity"))]
+    places = [standing.why for standing in pareto_front(points.runs, ("tokens_per_sec", "perplexity"))]
     assert sorted(row[-1] for row in table.rows) == sorted(places)

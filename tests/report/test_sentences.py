@@ -129,20 +129,20 @@ VERDICTS: Sequence[tuple[str, str, dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(
     ("metric", "candidate", "verdict", "words"),
-    [each[1:] for each in VERDICTS],
-    ids=[each[0] for each in VERDICTS],
+    [case[1:] for case in VERDICTS],
+    ids=[case[0] for case in VERDICTS],
 )
 def test_a_verdict(metric, candidate, verdict, words):
     known = {"load_time_s": 2.0, "model_size_mib": 100.0, "perplexity": 18.001, "pad_share": 0.0}
     base, other = (row for row in make_runs({**known, **BASE}, candidate))
-    (found,) = differences_from(base, [other], metric)
-    assert (found.verdict, found.words) == (verdict, words)
+    (difference,) = differences_from(base, [other], metric)
+    assert (difference.verdict, difference.words) == (verdict, words)
 
 
 def in_a_suite(*rows: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the same settings in two studies of a suite, 16 % apart, and further runs."""
-    again = timed("again", 11.6, baseline=True, study_id="b", experiment="baseline")
-    return [{**row, "suite_id": "s"} for row in (BASE, again, *rows)]
+    repeated = timed("again", 11.6, baseline=True, study_id="b", experiment="baseline")
+    return [{**row, "suite_id": "s"} for row in (BASE, repeated, *rows)]
 
 
 FLOOR = (
@@ -154,8 +154,8 @@ MORE = "to settle it run: mlflow run . -e precision --env-manager local"
 
 def test_a_verdict_within_the_noise_floor():
     rows = with_floors(make_runs(*in_a_suite(timed("b", 11.0, n=60, share=0.001, dtype="bfloat16"))))
-    (found,) = differences_from(rows[0], [rows[2]], RATE)
-    assert (found.verdict, found.words) == (
+    (difference,) = differences_from(rows[0], [rows[2]], RATE)
+    assert (difference.verdict, difference.words) == (
         "same",
         "no more than equal settings differed here, 16%: 1.10x (1.08 to 1.12)",
     )
@@ -254,7 +254,7 @@ TAKEAWAYS: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("rows", "lines"), [each[1:] for each in TAKEAWAYS], ids=[each[0] for each in TAKEAWAYS])
+@pytest.mark.parametrize(("rows", "lines"), [case[1:] for case in TAKEAWAYS], ids=[case[0] for case in TAKEAWAYS])
 def test_takeaways(rows, lines):
     assert takeaways(make_runs(*rows)) == lines
 
@@ -382,15 +382,15 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
 
 @pytest.mark.parametrize(
     ("rows", "limits", "objective", "sentence", "beside"),
-    [each[1:] for each in RECOMMENDED],
-    ids=[each[0] for each in RECOMMENDED],
+    [case[1:] for case in RECOMMENDED],
+    ids=[case[0] for case in RECOMMENDED],
 )
 def test_a_recommendation(rows, limits, objective, sentence, beside):
-    found = recommend(make_runs(*rows), limits, objective)
-    assert found.sentence == sentence
-    assert [f"{name}: {why}" for name, why in found.ruled_out] + list(found.notes) == list(beside)
-    assert (found.scenario is None) == sentence.startswith("Nothing")
-    assert dataclasses.asdict(found)["sentence"] == sentence
+    recommendation = recommend(make_runs(*rows), limits, objective)
+    assert recommendation.sentence == sentence
+    assert [f"{name}: {why}" for name, why in recommendation.ruled_out] + list(recommendation.notes) == list(beside)
+    assert (recommendation.scenario is None) == sentence.startswith("Nothing")
+    assert dataclasses.asdict(recommendation)["sentence"] == sentence
 
 
 METRICS = [RATE, "perplexity"]
@@ -422,7 +422,7 @@ COMPARED: Sequence[tuple[str, dict[str, Any], Sequence[dict[str, Any]], Sequence
 
 
 @pytest.mark.parametrize(
-    ("baseline", "candidates", "lines"), [each[1:] for each in COMPARED], ids=[each[0] for each in COMPARED]
+    ("baseline", "candidates", "lines"), [case[1:] for case in COMPARED], ids=[case[0] for case in COMPARED]
 )
 def test_a_comparison(baseline, candidates, lines):
     pairs, unmatched = pair_runs(make_runs(baseline), make_runs(*candidates))
@@ -465,29 +465,29 @@ def test_a_candidate_equal_to_another_has_one_row_and_no_differences():
 def test_a_sentence_about_any_metric_fits_its_kind_and_direction(name, before, after):
     entry = schema.metric(name)
     base, other = (
-        run(each, workload_id="w", environment_id="e", baseline=each == "a") | values
-        for each, values in (
-            (each, interval(name, value, value * 0.99, value * 1.01, 8) if entry.sampled else {name: value})
-            for each, value in (("a", before), ("b", after))
-        )
+        run(scenario, workload_id="w", environment_id="e", baseline=scenario == "a")
+        | (interval(name, value, value * 0.99, value * 1.01, 8) if entry.sampled else {name: value})
+        for scenario, value in (("a", before), ("b", after))
     )
     runs = make_runs(base, other)
-    said = change(*runs, name)
+    sentence = change(*runs, name)
     share, timed = entry.of_text, entry.unit in ("s", "ms")
-    assert bool(re.match(r"[+-][\d.,]+ % in \w", said)) == share, said
-    assert bool(re.match(r"[\d.,]+x (\([\d., to]+\) )?the \w", said)) != share, said
-    assert ("the time" in said) == timed, said
-    (compared,) = compare_pairs([Pair(*runs)], [name]).comparisons
-    found = compared.difference
-    if found.verdict in ("better", "worse", "changed"):
+    assert bool(re.match(r"[+-][\d.,]+ % in \w", sentence)) == share, sentence
+    assert bool(re.match(r"[\d.,]+x (\([\d., to]+\) )?the \w", sentence)) != share, sentence
+    assert ("the time" in sentence) == timed, sentence
+    (comparison,) = compare_pairs([Pair(*runs)], [name]).comparisons
+    difference = comparison.difference
+    if difference.verdict in ("better", "worse", "changed"):
         rate, more = entry.unit == "tokens/s", after > before
         words = ("faster", "slower") if rate else ("longer", "shorter") if timed else ("higher", "lower")
-        assert found.words.startswith(f"{words[not more]}: ")
+        assert difference.words.startswith(f"{words[not more]}: ")
         good = "changed" if entry.better == "-" else "better" if more == (entry.better == "higher") else "worse"
-        assert found.verdict == good
+        assert difference.verdict == good
     if entry.better != "-":
-        told = recommend(runs, Limits(), name).sentence
-        assert not re.search(r"% (that of|the) ", told), told
+        recommendation = recommend(runs, Limits(), name).sentence
+        assert not re.search(r"% (that of|the) ", recommendation), recommendation
         title = entry.shown.title if entry.shown else name
-        assert name not in told.replace(title, ""), "a metric is called as in tables"
-        assert told.count(f"{after if (after > before) == (entry.better == 'higher') else before:.0f} MiB") <= 1
+        assert name not in recommendation.replace(title, ""), "a metric is called as in tables"
+        assert (
+            recommendation.count(f"{after if (after > before) == (entry.better == 'higher') else before:.0f} MiB") <= 1
+        )

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from llmtrack.errors import UsageError
-from llmtrack.report.show import metrics_block, render_runs
+from llmtrack.report.show import AS_TABLE, metrics_block, render_runs, show_runs
 from llmtrack.tracked.frames import check_columns
 from tests.report.artificial_runs import interval, make_runs, run
 
@@ -40,18 +40,20 @@ def test_json_and_csv_contain_every_value():
     assert float(table[0]["tokens_per_sec"]) == 10.123456
 
 
-def test_the_table_has_a_line_per_run():
-    text = render_runs(RUNS)
+def test_the_table_has_a_line_per_run(capsys):
+    show_runs(RUNS, AS_TABLE)
+    text = capsys.readouterr().out
     assert "10.12" in text
     assert "FAILED" in text
     assert "2026-11-28 10:01" in text
     assert text.rstrip().endswith("2 runs")
 
 
-def test_an_empty_list_is_valid():
+def test_an_empty_list_is_valid(capsys):
     empty = RUNS[0:0]
     assert json.loads(render_runs(empty, "json")) == []
-    assert render_runs(empty).strip().endswith("0 runs")
+    show_runs(empty, AS_TABLE)
+    assert capsys.readouterr().out.strip().endswith("0 runs")
 
 
 @pytest.mark.parametrize(

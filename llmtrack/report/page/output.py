@@ -129,8 +129,8 @@ def write_html(folder: Path, report: Report) -> Path:
 
 
 def run_links(experiment_id: str | None, run_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return links to runs, relative to MLflow's pages."""
-    return tuple(run_link("", str(experiment_id), run_id) for run_id in run_ids)
+    """Return links to runs, relative to MLflow's pages; none without an experiment."""
+    return tuple(run_link("", experiment_id, run_id) for run_id in run_ids) if experiment_id else ()
 
 
 def mlflow_server(tracking_uri: str) -> tuple[str, str]:

@@ -148,11 +148,11 @@ def write_suite(
         files |= write_report(folder, "llmtrack suite", tables, tracked, lines, parts)
         prepare_views(summary_table(tracked), tracked, "suite_id", context.experiment_id, context.tracking_uri)
     sections = tuple(_sections(_in_context_of(tracked, members), context))
-    for each in sections:
-        for plot in each.plots:
-            with parts.part(f"plot {each.name}/{plot.name}"):
-                path = _save(plot, folder / f"{each.name}.{plot.name}.png")
-                files[f"plots/{each.name}/{plot.name}.png"] = path
+    for study_section in sections:
+        for plot in study_section.plots:
+            with parts.part(f"plot {study_section.name}/{plot.name}"):
+                path = _save(plot, folder / f"{study_section.name}.{plot.name}.png")
+                files[f"plots/{study_section.name}/{plot.name}.png"] = path
     with parts.part("report.html"):
         page = suite_report(question, context.run_id, tracked, lines, sections, remarks)
         files["report.html"] = write_html(folder, context.with_links(page))

@@ -71,7 +71,7 @@ def outliers(runs: Runs) -> list[Outlier]:
     }
     runs = with_context(runs)
     differing = {key: _against_median_run(runs, key) for key in WATCHED}
-    found = []
+    result = []
     for run, share in zip(runs, shares, strict=True):
         outlying = {
             key: differing[key][run.run_id]
@@ -90,8 +90,8 @@ def outliers(runs: Runs) -> list[Outlier]:
         inconclusive = [difference for difference in outlying.values() if not difference.conclusive]
         words = inconclusive[0].words if inconclusive else ""
         needed = max((difference.repeats_needed for difference in inconclusive), default=0)
-        found.append(Outlier(run.scenario, ratios, cause, share, step_ratio, words, needed))
-    return found
+        result.append(Outlier(run.scenario, ratios, cause, share, step_ratio, words, needed))
+    return result
 
 
 def _against_median_run(runs: Runs, key: str) -> dict[str, Difference]:
@@ -111,20 +111,20 @@ def _median(values: Sequence[float | None]) -> float:
 
 def outlier_lines(done: Runs) -> list[str]:
     """Describe the outliers, one line per cause with the supporting numbers."""
-    found = outliers(done)
-    if not found:
+    all_outliers = outliers(done)
+    if not all_outliers:
         return [f"No prompt lies more than {OUTLIER_FACTOR:g}x from the median of all, up or down, beyond noise."]
     median_share = f"{_median(prefill_shares(done)):.0%}"
     lines = []
     for cause, text in CAUSES.items():
-        of_cause = [outlier for outlier in found if outlier.cause == cause]
+        of_cause = [outlier for outlier in all_outliers if outlier.cause == cause]
         if of_cause:
             names = ", ".join(map(_named, of_cause))
             share = _range([outlier.prefill_share for outlier in of_cause], "{:.0%}")
             step = _range([outlier.step_ratio for outlier in of_cause], "{:.2g}x")
             lines.append(f"Outliers: {names}: {text.format(share=share, median=median_share, step=step)}.")
-    if any(each.inconclusive for each in found):
-        command = measure_command(done[0], max(each.repeats_needed for each in found))
+    if any(outlier.inconclusive for outlier in all_outliers):
+        command = measure_command(done[0], max(outlier.repeats_needed for outlier in all_outliers))
         lines.append(f"Inconclusive; to settle it run: {command}")
     return lines
 

@@ -84,11 +84,15 @@ def _is_small(difference: Difference) -> bool:
 def all_behind(best: Run, others: Sequence[Run], key: str) -> str:
     """Name the runs without a significant difference from the best, and the inconclusive ones; empty if there are none."""
     compared = list(zip(others, differences_from(best, others, key), strict=True))
-    same = [run.name for run, each in compared if each.verdict == "same"]
-    unknown = [(run.name, each.why) for run, each in compared if not each.conclusive and each.verdict != "same"]
+    same = [run.name for run, difference in compared if difference.verdict == "same"]
+    unknown = [
+        (run.name, difference.why)
+        for run, difference in compared
+        if not difference.conclusive and difference.verdict != "same"
+    ]
     parts = [f"no significant difference from {', '.join(same)}"] if same else []
     if unknown:
-        command = measure_command(best, max(each.repeats_needed for _, each in compared))
+        command = measure_command(best, max(difference.repeats_needed for _, difference in compared))
         names = ", ".join(name for name, _ in unknown)
         parts.append(f"inconclusive against {names} ({unknown[0][1]}): to settle it run: {command}")
     return "".join(f"; {part}" for part in parts)
@@ -98,14 +102,14 @@ def cannot_tell(base: Run, others: Sequence[Run], key: str) -> list[str]:
     """List inconclusive comparisons with a run, and the command to measure more; empty if there are none."""
     rest = [run for run in others if run.run_id != base.run_id]
     unknown = [
-        (run, each)
-        for run, each in zip(rest, differences_from(base, rest, key), strict=True)
-        if each.verdict == "unknown"
+        (run, difference)
+        for run, difference in zip(rest, differences_from(base, rest, key), strict=True)
+        if difference.verdict == "unknown"
     ]
     if not unknown:
         return []
     names = ", ".join(run.name for run, _ in unknown)
-    command = measure_command(base, max(each.repeats_needed for _, each in unknown))
+    command = measure_command(base, max(difference.repeats_needed for _, difference in unknown))
     return [f"{names} against {base.name} in {key}: inconclusive ({unknown[0][1].why}); to settle it run: {command}"]
 
 

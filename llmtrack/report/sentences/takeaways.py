@@ -19,9 +19,9 @@ from llmtrack.tracked.runs import Runs
 
 # Settings that a user can choose, and how they are described.
 CHOICES = tuple(
-    (each.name, each.choice or f"{each.name} {{}}")
-    for each in schema.PARAMS
-    if each.role == "configuration" and each.choice is not None
+    (param.name, param.choice or f"{param.name} {{}}")
+    for param in schema.PARAMS
+    if param.role == "configuration" and param.choice is not None
 )
 
 
@@ -104,15 +104,15 @@ def gains(runs: Runs) -> list[Gain]:
     for run in with_context(runs).measured("tokens_per_sec"):
         if run.study_id and run.workload_id:
             groups.setdefault((run.study_id, run.workload_id), []).append(run)
-    found: list[Gain] = []
+    compared: list[Gain] = []
     for same_work in groups.values():
         base = Runs(same_work).baseline
         if base is None:
             continue
         others = [run for run in same_work if run.run_id != base.run_id]
         differences = zip(others, differences_from(base, others, "tokens_per_sec"), strict=True)
-        found += [Gain(run, base, difference) for run, difference in differences if difference.ratio is not None]
-    return found
+        compared += [Gain(run, base, difference) for run, difference in differences if difference.ratio is not None]
+    return compared
 
 
 def _count_inconclusive(unknown: list[Gain]) -> list[str]:
@@ -137,7 +137,9 @@ def _plainest(gains: list[Gain], size: Callable[[Gain], float]) -> Gain:
     biggest = max(gains, key=size)
     others = [gain for gain in gains if gain is not biggest]
     differences = differences_from(biggest.run, [gain.run for gain in others], "tokens_per_sec")
-    alike = [gain for gain, each in zip(others, differences, strict=True) if each.verdict in ("same", "unknown")]
+    alike = [
+        gain for gain, difference in zip(others, differences, strict=True) if difference.verdict in ("same", "unknown")
+    ]
     return max([biggest, *alike], key=lambda gain: (_same_tokens(gain) is True, -len(_changes(gain)), size(gain)))
 
 

@@ -11,7 +11,7 @@ from llmtrack.decide.differences import Difference, difference_text, ratio_text
 from llmtrack.decide.noise_floor import noise_floor_lines, with_context
 from llmtrack.decide.verdicts import differences_from, is_disturbed
 from llmtrack.experiment import OwnTable
-from llmtrack.report.tables.table import DASH, Column, Table, condition_columns, metric_columns
+from llmtrack.report.tables.table import DASH, Column, Table, condition_columns, metric_columns, shared_conditions
 from llmtrack.tracked.frames import frame_of
 from llmtrack.tracked.run import FAILED, KILLED, Run
 from llmtrack.tracked.runs import Baselines, Runs
@@ -39,24 +39,13 @@ def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = 
         own: columns of the table; None for all that the runs have.
     """
     runs = with_context(runs, among)
-    experiments = [run.experiment for run in runs]
-    shared, differing = [], []
-    for column in condition_columns():
-        cells = zip(experiments, map(column.cell_of, runs), strict=True)
-        distinct = {(experiment, text) for experiment, text in cells if text != DASH}
-        values = {text for _, text in distinct}
-        if len(values) == 1 and not column.quiet:
-            shared.append(f"{column.title}: {values.pop()}")
-        # Do not compare values that only differ between experiments (such as the scoring batch size).
-        elif len(distinct) > len({experiment for experiment, _ in distinct}):
-            differing.append(column)
-    keys = ("experiment", "scenario") if len(set(experiments)) > 1 else ("scenario",)
+    shared, differing = shared_conditions(runs, within_experiments=True)
+    keys = ("experiment", "scenario") if len({run.experiment for run in runs}) > 1 else ("scenario",)
     names = [Column(key, key, str, False) for key in keys]
     metrics = [column for column in metric_columns() if (column.key in own.columns if own else not column.quiet)]
     metrics = [column for column in metrics if any(run.get(column.key) for run in runs)]
-    if own:
-        differing = [column for column in differing if column.key in own.columns]
-    columns = [*names, *differing, *metrics]
+    conditions = [column for column in differing if not own or column.key in own.columns]
+    columns = [*names, *conditions, *metrics]
     compared = own.compared if own else None
     baselines = Baselines(runs if among is None else with_context(among))
     rows = [
@@ -67,7 +56,7 @@ def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = 
         for run in runs
     ]
     return Table(
-        conditions=tuple(shared),
+        conditions=shared,
         titles=(*(column.title for column in columns), "against baseline"),
         numeric=(*(column.is_number for column in columns), False),
         rows=tuple(rows),

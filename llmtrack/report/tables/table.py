@@ -121,14 +121,20 @@ def with_differing_params(table: Table, runs: Runs, roles: Sequence[schema.Role]
     )
 
 
-def shared_conditions(runs: Runs) -> tuple[tuple[str, ...], tuple[Column, ...]]:
-    """Return the conditions shared by all runs, such as `device: cpu`, and the columns of those that differ."""
+def shared_conditions(runs: Runs, within_experiments: bool = False) -> tuple[tuple[str, ...], tuple[Column, ...]]:
+    """Return the conditions shared by all runs, such as `device: cpu`, and the columns of those that differ.
+
+    Args:
+        within_experiments: leave out what only differs between experiments (such as the scoring batch size).
+    """
     shared, differing = list[str](), list[Column]()
     for column in condition_columns():
-        values = set(map(column.cell_of, runs)) - {DASH}
+        cells = {(run.experiment if within_experiments else "", column.cell_of(run)) for run in runs}
+        cells = {(experiment, text) for experiment, text in cells if text != DASH}
+        values = {text for _, text in cells}
         if len(values) == 1 and not column.quiet:
             shared.append(f"{column.title}: {values.pop()}")
-        elif len(values) > 1:
+        elif len(cells) > len({experiment for experiment, _ in cells}):
             differing.append(column)
     return tuple(shared), tuple(differing)
 

@@ -100,7 +100,7 @@ RUNS = make_runs(
 
 
 def part(name: str, **values: object) -> Section:
-    given: dict[str, object] = {
+    defaults: dict[str, object] = {
         "name": name,
         "question": f"What of {ATTACK}?",
         "run_id": "0123456789abcdef",
@@ -110,7 +110,7 @@ def part(name: str, **values: object) -> Section:
         "samples": (GeneratedText(("plain", "float32"), f"{ATTACK}\n  second line"),),
         "settings": {"prompt": ATTACK, "model": "packaged:smollm2"},
     }
-    return Section(**{**given, **values})  # type: ignore[arg-type]
+    return Section(**{**defaults, **values})  # type: ignore[arg-type]
 
 
 def report(**values: object) -> Report:
@@ -210,7 +210,7 @@ def test_a_report_may_lack_timed_calls_plots_and_samples():
     assert "Prefill and decode" not in page.text
     assert "All runs" not in page.text
     assert not page.all("img")
-    assert [each.get("class") for each in page.all("details")] == ["conditions"]
+    assert [details.get("class") for details in page.all("details")] == ["conditions"]
 
 
 CALL = Call("plain", prompt_tokens=16, new_tokens=5, first_token_ms=100.0, inter_token_ms=25.0)
@@ -242,14 +242,14 @@ def test_conditions_are_read_from_the_runs():
         "git_dirty": "true",
     }
     runs = replace_values(RUNS, **{f"env.{name}": value for name, value in facts.items()})
-    found = dict(conditions(runs))
-    assert found["date"] == "2026-11-28 10:00 UTC"
-    assert found["CPU"] == "A <CPU>"
-    assert found["memory"] == "23.5 GiB"
-    assert found["git commit"] == "0123456789ab"
-    assert found["git state"] == "with changes that are not committed"
-    assert found["dtype"] == "float32, bfloat16, float32 (forced on CPU)"
-    assert "GPU" not in found
+    facts_shown = dict(conditions(runs))
+    assert facts_shown["date"] == "2026-11-28 10:00 UTC"
+    assert facts_shown["CPU"] == "A <CPU>"
+    assert facts_shown["memory"] == "23.5 GiB"
+    assert facts_shown["git commit"] == "0123456789ab"
+    assert facts_shown["git state"] == "with changes that are not committed"
+    assert facts_shown["dtype"] == "float32, bfloat16, float32 (forced on CPU)"
+    assert "GPU" not in facts_shown
 
 
 def test_the_revision_is_among_the_conditions():
@@ -275,15 +275,15 @@ def test_only_the_texts_shown_are_read_one_per_output():
         scenario=[f"s{n}" for n in numbers],
         output_digest=[f"{n % 500:03}" for n in numbers],
     )
-    asked = []
+    read = []
 
     def text_of(run_id, path):
-        asked.append(run_id)
+        read.append(run_id)
         return f"text {run_id}"
 
-    found = samples(many, text_of)
-    assert asked == [f"id-{n}" for n in range(12)]
-    assert [each.scenarios for each in found] == [(f"s{n}", f"s{n + 500}") for n in range(12)]
+    shown = samples(many, text_of)
+    assert read == [f"id-{n}" for n in range(12)]
+    assert [text.scenarios for text in shown] == [(f"s{n}", f"s{n + 500}") for n in range(12)]
 
 
 def figure(title: str) -> Figure:
@@ -348,11 +348,11 @@ def test_the_table_of_a_suite_fits_on_a_page_and_names_its_omitted_columns():
     (rows,) = suite_report("?", None, wide, (), ()).summary.values()
     assert {"scenario", "tokens/s", "against baseline"} <= set(rows.table.titles)
     columns = zip(rows.table.titles, *rows.table.rows, strict=True)
-    assert sum(min(28, max(map(len, each))) for each in columns) <= 150, "texts wrap"
-    gone = set(whole.titles) - set(rows.table.titles)
-    assert "ms/token" in gone
+    assert sum(min(28, max(map(len, column))) for column in columns) <= 150, "texts wrap"
+    omitted = set(whole.titles) - set(rows.table.titles)
+    assert "ms/token" in omitted
     (note,) = rows.table.notes
-    assert set(note.partition("also have: ")[2].removesuffix(".").split(", ")) == gone
+    assert set(note.partition("also have: ")[2].removesuffix(".").split(", ")) == omitted
     narrow = suite_report("?", None, RUNS, (), ()).summary
     assert {title: rows.table for title, rows in narrow.items()} == tables_by_task(RUNS)
 

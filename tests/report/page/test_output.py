@@ -21,7 +21,7 @@ def test_report_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("uri", "found"),
+    ("uri", "expected"),
     [
         ("http://user:secret@host:8080/path/", ("http://host:8080/path", "")),
         ("https://host", ("https://host", "")),
@@ -32,5 +32,5 @@ def test_report_files(tmp_path):
         ),
     ],
 )
-def test_a_link_holds_no_credentials(uri, found):
-    assert mlflow_server(uri) == found
+def test_a_link_holds_no_credentials(uri, expected):
+    assert mlflow_server(uri) == expected

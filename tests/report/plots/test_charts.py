@@ -34,7 +34,7 @@ def segments(axes):
     """The low and high end of each error bar."""
     (bars,) = [c for c in axes.containers if type(c).__name__ == "ErrorbarContainer"]
     (lines,) = bars.lines[2]
-    return [tuple(float(y) for _, y in each) for each in lines.get_segments()]
+    return [tuple(float(y) for _, y in segment) for segment in lines.get_segments()]
 
 
 def test_only_measured_runs_are_drawn():
@@ -49,7 +49,7 @@ def line(runs):
 
 def test_a_line_with_intervals():
     (axes,) = line(RUNS).axes
-    (drawn,) = [each for each in axes.get_lines() if each.get_marker() == "o"]
+    (drawn,) = [curve for curve in axes.get_lines() if curve.get_marker() == "o"]
     assert [(float(x), float(y)) for x, y in drawn.get_xydata()] == [(16, 10), (64, 8)]
     assert segments(axes) == [(9.0, 10.25), (7.5, 9.5)]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["16", "64"]

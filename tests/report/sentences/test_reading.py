@@ -30,7 +30,7 @@ def row(**values):
     ],
 )
 def test_change(before, after, expected):
-    one, other = (row(**interval("total_latency_s", *each)) for each in (before, after))
+    one, other = (row(**interval("total_latency_s", *figures)) for figures in (before, after))
     assert reading.change(one, other, "total_latency_s") == expected
 
 
@@ -39,21 +39,20 @@ def test_an_inconclusive_change_is_not_asserted(n):
     one, other = (
         row(**interval("total_latency_s", value, value, value, count)) for value, count in ((1.0, n), (9.0, 3))
     )
-    told = reading.change(one, other, "total_latency_s")
-    assert "the time, which is inconclusive: too few repeats" in told
+    assert "the time, which is inconclusive: too few repeats" in reading.change(one, other, "total_latency_s")
 
 
 def test_many_comparisons_need_more_repeats():
-    def told(comparisons):
+    def sentence(comparisons):
         rows = [
             run(f"r{number}", workload_id="w", **interval("total_latency_s", value, value, value, 5))
             for number, value in enumerate([1.0, *[9.0] * comparisons])
         ]
-        one, other, *_ = (each for each in with_context(make_runs(*rows)))
+        one, other, *_ = with_context(make_runs(*rows))
         return reading.change(one, other, "total_latency_s")
 
-    assert told(6) == "9.0x (9.0 to 9.0) the time"
-    assert "among 7 comparisons" in told(7)
+    assert sentence(6) == "9.0x (9.0 to 9.0) the time"
+    assert "among 7 comparisons" in sentence(7)
 
 
 def test_doubts_about_a_run_follow_sentences_that_rest_on_it():
@@ -136,7 +135,7 @@ def test_warnings_that_differ_in_numbers_only_are_merged():
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "merged"),
     [
         (["took 9.5 s", "took 10.25 s"], ["a, b: took 9.5 to 10.25 s"]),
         (["1,200 MiB", "900 MiB"], ["a, b: 900 to 1,200 MiB"]),
@@ -145,9 +144,9 @@ def test_warnings_that_differ_in_numbers_only_are_merged():
         (["version 4.57.1", "version 5.0.0"], None),
     ],
 )
-def test_only_separate_numbers_form_a_range(lines, told):
-    found = group_warnings(list(zip("ab", lines, strict=True)), runs=3)
-    assert found == (told or [f"{name}: {line}" for name, line in zip("ab", lines, strict=True)])
+def test_only_separate_numbers_form_a_range(lines, merged):
+    result = group_warnings(list(zip("ab", lines, strict=True)), runs=3)
+    assert result == (merged or [f"{name}: {line}" for name, line in zip("ab", lines, strict=True)])
 
 
 def test_only_the_first_kinds_of_warnings_are_listed():

@@ -12,14 +12,14 @@ def test_conditions_in_a_picture_wrap_between_conditions_only():
     table = Table(conditions, ("a",), (False,), (("x",),), ("r",))
     lines = to_figure(table, "a title").axes[0].get_title(loc="left").splitlines()
     assert len(lines) > 2
-    assert [each for line in lines[1:] for each in line.removesuffix(" ·").split(" · ")] == list(conditions)
+    assert [condition for line in lines[1:] for condition in line.removesuffix(" ·").split(" · ")] == list(conditions)
 
 
 def test_the_picture_shows_every_cell():
     table = table_of(BASE, run("other", tokens_per_sec=12.0))
     (axes,) = to_figure(table, "a title").axes
     (drawn,) = axes.tables
-    cells = {position: each.get_text().get_text() for position, each in drawn.get_celld().items()}
+    cells = {position: cell.get_text().get_text() for position, cell in drawn.get_celld().items()}
     assert cells[0, 0] == "scenario"
     assert cells[2, len(table.titles) - 1] == "1.20x tokens/s (inconclusive: one value each)"
     assert "a title" in axes.get_title(loc="left")

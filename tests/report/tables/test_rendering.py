@@ -38,9 +38,9 @@ from tests.report.artificial_runs import BASE, interval, make_runs, replace_valu
 WIDTHS = (60, 80, 100, 120, 200)
 
 EVERYTHING = {
-    each.name: 1234.5678 if each.unit != "-" else 0.98765
-    for each in schema.METRICS
-    if each.shown and each.name not in ("perplexity", "loss")
+    metric.name: 1234.5678 if metric.unit != "-" else 0.98765
+    for metric in schema.METRICS
+    if metric.shown and metric.name not in ("perplexity", "loss")
 }
 SPREAD = interval("tokens_per_sec", 1234.56, 1200.0, 1300.0) | interval("decode_tokens_per_sec", 98.76, 90.0, 99.0)
 
@@ -99,8 +99,8 @@ def _gate() -> Table:
         (pair, check_samples(rule, [9.0, 10.0, 11.0] * 3, [5.0, 6.0, 7.0] * 3)) for pair in _pairs() for rule in rules
     ]
     decided = decide_checks([check for _, check in checks])
-    found = tuple(PairCheck(pair, check) for (pair, _), check in zip(checks, decided, strict=True))
-    return gate_table(GateResult(found, ("a note of some length that goes on and on " * 4,)))
+    pair_checks = tuple(PairCheck(pair, check) for (pair, _), check in zip(checks, decided, strict=True))
+    return gate_table(GateResult(pair_checks, ("a note of some length that goes on and on " * 4,)))
 
 
 def _differences() -> Table:
@@ -166,12 +166,12 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(name, width):
         for row in fitted.table.rows:
             assert not numeric or row[index] in text, "a figure is shown whole"
     assert "…" not in text
-    kept = len(table.titles) - len(fitted.dropped)
+    remaining = len(table.titles) - len(fitted.dropped)
     assert (f"+{len(fitted.dropped)} column" in text) == bool(fitted.dropped)
-    said, others = " ".join(text.split()), len(fitted.dropped) - 6
-    assert all(key in said for key in fitted.dropped[:6])
-    assert (f" and {others} more)" in said) == (others > 0)
-    assert kept >= len(fitted.table.titles)
+    joined, others = " ".join(text.split()), len(fitted.dropped) - 6
+    assert all(key in joined for key in fitted.dropped[:6])
+    assert (f" and {others} more)" in joined) == (others > 0)
+    assert remaining >= len(fitted.table.titles)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -186,14 +186,14 @@ def test_pipes_files_and_wide_output_show_every_cell(name):
 @pytest.mark.slow(1)
 def test_columns_are_dropped_in_the_order_of_their_entries():
     table = summary_table(_many()[:5])
-    left = [set(fit_to_width(table, width).dropped) for width in range(400, NARROW - 1, -1)]
-    for more_room, less_room in itertools.pairwise(left):
+    dropped_by_width = [set(fit_to_width(table, width).dropped) for width in range(400, NARROW - 1, -1)]
+    for more_room, less_room in itertools.pairwise(dropped_by_width):
         assert more_room <= less_room
-    gone = left[-1]
-    importance = {each.name: each.shown.priority for each in (*schema.METRICS, *schema.PARAMS) if each.shown}
+    dropped = dropped_by_width[-1]
+    importance = {entry.name: entry.shown.priority for entry in (*schema.METRICS, *schema.PARAMS) if entry.shown}
     staying = [key for key in fit_to_width(table, NARROW).table.keys if key not in STAY]
-    assert gone
-    assert all(importance[key] > importance[other] for key in staying for other in gone)
+    assert dropped
+    assert all(importance[key] > importance[other] for key in staying for other in dropped)
 
 
 NARROW = 60
@@ -201,7 +201,9 @@ NARROW = 60
 
 def test_no_two_columns_have_the_same_importance():
     # One that states none leaves first.
-    keeps = [each.shown.priority for each in (*schema.METRICS, *schema.PARAMS) if each.shown and each.shown.priority]
+    keeps = [
+        entry.shown.priority for entry in (*schema.METRICS, *schema.PARAMS) if entry.shown and entry.shown.priority
+    ]
     assert len(set(keeps)) == len(keeps)
 
 
@@ -233,11 +235,11 @@ def test_below_60_columns_each_row_is_a_complete_block():
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_blocks_and_lists_of_other_commands_fit_too(width):
     findings = [Finding("mlflow run: local", "missing", "python on PATH is elsewhere " * 6, "activate it " * 9)]
-    found = recommend(_many(), Limits(0.01, 2**30))
+    recommendation = recommend(_many(), Limits(0.01, 2**30))
     texts = [
         "\n".join(metrics_block(_many()[0], width)),
         render_findings(findings, width=width),
-        render_recommendation(replace(found, notes=("a note " * 30,)), width=width),
+        render_recommendation(replace(recommendation, notes=("a note " * 30,)), width=width),
     ]
     assert max(map(_widest, texts)) <= width
     assert "\n" not in render_findings(findings[:1]).split("->")[0].strip(), "in a pipe a finding is a line"
@@ -252,7 +254,7 @@ def test_timing_quality_and_training_are_separate_tables(tmp_path):
     assert list(tables) == ["timing", "quality", "training"]
     assert "perplexity" not in tables["timing"].titles
     assert "tokens/s" not in tables["quality"].titles
-    assert sum(len(each.rows) for each in tables.values()) == len(_many())
+    assert sum(len(table.rows) for table in tables.values()) == len(_many())
     for table in tables.values():
         for index in range(1, len(table.titles) - 1):
             assert any(row[index] != DASH for row in table.rows), "no column of dashes"

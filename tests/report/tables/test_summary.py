@@ -22,7 +22,7 @@ def test_shared_conditions_are_above_the_table_and_differing_ones_are_columns():
     assert "device: cpu" in table.conditions
     assert "model: packaged:smollm2" in table.conditions
     assert "prompt tokens: 16" in table.conditions
-    assert not any(each.startswith("dtype") for each in table.conditions)
+    assert not any(condition.startswith("dtype") for condition in table.conditions)
     assert table.titles[:2] == ("scenario", "dtype")
     assert [cell(table, row, "dtype") for row in (0, 1)] == ["float32", "bfloat16"]
     assert "device" not in table.titles
@@ -114,9 +114,9 @@ def test_a_failed_run_has_its_reason():
     assert table.notes == ("big failed: needs 9 GiB",)
     both = table_of(BASE, failed, failed | {"scenario": "bigger", "run_id": "bigger"})
     assert both.notes == ("big, bigger failed: needs 9 GiB",)
-    gone = [run(name, status="KILLED", reason="by hand", run_id=name) for name in ("a", "b")]
-    assert table_of(BASE, *gone).notes == ("a was killed: by hand", "b was killed: by hand")
-    assert table_of(BASE, *gone).rows[1][-1] == "KILLED", "the notes say why"
+    killed = [run(name, status="KILLED", reason="by hand", run_id=name) for name in ("a", "b")]
+    assert table_of(BASE, *killed).notes == ("a was killed: by hand", "b was killed: by hand")
+    assert table_of(BASE, *killed).rows[1][-1] == "KILLED", "the notes say why"
     silent = table_of(BASE, run("lost", status="KILLED"))
     assert silent.rows[1][-1] == "KILLED (no reason was tracked)"
     # Killed is no failure: nothing went wrong but the end.
@@ -138,11 +138,11 @@ def test_a_run_equal_to_another_refers_to_it():
 def test_csv_is_unrounded_and_has_the_spread():
     value, low = 10.123456789012345, 9.87654321
     runs = make_runs(run("one", **interval("tokens_per_sec", value, low, 10.5)))
-    again = pd.read_csv(io.StringIO(to_csv(runs)))
-    assert again.loc[0, "tokens_per_sec"] == value
-    assert again.loc[0, "spread/tokens_per_sec.ci_low"] == low
-    assert again.loc[0, "scenario"] == "one"
-    assert "perplexity" not in again.columns
+    table = pd.read_csv(io.StringIO(to_csv(runs)))
+    assert table.loc[0, "tokens_per_sec"] == value
+    assert table.loc[0, "spread/tokens_per_sec.ci_low"] == low
+    assert table.loc[0, "scenario"] == "one"
+    assert "perplexity" not in table.columns
 
 
 def test_small_values_keep_two_digits():
@@ -165,7 +165,7 @@ TEXT = {"corpus_digest": "c", "protocol": "documents", "max_length": 64, "scored
 
 
 @pytest.mark.parametrize(
-    ("base", "changed", "said"),
+    ("base", "changed", "loss"),
     [
         ({"perplexity": 20.0, **TEXT}, {"perplexity": 23.0, **TEXT}, "1.15x the baseline's"),
         ({"perplexity": 20.0, **TEXT}, {"perplexity": 21.0, **TEXT}, ""),
@@ -174,7 +174,7 @@ TEXT = {"corpus_digest": "c", "protocol": "documents", "max_length": 64, "scored
         ({}, {}, "1.20x the reference's"),
     ],
 )
-def test_a_loss_of_quality_is_judged_by_the_whole_text_if_scored(base, changed, said):
+def test_a_loss_of_quality_is_judged_by_the_whole_text_if_scored(base, changed, loss):
     """The comparison with a reference covers the first tokens only."""
     table = table_of({**BASE, **base}, run("int4", reference_perplexity_ratio=1.2, **changed))
-    assert table.notes == ((f"int4 loses quality: its perplexity is {said}",) if said else ())
+    assert table.notes == ((f"int4 loses quality: its perplexity is {loss}",) if loss else ())
