@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import large_vocabulary, smollm2, tiny
-from benchmarks.peers import SCRIPTS, Worker, environment, program, version
+from benchmarks.peers import SCRIPTS, Worker, program, version, why_unavailable
 from benchmarks.results import Findings, Goal, Row, Samples, benchmark, rounds, row
-from llmtrack.errors import LlmtrackError
 from llmtrack.quality.corpora import load_corpus
 
 PEER = "lm-eval"
@@ -62,12 +61,8 @@ def small_cases() -> list[Case]:
 
 def measure(small: bool) -> Findings:
     """Score one text with every program, in turn."""
-    left_out: list[str] = []
-    try:
-        environment(PEER).python()
-    except LlmtrackError as error:
-        left_out.append(f"{version(PEER)}: {error}")
-    peers = ("plain",) if left_out else ("plain", PEER)
+    unavailable = why_unavailable(PEER)
+    peers = ("plain",) if unavailable else ("plain", PEER)
     cases = small_cases() if small else full_cases()
     rows: list[Row] = []
     for case in cases:
@@ -83,7 +78,7 @@ def measure(small: bool) -> Findings:
                     (exact,) = {figures["tokens"][0] for figures in samples.values()}
                     where = f"{case.name}, {exact:,.0f} tokens, context {case.context:,}, threads: {count}"
                     rows += comparison_rows(samples, where, peers, case.memory)
-    return Findings(tuple(rows), tuple(left_out))
+    return Findings(tuple(rows), (unavailable,) if unavailable else ())
 
 
 def comparison_rows(samples: Samples, where: str, peers: Sequence[str], memory: Goal | None) -> Iterator[Row]:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from benchmarks.lm_eval import CONTEXT, PEER, Case, arms, comparison_rows, small_cases, text_of
 from benchmarks.models import smollm2
-from benchmarks.peers import environment, version
+from benchmarks.peers import why_unavailable
 from benchmarks.results import Findings, benchmark
-from llmtrack.errors import LlmtrackError
 
 TOKENS = 100_000
 CONCURRENT = 2
@@ -22,10 +21,8 @@ CONCURRENT = 2
 
 def measure(small: bool) -> Findings:
     """Score one text with each program."""
-    try:
-        environment(PEER).python()
-    except LlmtrackError as error:
-        return Findings(left_out=(f"{version(PEER)}: {error}",))
+    if unavailable := why_unavailable(PEER):
+        return Findings(left_out=(unavailable,))
     case = small_cases()[0] if small else Case("SmolLM2", smollm2(), TOKENS, CONTEXT, (1,))
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch, "text.txt")

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.models import smollm2, tiny
-from benchmarks.peers import PeerError, environment, version
+from benchmarks.peers import PeerError, environment, version, why_unavailable
 from benchmarks.results import Findings, Row, Samples, benchmark, rounds, row
 from llmtrack import runs
 from llmtrack.convert.environment import isolated_variables
@@ -82,10 +82,8 @@ class Shape:
 
 def measure(small: bool) -> Findings:
     """Run both tools as their users do, in turn."""
-    try:
-        environment(PEER).python()
-    except LlmtrackError as error:
-        return Findings(left_out=(f"{version(PEER)}: {error}",))
+    if unavailable := why_unavailable(PEER):
+        return Findings(left_out=(unavailable,))
     # Its launcher occupies a core.
     shape, threads = Shape(16, 4, 2) if small else Shape(128, 16, 3), 1
     folder = tiny() if small else smollm2()

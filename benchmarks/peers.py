@@ -39,6 +39,15 @@ def program(name: str) -> Path:
     return environment(name).python() if (REQUIREMENTS / f"{name}.txt").is_file() else Path(sys.executable)
 
 
+def why_unavailable(name: str) -> str:
+    """Explain why a peer's environment cannot be created; empty if it can."""
+    try:
+        environment(name).python()
+    except LlmtrackError as error:
+        return f"{version(name)}: {error}"
+    return ""
+
+
 def version(name: str) -> str:
     """Format a peer and its pinned version."""
     (line,) = (text for text in environment(name).requirements if text.startswith(f"{name}=="))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import cycle, islice
 
 from benchmarks import by_hand
-from benchmarks.results import Findings, Goal, Samples, benchmark, rounds, row
+from benchmarks.results import Findings, Goal, benchmark, narrow, rounds, row
 from llmtrack import load_engine
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.torch.pytorch import TorchEngine, threads_set
 from llmtrack.measure.formulas import derive
-from llmtrack.measure.statistics import summarize
 from llmtrack.measure.timing import trace_generate
 
 FIDELITY = Goal(0.99, 1.01, width=0.01)
@@ -41,7 +41,8 @@ def measure(small: bool) -> Findings:
     with threads_set(THREADS):
         plain()
         ours()
-        samples = rounds({"ours": ours, "plain": plain}, 2 if small else MOST_ROUNDS, narrow, SECONDS)
+        enough = partial(narrow, ours="ours", theirs="plain", width=FIDELITY.width, least=LEAST_ROUNDS)
+        samples = rounds({"ours": ours, "plain": plain}, 2 if small else MOST_ROUNDS, enough, SECONDS)
     pairs = len(samples["ours"]["total"])
     where = f"{engine.info.model_id}, float32, {PROMPT} + {NEW} tokens, threads: {THREADS}, {pairs} pairs"
     return Findings(
@@ -58,17 +59,6 @@ def measure(small: bool) -> Findings:
             for figure, unit in UNITS.items()
         )
     )
-
-
-def narrow(samples: Samples) -> bool:
-    """Return whether the intervals of all ratios are narrow enough."""
-    if len(samples["ours"]["total"]) < LEAST_ROUNDS:
-        return False
-    for figure in UNITS:
-        ratio = summarize([a / b for a, b in zip(samples["ours"][figure], samples["plain"][figure], strict=True)])
-        if ratio.ci_high - ratio.ci_low > FIDELITY.width:
-            return False
-    return True
 
 
 main = benchmark("A plain loop")(measure)

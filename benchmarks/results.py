@@ -224,6 +224,15 @@ def rounds(
     return samples
 
 
+def narrow(samples: Samples, ours: str, theirs: str, width: float, least: int) -> bool:
+    """Return whether at least so many rounds were made, and the intervals of all ratios are narrow enough."""
+    for figure, own in samples[ours].items():
+        ratio = summarize([value / other for value, other in zip(own, samples[theirs][figure], strict=True)])
+        if ratio.n < least or ratio.ci_high - ratio.ci_low > width:
+            return False
+    return True
+
+
 def machine_title(facts: Mapping[str, str]) -> str:
     """Describe a machine: its processor, cores and GPU."""
     parts = [facts.get("cpu", "unknown CPU"), f"{facts.get('cpu_cores', '?')} cores", facts.get("gpu", "")]

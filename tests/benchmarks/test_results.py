@@ -61,6 +61,12 @@ def test_rounds_end_once_the_samples_suffice():
     assert samples["a"]["s"] == [1.0] * 4
 
 
+@pytest.mark.parametrize(("theirs", "narrow"), [([2.0, 2.0, 2.0], True), ([2.0, 1.0, 4.0], False), ([2.0, 2.0], False)])
+def test_samples_suffice_once_the_intervals_of_all_ratios_are_narrow(theirs, narrow):
+    samples = {"ours": {"s": [1.0] * len(theirs)}, "theirs": {"s": theirs}}
+    assert results.narrow(samples, "ours", "theirs", width=0.1, least=3) is narrow
+
+
 def test_a_ratio_is_that_of_each_round_and_not_of_the_medians():
     result = row("time", "s", [1.0, 9.0, 3.0], [2.0, 3.0, 6.0], peer="theirs", goal=Goal(most=0.5))
     assert result.ours.median == 3.0

@@ -76,24 +76,18 @@ def test_scoring_goals_compare_with_the_float32_loop():
     assert ("bfloat16", "MiB above the model") not in rows
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("The harbour wakes before the town does. " * 5, encoding="utf-8")
-    return path
-
-
 @pytest.mark.slow(1)
-def test_llmtrack_and_the_loop_give_equal_losses(text):
-    scorers = runpy.run_path(str(SCRIPTS / "score.py"))
-    sums = [scorers[who](str(tiny()), "float32", 64)(text.read_text()) for who in ("plain", "ours")]
+def test_llmtrack_and_the_loop_give_equal_losses():
+    scorers, text = runpy.run_path(str(SCRIPTS / "score.py")), "The harbour wakes before the town does. " * 5
+    sums = [scorers[who](str(tiny()), "float32", 64)(text) for who in ("plain", "ours")]
     assert sums[0][1] == sums[1][1] == 200
     assert sums[0][0] == pytest.approx(sums[1][0], rel=1e-6)
 
 
-@pytest.mark.slow(2)
-def test_a_worker_that_exits_reports_why(text):
-    worker = Worker(program("plain"), SCRIPTS / "score.py", ["nobody", str(tiny()), "float32", "64", str(text)])
+def test_a_worker_that_exits_reports_why(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nraise KeyError(sys.argv[1])\n")
+    worker = Worker(program("plain"), script, ["nobody"])
     try:
         with pytest.raises(PeerError, match="nobody"):
             worker.ask("1")
@@ -104,7 +98,7 @@ def test_a_worker_that_exits_reports_why(text):
 def test_without_llama_bench_its_comparison_is_left_out_with_the_remedy(monkeypatch, tmp_path):
     monkeypatch.delenv(llama.BINARY, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    findings = llama.measure(small=True)
+    findings = llama.measure(small=True, model=None)
     assert not findings.rows
     assert llama.BINARY in findings.left_out[0]
 
