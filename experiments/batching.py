@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from experiments.prompts import UNEQUAL_PROMPTS
+from llmtrack.decide.verdicts import difference_between
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.report.plots.charts import line_plot
 from llmtrack.report.sentences import reading as say
@@ -71,7 +72,7 @@ def reading(runs: Runs) -> list[str]:
     if not done:
         return ["Nothing was measured."]
     first, best = done[0], knee(done)
-    growth = say.difference_between(first, best, "tokens_per_sec")
+    growth = difference_between(first, best, "tokens_per_sec")
     if undecided := say.undecided("Which batch size makes the most", done):
         return [*undecided, *say.doubts(runs)]
     if best.run_id == first.run_id:
@@ -110,7 +111,7 @@ def knee(done: Runs) -> Run:
     """
     best = done[0]
     for run in done[1:]:
-        if say.difference_between(best, run, "tokens_per_sec").verdict == "better":
+        if difference_between(best, run, "tokens_per_sec").verdict == "better":
             best = run
     return best
 

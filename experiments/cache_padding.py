@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import DEFAULT_PROMPT, UNEQUAL_PROMPTS
 from llmtrack.decide.differences import ratio_text
+from llmtrack.decide.verdicts import difference_between
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.report.plots.charts import bar_plot, line_plot
 from llmtrack.report.sentences import reading as say
@@ -130,7 +131,7 @@ def _padding_lines(done: Runs) -> list[str]:
         alone, left = by_name["pad_none"], by_name["pad_left"]
         lines.append(
             f"One batch of {left.params['batch_size']} prompts, {left.metrics['pad_share']:.0%} pads, makes "
-            f"{say.times(say.difference_between(alone, left, 'tokens_per_sec'), 'tokens/s of one prompt at a time')}."
+            f"{say.times(difference_between(alone, left, 'tokens_per_sec'), 'tokens/s of one prompt at a time')}."
         )
     texts = [
         f"{name} {run.metrics['rows_equal_unpadded']:.0%}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from experiments import precision
 from llmtrack.decide.differences import change_text
+from llmtrack.decide.verdicts import difference_between
 from llmtrack.devices import canonical_dtype
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
@@ -74,7 +75,7 @@ def reading(runs: Runs) -> list[str]:
         f"{base.metrics['tokens_truncated']:,.0f} tokens were cut, at {base.metrics['score_tokens_per_sec']:,.0f} tokens/s.",
     ]
     for run in done[1:]:
-        difference = say.difference_between(base, run, "perplexity")
+        difference = difference_between(base, run, "perplexity")
         change = f"perplexity {change_text(run.metrics['perplexity'] / base.metrics['perplexity'])} against {base.text('dtype')}"
         if difference.verdict == "same":
             change += f", {difference.words}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from experiments.prompts import BASE_TEXT
 from llmtrack.decide.comparability import relative_perplexity
 from llmtrack.decide.differences import change_text, difference_text, ratio_text
-from llmtrack.decide.verdicts import differences_from, measure_command
+from llmtrack.decide.verdicts import difference_between, measure_command
 from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.errors import UsageError
@@ -194,8 +194,7 @@ def best_quantized(runs: Runs) -> list[str]:
         allowed = quantized.where(_costs_at_most(cost, base)).by(key, highest_first=True)
         if allowed:
             fastest, *others = allowed
-            differences = differences_from(fastest, others, key)
-            alike = [fastest, *(run for run, each in zip(others, differences, strict=True) if not each.conclusive)]
+            alike = [fastest, *(run for run in others if not difference_between(fastest, run, key).conclusive)]
             return Runs(alike).by("perplexity").scenarios
     return [quantized.by("perplexity")[0].scenario]
 
@@ -374,7 +373,7 @@ def _fastest(done: Runs, base: Run, key: str, cost: float) -> Run:
 
 def _comparable(done: Runs, base: Run) -> tuple[Runs, list[str]]:
     """Return the runs whose perplexity is comparable with the baseline's, and the reasons for the others."""
-    compared = list(zip(done, differences_from(base, done, "perplexity"), strict=True))
+    compared = [(run, difference_between(base, run, "perplexity")) for run in done]
     refused = [f"{run.scenario}: {each.words}." for run, each in compared if each.verdict in _NO_VERDICT]
     return Runs(run for run, each in compared if each.verdict not in _NO_VERDICT), refused
 
@@ -384,7 +383,7 @@ def _advice(best: Run, base: Run, done: Runs, key: str, use: str, cost: float) -
     start = f"For {use} at up to {cost:.0%} more perplexity"
     if best.scenario == base.scenario:
         return f"{start} nothing beats the baseline."
-    difference = say.difference_between(base, best, key)
+    difference = difference_between(base, best, key)
     if difference.verdict == "same":
         return f"{start} nothing beats the baseline: {difference.words}{say.in_doubt(difference)}."
     if not difference.conclusive or difference.ratio is None:

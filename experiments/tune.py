@@ -20,7 +20,7 @@ from llmtrack.decide.comparability import relative_perplexity
 from llmtrack.decide.differences import change_text, ratio_text
 from llmtrack.decide.pareto import pareto_front
 from llmtrack.decide.recommend import parse_percent, parse_size
-from llmtrack.decide.verdicts import differences_from
+from llmtrack.decide.verdicts import difference_between
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.host.formatting import significant
@@ -263,7 +263,7 @@ def _against(best: Run, base: Run | None, objective: str) -> str:
     amount = _amount(best, objective)
     if base is None or base.run_id == best.run_id or not base.has(objective):
         return f"{where}: {amount}"
-    (difference,) = differences_from(base, [best], objective)
+    difference = difference_between(base, best, objective)
     if difference.ratio is None or not difference.conclusive:
         return f"{where}: {amount} (against {base.name}: {difference.words})"
     fresh = (

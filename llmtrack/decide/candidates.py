@@ -18,8 +18,12 @@ from llmtrack.tracked.run import LOADED, Run
 from llmtrack.tracked.runs import Key, Runs, keys
 
 SPEED, QUALITY, MEMORY = "tokens_per_sec", "perplexity", "peak_memory_mib"
-# Shared by all candidates.
-_SHARED = ("model_id", "workload_id", "environment_id")
+# What all candidates share, and how the runs that do not are described.
+_SHARED = {
+    "model_id": "of another model",
+    "workload_id": "of another workload",
+    "environment_id": "measured in another environment",
+}
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,10 @@ def gather_candidates(runs: Runs, speed: str = SPEED, quality: str = QUALITY) ->
         )
     notes: list[str] = []
     reference = reference_of(timed)
-    timed = _agreeing(timed, reference, ("model_id",), "of another model", notes)
-    timed = _agreeing(timed, reference, ("workload_id",), "of another workload", notes)
-    timed = _agreeing(timed, reference, ("environment_id",), "measured in another environment", notes)
+    for name, description in _SHARED.items():
+        timed = _agreeing(timed, reference, (name,), description, notes)
     # Runs without a model, from earlier versions, are taken to be of the reference's model.
-    scored = _agreeing(finished.measured(quality), reference, ("model_id",), "of another model", [])
+    scored = finished.measured(quality).where(lambda run: run.agrees(reference, "model_id"))
     scored = scored.newest_of_each(across_work=True)
     if scored:
         standard = _scoring_standard(scored, reference, quality)

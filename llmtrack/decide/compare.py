@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
@@ -12,7 +13,7 @@ from llmtrack.decide.differences import Difference
 from llmtrack.decide.noise_floor import noise_floor_lines
 from llmtrack.decide.selection import Pair, Selection, as_runs, pair_runs, runs_of_pairs
 from llmtrack.decide.significance import ALPHA
-from llmtrack.decide.verdicts import group_doubts, pairwise_differences, with_samples_of_pairs
+from llmtrack.decide.verdicts import difference_between, group_doubts, with_samples_of_pairs
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import CHANCE, read_number, require_texts
 from llmtrack.tracked.frames import check_columns, pick
@@ -172,12 +173,10 @@ def compare_pairs(
     alpha = read_number("alpha", alpha, CHANCE)
     runs = runs_of_pairs(pairs)
     names = _known_metrics(runs, None if metrics is None else require_texts("metric", metrics))
-    sides = [(pair.baseline, pair.candidate) for pair in pairs]
-    by_metric = [
-        pairwise_differences(sides, name, across_environments=across_environments, alpha=alpha) for name in names
+    difference = partial(difference_between, across_environments=across_environments, alpha=alpha)
+    comparisons = [
+        Comparison(pair, difference(pair.baseline, pair.candidate, name)) for pair in pairs for name in names
     ]
-    by_pair = zip(pairs, zip(*by_metric, strict=True), strict=bool(names))
-    comparisons = [Comparison(pair, difference) for pair, differences in by_pair for difference in differences]
     environments = any(comparison.other_environments for comparison in comparisons)
     if comparisons and all(comparison.difference.verdict == "not comparable" for comparison in comparisons):
         remedy = "; pass across_environments (--across-environments) to compare nevertheless" if environments else ""

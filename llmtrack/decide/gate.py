@@ -22,7 +22,7 @@ from llmtrack.decide.differences import (
 from llmtrack.decide.noise_floor import noise_floor_lines, noise_floor_of
 from llmtrack.decide.selection import Pair, Selection, as_runs, pair_runs, runs_of_pairs
 from llmtrack.decide.significance import ALPHA, Ratio, holm, least_p, mann_whitney_p
-from llmtrack.decide.verdicts import pairwise_differences, with_samples_of_pairs
+from llmtrack.decide.verdicts import difference_between, with_samples_of_pairs
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import CHANCE, read_number, require_texts
 from llmtrack.tracked.run import FAILED, Run
@@ -350,8 +350,8 @@ def _check(rule: Rule, pair: Pair, across_environments: bool, alpha: float) -> C
     if not all(samples) or min(map(min, samples)) <= 0:
         return check_values(rule, before, after)
     check = check_samples(rule, *samples, noise_floor_of(rule.metric, baseline, candidate))
-    (difference,) = pairwise_differences(
-        [(baseline, candidate)], rule.metric, across_environments=across_environments, alpha=alpha
+    difference = difference_between(
+        baseline, candidate, rule.metric, across_environments=across_environments, alpha=alpha
     )
     return dataclasses.replace(check, verdict=difference.verdict, words=difference.words)
 

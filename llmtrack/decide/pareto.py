@@ -9,7 +9,7 @@ from typing import Literal
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference, Verdict, build_difference, judge
 from llmtrack.decide.noise_floor import with_context
-from llmtrack.decide.verdicts import differences_from, measure_command
+from llmtrack.decide.verdicts import difference_between, measure_command
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -98,7 +98,7 @@ def _standing(run: Run, rivals: Sequence[Run], metrics: Sequence[str]) -> Standi
 
 def _differences_in(metric: str, run: Run, rivals: Sequence[Run]) -> list[Difference]:
     if not schema.metric(metric).of_text:
-        return differences_from(run, rivals, metric)
+        return [difference_between(run, rival, metric) for rival in rivals]
     return [judge(_quality_difference(metric, run.metrics[metric], rival.metrics[metric])) for rival in rivals]
 
 

@@ -12,7 +12,7 @@ from llmtrack.decide.candidates import MEMORY, QUALITY, SPEED, Candidates, gathe
 from llmtrack.decide.compare import require_metric
 from llmtrack.decide.differences import Difference, difference_text, share_text
 from llmtrack.decide.noise_floor import noise_floor_lines, with_context
-from llmtrack.decide.verdicts import differences_from, doubt, measure_command, score_command, warning_notes
+from llmtrack.decide.verdicts import difference_between, doubt, measure_command, score_command, warning_notes
 from llmtrack.errors import UsageError
 from llmtrack.host.formatting import MIB, plural, significant
 from llmtrack.spec.parameter import read_number
@@ -99,14 +99,14 @@ def recommend(runs: Runs, limits: Limits, objective: str = SPEED, baseline: str 
     if not ranked:
         return Recommendation(None, None, _nothing_fits(timed, violations, limits), tuple(ruled_out), tuple(notes))
     best, *others = ranked
-    differences = differences_from(best, others, objective)
-    ruled_out += [(run.name, _behind(run, difference)) for run, difference in zip(others, differences, strict=True)]
+    behind = [(run, difference_between(best, run, objective)) for run in others]
+    ruled_out += [(run.name, _behind(run, difference)) for run, difference in behind]
     lead = _lead(best, reference, objective)
-    close = [run for run, difference in zip(others, differences, strict=True) if not difference.conclusive]
+    close = [run for run, difference in behind if not difference.conclusive]
     notes += noise_floor_lines(timed, objective)
     weighed = [best, *([] if reference is None else [reference]), *close]
     notes += warning_notes(weighed, len(timed))
-    compared = [*([lead] if lead else []), *differences]
+    compared = [*([lead] if lead else []), *(difference for _, difference in behind)]
     inconclusive = [difference for difference in compared if difference.verdict not in ("better", "worse", "same")]
     if inconclusive:
         command = measure_command(best, max(difference.repeats_needed for difference in inconclusive))
@@ -199,7 +199,7 @@ def _lead(best: Run, reference: Run | None, objective: str) -> Difference | None
     """Return the difference of the best from the reference; None if they are the same, or the reference was not timed."""
     if reference is None or reference.run_id == best.run_id or not reference.has(objective):
         return None
-    (lead,) = differences_from(reference, [best], objective)
+    lead = difference_between(reference, best, objective)
     return None if lead.verdict == "missing" else lead
 
 

@@ -63,41 +63,25 @@ def with_samples_of_pairs(pairs: Sequence[Pair], tracking_uri: str | None) -> li
     return [Pair(completed(pair.baseline), completed(pair.candidate)) for pair in pairs]
 
 
-def differences_from(
-    baseline: Run, candidates: Iterable[Run], metric: str, *, across_work: bool = False, alpha: float = ALPHA
-) -> list[Difference]:
-    """Return the difference of each candidate from a baseline in a metric.
-
-    Args:
-        baseline: a run; its raw samples count if `with_samples` has added them, else its tracked spread.
-        across_work: whether different work is the question (a longer prompt).
-        alpha: accepted probability of a false alarm over all comparisons of a study.
-    """
-    pairs = [(baseline, candidate) for candidate in candidates]
-    return pairwise_differences(pairs, metric, across_work=across_work, alpha=alpha)
-
-
-def pairwise_differences(
-    pairs: Sequence[tuple[Run, Run]],
+def difference_between(
+    baseline: Run,
+    candidate: Run,
     metric: str,
     *,
     across_work: bool = False,
     across_environments: bool = False,
     alpha: float = ALPHA,
-) -> list[Difference]:
-    """Return the difference of each pair's second run from its first in a metric; see `differences_from`.
+) -> Difference:
+    """Return the difference of a run from a baseline in a metric.
 
-    A verdict depends on the two runs and their studies, not on the other pairs.
+    It depends on the two runs and their studies, not on what else is compared. Raw samples count if `with_samples` has
+    added them, else the tracked spreads.
 
     Args:
+        across_work: whether different work is the question (a longer prompt).
         across_environments: also compare speed and memory of different machines or versions.
+        alpha: accepted probability of a false alarm over all comparisons of a study.
     """
-    return [_difference(*pair, metric, across_work, across_environments, alpha) for pair in pairs]
-
-
-def _difference(
-    baseline: Run, candidate: Run, metric: str, across_work: bool, across_environments: bool, alpha: float
-) -> Difference:
     values = baseline.number(metric), candidate.number(metric)
 
     def not_compared(verdict: Verdict, words: str) -> Difference:

@@ -19,7 +19,7 @@ from llmtrack.decide.noise_floor import (
 )
 from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.selection import pair_runs
-from llmtrack.decide.verdicts import differences_from, with_samples_of_pairs
+from llmtrack.decide.verdicts import difference_between, with_samples_of_pairs
 from llmtrack.report.sentences.takeaways import takeaways
 from llmtrack.report.show import Layout, show
 from llmtrack.report.tables.differences import differences_table
@@ -45,8 +45,7 @@ EQUAL = (
 
 def difference_in(runs, baseline, candidate):
     by_name = {run.scenario: run for run in with_floors(runs)}
-    (difference,) = differences_from(by_name[baseline], [by_name[candidate]], "tokens_per_sec")
-    return difference
+    return difference_between(by_name[baseline], by_name[candidate], "tokens_per_sec")
 
 
 def test_the_floor_of_a_suite_is_the_largest_difference_of_equal_settings():

@@ -25,7 +25,7 @@ from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import (
     DISTURBED,
-    differences_from,
+    difference_between,
     disturbance,
     is_disturbed,
     measure_command,
@@ -97,7 +97,7 @@ def test_every_command_and_report_gives_the_same_verdict_on_two_runs(store, arms
     known = with_samples(store["runs"])
     base, *others = known
     for other in others:
-        (difference,) = differences_from(base, [other], RATE)
+        difference = difference_between(base, other, RATE)
         figures = comparison_text(RATE, difference.ratio, difference.repeated)
         baseline, candidate = Runs([base]), Runs([other])
 
@@ -146,10 +146,10 @@ def test_the_front_follows_from_the_same_verdicts_which_are_symmetric(store, arm
     for index, (candidate, standing) in enumerate(zip(runs, pareto_front(runs, (RATE, "perplexity")), strict=True)):
         # All have one perplexity, so that speed alone decides.
         rivals = runs[:index] + runs[index + 1 :]
-        against = {difference.verdict for difference in differences_from(candidate, rivals, RATE)}
+        against = {difference_between(candidate, rival, RATE).verdict for rival in rivals}
         assert standing.position == ("off" if "better" in against else "open" if "unknown" in against else "on")
     for first, second in itertools.product(runs, runs):
-        (there,), (back,) = differences_from(first, [second], RATE), differences_from(second, [first], RATE)
+        there, back = difference_between(first, second, RATE), difference_between(second, first, RATE)
         assert back.verdict == FLIPPED.get(there.verdict, there.verdict)
         assert back.ratio.value == pytest.approx(1 / there.ratio.value)
         if first is not second:

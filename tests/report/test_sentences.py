@@ -15,7 +15,7 @@ from llmtrack.decide.gate import Check, GateResult, PairCheck, parse_rules
 from llmtrack.decide.noise_floor import with_floors
 from llmtrack.decide.recommend import Limits, recommend
 from llmtrack.decide.selection import Pair, pair_runs
-from llmtrack.decide.verdicts import differences_from
+from llmtrack.decide.verdicts import difference_between
 from llmtrack.report.gate import gate_table
 from llmtrack.report.sentences.reading import change
 from llmtrack.report.sentences.takeaways import takeaways
@@ -135,7 +135,7 @@ VERDICTS: Sequence[tuple[str, str, dict[str, Any], str, str]] = [
 def test_a_verdict(metric, candidate, verdict, words):
     known = {"load_time_s": 2.0, "model_size_mib": 100.0, "perplexity": 18.001, "pad_share": 0.0}
     base, other = (row for row in make_runs({**known, **BASE}, candidate))
-    (difference,) = differences_from(base, [other], metric)
+    difference = difference_between(base, other, metric)
     assert (difference.verdict, difference.words) == (verdict, words)
 
 
@@ -154,7 +154,7 @@ MORE = "to settle it run: mlflow run . -e precision --env-manager local"
 
 def test_a_verdict_within_the_noise_floor():
     rows = with_floors(make_runs(*in_a_suite(timed("b", 11.0, n=60, share=0.001, dtype="bfloat16"))))
-    (difference,) = differences_from(rows[0], [rows[2]], RATE)
+    difference = difference_between(rows[0], rows[2], RATE)
     assert (difference.verdict, difference.words) == (
         "same",
         "no more than equal settings differed here, 16%: 1.10x (1.08 to 1.12)",

@@ -9,7 +9,7 @@ from statistics import median
 
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.noise_floor import with_context
-from llmtrack.decide.verdicts import differences_from, measure_command
+from llmtrack.decide.verdicts import difference_between, measure_command
 from llmtrack.tracked.runs import Runs
 
 OUTLIER_FACTOR = 1.5
@@ -100,9 +100,9 @@ def _against_median_run(runs: Runs, key: str) -> dict[str, Difference]:
     if not known:
         return {}
     middle = known[(len(known) - 1) // 2]
-    others = [run for run in known if run is not middle]
-    differences = zip(others, differences_from(middle, others, key, across_work=True), strict=True)
-    return {run.run_id: difference for run, difference in differences if difference.verdict != "same"}
+    others = (run for run in known if run is not middle)
+    differences = ((run.run_id, difference_between(middle, run, key, across_work=True)) for run in others)
+    return {run_id: difference for run_id, difference in differences if difference.verdict != "same"}
 
 
 def _median(values: Sequence[float | None]) -> float:

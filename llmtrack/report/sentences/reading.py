@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference, difference_text
-from llmtrack.decide.verdicts import differences_from, disturbance, group_warnings, is_disturbed, measure_command
+from llmtrack.decide.verdicts import difference_between, disturbance, group_warnings, is_disturbed, measure_command
 from llmtrack.decide.verdicts import doubt as doubt
 from llmtrack.host.formatting import plural, significant
 from llmtrack.metrics import format_metric
@@ -33,19 +33,9 @@ _OUTCOME_METRICS = {
 """Metrics of the line about a measured scenario, if present."""
 
 
-def difference_between(before: Run, after: Run, key: str, across_work: bool = False) -> Difference:
-    """Compare a run with another, the reference, in a metric; see `llmtrack.decide.verdicts`.
-
-    Args:
-        across_work: whether different work is the question (a longer prompt).
-    """
-    (difference,) = differences_from(before, [after], key, across_work=across_work)
-    return difference
-
-
 def change(before: Run, after: Run, key: str, across_work: bool = False) -> str:
     """Describe a run's metric relative to another's: `2.1x (1.9 to 2.3) the time`, `+0.52 % in perplexity`."""
-    return times(difference_between(before, after, key, across_work), amount_of(key))
+    return times(difference_between(before, after, key, across_work=across_work), amount_of(key))
 
 
 def amount_of(key: str) -> str:
@@ -83,7 +73,7 @@ def _is_small(difference: Difference) -> bool:
 
 def all_behind(best: Run, others: Sequence[Run], key: str) -> str:
     """Name the runs without a significant difference from the best, and the inconclusive ones; empty if there are none."""
-    compared = list(zip(others, differences_from(best, others, key), strict=True))
+    compared = [(run, difference_between(best, run, key)) for run in others]
     same = [run.name for run, difference in compared if difference.verdict == "same"]
     unknown = [
         (run.name, difference.why)
@@ -100,12 +90,8 @@ def all_behind(best: Run, others: Sequence[Run], key: str) -> str:
 
 def cannot_tell(base: Run, others: Sequence[Run], key: str) -> list[str]:
     """List inconclusive comparisons with a run, and the command to measure more; empty if there are none."""
-    rest = [run for run in others if run.run_id != base.run_id]
-    unknown = [
-        (run, difference)
-        for run, difference in zip(rest, differences_from(base, rest, key), strict=True)
-        if difference.verdict == "unknown"
-    ]
+    compared = [(run, difference_between(base, run, key)) for run in others if run.run_id != base.run_id]
+    unknown = [(run, difference) for run, difference in compared if difference.verdict == "unknown"]
     if not unknown:
         return []
     names = ", ".join(run.name for run, _ in unknown)

@@ -11,7 +11,7 @@ from llmtrack.decide.comparability import why_not_comparable
 from llmtrack.decide.differences import Difference, change_text, difference_text
 from llmtrack.decide.noise_floor import noise_floor_lines, with_context
 from llmtrack.decide.significance import Ratio
-from llmtrack.decide.verdicts import differences_from, is_disturbed, measure_command
+from llmtrack.decide.verdicts import difference_between, is_disturbed, measure_command
 from llmtrack.host.formatting import plural
 from llmtrack.report.sentences.reading import bandwidth, in_doubt
 from llmtrack.tracked.run import VARIANT, Run
@@ -109,10 +109,12 @@ def gains(runs: Runs) -> list[Gain]:
         base = Runs(same_work).baseline
         if base is None:
             continue
-        others = [run for run in same_work if run.run_id != base.run_id]
-        differences = zip(others, differences_from(base, others, "tokens_per_sec"), strict=True)
-        compared += [Gain(run, base, difference) for run, difference in differences if difference.ratio is not None]
-    return compared
+        compared += [
+            Gain(run, base, difference_between(base, run, "tokens_per_sec"))
+            for run in same_work
+            if run.run_id != base.run_id
+        ]
+    return [gain for gain in compared if gain.difference.ratio is not None]
 
 
 def _count_inconclusive(unknown: list[Gain]) -> list[str]:
@@ -135,10 +137,11 @@ def _plainest(gains: list[Gain], size: Callable[[Gain], float]) -> Gain:
     setting, since the effect of further changes is unknown.
     """
     biggest = max(gains, key=size)
-    others = [gain for gain in gains if gain is not biggest]
-    differences = differences_from(biggest.run, [gain.run for gain in others], "tokens_per_sec")
     alike = [
-        gain for gain, difference in zip(others, differences, strict=True) if difference.verdict in ("same", "unknown")
+        gain
+        for gain in gains
+        if gain is not biggest
+        and difference_between(biggest.run, gain.run, "tokens_per_sec").verdict in ("same", "unknown")
     ]
     return max([biggest, *alike], key=lambda gain: (_same_tokens(gain) is True, -len(_changes(gain)), size(gain)))
 

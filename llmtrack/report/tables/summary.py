@@ -9,7 +9,7 @@ from llmtrack import metrics as schema
 from llmtrack.decide.comparability import relative_perplexity, why_not_comparable
 from llmtrack.decide.differences import Difference, difference_text, ratio_text
 from llmtrack.decide.noise_floor import noise_floor_lines, with_context
-from llmtrack.decide.verdicts import differences_from, is_disturbed
+from llmtrack.decide.verdicts import difference_between, is_disturbed
 from llmtrack.experiment import OwnTable
 from llmtrack.report.tables.table import DASH, Column, Table, condition_columns, metric_columns, shared_conditions
 from llmtrack.tracked.frames import frame_of
@@ -124,7 +124,7 @@ def _change_from_baseline(run: Run, baselines: Baselines, compared: Sequence[str
         if "work" in entry.needs and not same_work:
             continue
         # Equal work was checked above.
-        (difference,) = differences_from(base, [run], key, across_work=True)
+        difference = difference_between(base, run, key, across_work=True)
         if difference.ratio is not None:
             parts.append(f"{difference_text(difference)} {shown.change or shown.title}{_noise(difference)}")
     return ", ".join(parts) or (DASH if same_work else OTHER_WORK)
