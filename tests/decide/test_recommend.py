@@ -96,14 +96,6 @@ def test_a_single_baseline_repeat_is_inconclusive_with_the_command_to_measure_mo
 
 
 @pytest.mark.slow(1)
-def test_a_recommendation_comes_with_the_warnings_of_its_runs():
-    runs = make_runs(timed("a", 10.0, baseline=True, warnings=BUSY, perplexity=20.0), timed("b", 20.0, perplexity=20.0))
-    answer = recommend(runs, Limits(0.01))
-    assert answer.scenario == "b"
-    assert f"read with care: a: {BUSY}" in answer.notes
-
-
-@pytest.mark.slow(1)
 def test_an_inconclusive_rival_leaves_the_choice_open():
     runs = make_runs(timed("a", 10.0, baseline=True, perplexity=20.0), timed("b", 20.0), timed("c", 19.0, n=1))
     answer = recommend(runs, Limits())

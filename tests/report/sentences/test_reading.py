@@ -18,20 +18,33 @@ def row(**values):
     return make_runs(run("one", **values))[0]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [
-        ((1.0, 0.99, 1.01), (2.5, 2.4, 2.6), "2.5x (2.4 to 2.6) the time"),
-        ((1.0, 0.99, 1.01), (2.0, 1.9, 2.1), "2.00x (1.88 to 2.12) the time"),
-        ((1.0, 0.99, 1.01), (1.125, 1.1, 1.2), "1.12x (1.09 to 1.21) the time"),
-        ((1.0, 0.99, 1.01), (0.4, 0.39, 0.41), "0.40x (0.39 to 0.41) the time"),
-        ((1.0, 0.9, 1.1), (1.15, 1.1, 1.2), "1.15x (1.00 to 1.33) the time, no significant difference"),
-        ((1.0, 0.9, 1.1), (1.15, 1.11, 1.2), "1.15x (1.01 to 1.33) the time"),
-    ],
-)
-def test_change(before, after, expected):
+# Before and after (median, low, high, repeats), and the words about the change.
+CHANGES = [
+    ((1.0, 0.99, 1.01, 5), (2.5, 2.4, 2.6, 5), "2.5x (2.4 to 2.6) the time"),
+    ((1.0, 0.99, 1.01, 5), (2.0, 1.9, 2.1, 5), "2.00x (1.88 to 2.12) the time"),
+    ((1.0, 0.99, 1.01, 5), (1.125, 1.1, 1.2, 5), "1.12x (1.09 to 1.21) the time"),
+    ((1.0, 0.99, 1.01, 5), (0.4, 0.39, 0.41, 5), "0.40x (0.39 to 0.41) the time"),
+    ((1.0, 0.9, 1.1, 5), (1.15, 1.1, 1.2, 5), "1.15x (1.00 to 1.33) the time, no significant difference"),
+    ((1.0, 0.9, 1.1, 5), (1.15, 1.11, 1.2, 5), "1.15x (1.01 to 1.33) the time"),
+    # The intervals overlap, and one may still take four times as long as the other: not alike, only not known.
+    ((0.09, 0.05, 0.3, 8), (0.24, 0.1, 0.3, 8), "2.67x (0.33 to 6.00) the time, which is inconclusive"),
+    (
+        (0.09, 0.08, 0.1, 2),
+        (0.24, 0.23, 0.25, 2),
+        "2.7x (2.3 to 3.1) the time, which is inconclusive: too few repeats, 2 against 2",
+    ),
+    (
+        (1.0, 1.0, 1.0, 1),
+        (2.0, 2.0, 2.0, 1),
+        "2.0x the time, which is inconclusive: 2.0x, one value each: noise unknown",
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "words"), CHANGES)
+def test_change(before, after, words):
     one, other = (row(**interval("total_latency_s", *figures)) for figures in (before, after))
-    assert reading.change(one, other, "total_latency_s") == expected
+    assert reading.change(one, other, "total_latency_s") == words
 
 
 @pytest.mark.parametrize("n", [1, 3])
