@@ -180,7 +180,7 @@ class Forecast:
             return self._call_s[name]
         base = self._call_s.get(self._goal.baseline, 1.0)
         prediction = self.predictions().get(name)
-        if prediction is None or self._goal.baseline not in self._race.tried:
+        if prediction is None or not self._race.is_tried(self._goal.baseline):
             return base
         faster = math.exp(min(prediction.mean - self._race.goodness(self._goal.baseline), 3.0))
         return min(base, max(base / faster, 0.3)) if self._goal.objective != "model_size_mib" else base

@@ -141,7 +141,11 @@ class Race:
     @property
     def tried(self) -> list[str]:
         """Remaining candidates with at least one sample."""
-        return [name for name in self.alive if self.samples[name]]
+        return [name for name in self.names if self.is_tried(name)]
+
+    def is_tried(self, name: str) -> bool:
+        """Return whether a candidate remains and has a sample."""
+        return name not in self.dropped and bool(self.samples[name])
 
     def begin_block(self) -> None:
         """Begin a block of samples to compare with each other."""
@@ -310,10 +314,11 @@ class Race:
         if len(pairs) < 2:
             return 0.0
         weights = np.array([weight for weight, _, _ in pairs])
-        differences = np.array([float(np.mean(values) - np.mean(others)) for _, values, others in pairs])
-        sizes = [1 / len(values) + 1 / len(others) for _, values, others in pairs]
+        # NumPy's mean of one or two values takes as long as all other work for a sample.
+        differences = np.array([sum(values) / len(values) - sum(others) / len(others) for _, values, others in pairs])
+        size = sum(1 / len(values) + 1 / len(others) for _, values, others in pairs) / len(pairs)
         residuals = differences - np.average(differences, weights=weights)
-        return float((weights * residuals**2).sum() / (len(pairs) - 1) / np.mean(sizes))
+        return float((weights * residuals**2).sum() / (len(pairs) - 1) / size)
 
     def _fit(self) -> _Fit:
         if self._fitted is None:
@@ -373,14 +378,11 @@ def _solve(sums: _Sums, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
 def _components(linked: np.ndarray) -> np.ndarray:
     """Return the connected component of each candidate, by a matrix that is not 0 where two are linked."""
     component = np.arange(len(linked))
-    for _ in range(len(linked)):
-        reached = np.array(
-            [component[row != 0].min(initial=current) for row, current in zip(linked, component, strict=True)]
-        )
+    while True:
+        reached = np.minimum(component, np.where(linked != 0, component, len(linked)).min(axis=1, initial=len(linked)))
         if (reached == component).all():
-            break
+            return component
         component = reached
-    return component
 
 
 def t_quantile(chance: float, freedom: float) -> float:

@@ -29,13 +29,19 @@ def noisy_scripts(seed: int, slower: float = 1.0, noise: float = 0.01) -> list[S
     ]
 
 
-def measure(tracker: Tracker, seed: int, slower: float = 1.0, lengths=(4, 8), repeats: int = REPEATS) -> StudyResult:
-    """Track a study of prompts of some lengths."""
+def measure(tracker: Tracker, seed: int, slower: float = 1.0) -> StudyResult:
+    """Track a study of two prompts with scripted times."""
     clock = FakeClock()
     scripts = noisy_scripts(seed, slower)
-    executor = InlineExecutor(lambda variant: ScriptedEngine(clock, *scripts), clock)
-    settings = Settings(model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=repeats, min_seconds=0.0)
-    experiment = prompt_length.build(config_from(prompt_length.Config, settings, lengths=tuple(lengths)))
+    return track(tracker, InlineExecutor(lambda variant: ScriptedEngine(clock, *scripts), clock), (4, 8))
+
+
+def track(tracker: Tracker, executor: InlineExecutor, lengths: tuple[int, ...]) -> StudyResult:
+    """Track a study of prompts of some lengths."""
+    settings = Settings(
+        model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=REPEATS, min_seconds=0.0, max_seconds=2.0
+    )
+    experiment = prompt_length.build(config_from(prompt_length.Config, settings, lengths=lengths))
     console = Console(file=io.StringIO())
     # What is decided needs no pictures, which take most of the time.
     with patch("llmtrack.report.page.reports.write_report", return_value={}):

@@ -10,16 +10,13 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from experiments import prompt_length
 from llmtrack.cli import main
 from llmtrack.decide.gate import Rule, check_samples, check_values, decide_checks, gate, parse_rule
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.run.executors.inline import InlineExecutor
-from llmtrack.run.settings import Settings
-from llmtrack.run.study.study import run_study
-from llmtrack.spec.options import config_from
 from llmtrack.tracking.read.lookup import set_alias
+from tests.decide.scripted import track
 from tests.report.artificial_runs import make_runs, run
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
@@ -120,13 +117,9 @@ class SleepyEngine(ScriptedEngine):
         return done
 
 
-def measure_asleep(tracker, console, sleep_s: float) -> str:
-    settings = Settings(
-        model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=8, min_seconds=0.0, max_seconds=2
-    )
+def measure_asleep(tracker, sleep_s: float) -> str:
     executor = InlineExecutor(lambda variant: SleepyEngine(sleep_s), time.perf_counter)
-    experiment = prompt_length.build(config_from(prompt_length.Config, settings, lengths=(4,)))
-    return run_study(experiment, tracker=tracker, executor=executor, console=console).study.study_id
+    return track(tracker, executor, (4,)).study.study_id
 
 
 def run_gate(uri, *arguments):
@@ -134,8 +127,8 @@ def run_gate(uri, *arguments):
 
 
 @pytest.mark.slow(4)
-def test_a_gate_passes_on_the_same_sleep_and_fails_on_a_longer_one(tracker, uri, console, tmp_path):
-    base, same, slow = (measure_asleep(tracker, console, sleep_s) for sleep_s in (0.008, 0.008, 0.02))
+def test_a_gate_passes_on_the_same_sleep_and_fails_on_a_longer_one(tracker, uri, tmp_path):
+    base, same, slow = (measure_asleep(tracker, sleep_s) for sleep_s in (0.008, 0.008, 0.02))
     rules = ["--fail-if", "total_latency_s > +60%", "--fail-if", "peak_memory_mib > +5%"]
     passed = run_gate(uri, "--baseline", f"study:{base}", "--candidate", f"study:{same}", *rules)
     assert passed.exit_code == 0, passed.output

@@ -5,13 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shlex
-import signal
 import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from unittest.mock import patch
 
 import click
 import pytest
@@ -20,11 +16,9 @@ from packaging.requirements import Requirement
 
 from llmtrack.cli import main as llmtrack_command
 from llmtrack.host.packages import missing_modules
-from tests.conftest import HANG_S
 from tests.docs.blocks import ROOT
 from tests.docs.substitutions import EXIT_CODES, PARAMETERS, UNLESS_GIVEN, WHERE_GIVEN, WITH_IT, WORDS
 from tests.mlproject import command_of, declared, run_here
-from tests.tracking.conftest import free_port
 
 NEEDS_ONNX = "the onnx backend needs "
 
@@ -146,31 +140,21 @@ def pip_install(words: list[str]) -> None:
 
 
 def mlflow_server(words: list[str]) -> None:
-    """Start the server on a free port, wait until it answers, and stop it."""
-    port = str(free_port())
-    flags = options(words, allowed={"--backend-store-uri"})
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", port]
-    command += ["--backend-store-uri", *flags["--backend-store-uri"]]
-    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with Path("server.log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        try:
-            wait_until_healthy(f"http://127.0.0.1:{port}/health", process)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    """Run the command up to serving: MLflow checks its options, and opens the reader's store.
 
+    tests/tracking serves the stores that llmtrack writes.
+    """
+    import mlflow.server
+    from mlflow.cli import cli
+    from mlflow.server import handlers
 
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a server answers."""
-    deadline = time.monotonic() + HANG_S
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except OSError:
-            time.sleep(0.3)
-    raise AssertionError(f"the server did not start: {Path('server.log').read_text()[-2000:]}")
+    with (
+        patch.dict(os.environ),
+        patch.object(handlers, "_tracking_store", None),
+        patch.object(mlflow.server, "_run_server") as serve,
+    ):
+        check(CliRunner().invoke(cli, ["server", *words]))
+    assert serve.called
 
 
 def options(words: list[str], allowed: set[str]) -> dict[str, list[str]]:

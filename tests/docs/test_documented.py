@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmtrack.errors import MissingDependencyError
-from tests.conftest import made_once, make_here
+from tests.conftest import draw_nothing, made_once, make_here
 from tests.docs import runner
 from tests.docs.blocks import Block, blocks, commands
 from tests.docs.substitutions import CODE, FILES, REAL_MODEL
@@ -45,6 +45,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory, template_database: Path) ->
         store = f"sqlite:///{folder / 'mlflow.db'}"
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
+            draw_nothing(patch)
             for experiment in ("prompt_length", "suite"):
                 runner.module_command([f"experiments.{experiment}", "--tracking-uri", store])
 
