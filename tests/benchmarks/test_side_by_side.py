@@ -18,6 +18,7 @@ from benchmarks.peers import SCRIPTS, PeerError, Worker, environment, program, v
 from benchmarks.results import Goal, load
 
 
+@pytest.mark.slow(1)
 def test_each_name_of_make_bench_is_a_benchmark():
     for name in bench.NAMES:
         module = importlib.import_module(f"benchmarks.{name}")

@@ -496,6 +496,7 @@ def test_the_budget_is_kept_and_a_proven_answer_is_within_the_bound(seed, speeds
             assert tuning.race.goodness(name) <= best + math.log(1.06)
 
 
+@pytest.mark.slow(2)
 @settings(max_examples=20, deadline=None)
 @given(**SITUATIONS, cut=st.floats(0.0, 1.0))
 def test_a_killed_search_resumes_to_the_same_answer_without_repeating_actions(seed, speeds, first, share, cut):

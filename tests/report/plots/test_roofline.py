@@ -68,6 +68,7 @@ def test_a_share_has_two_significant_digits():
     assert {f"{share} {text}" for share, text in shares.items()} <= {text.get_text() for text in figure.axes[0].texts}
 
 
+@pytest.mark.slow(1)
 def test_the_plot_has_a_line_per_roofline_and_a_marker_per_stage():
     full = {**ONE, "scenario": "two", "arithmetic": "float32", "matrix_tflop_per_s": 50.0}
     figure = roofline_plots(make_runs(ONE, full))["roofline"]
@@ -87,6 +88,7 @@ def test_the_plot_has_a_line_per_roofline_and_a_marker_per_stage():
         assert {"1", "2", "5"} <= {text.get_text() for text in axis.get_ticklabels()}, "plain numbers"
 
 
+@pytest.mark.slow(1)
 def test_no_two_numbers_of_an_axis_overlap():
     wide = {**ONE, **stage("score", 10.0, 1.5e5, 200.0, 0.5, "arithmetic")}
     figure = roofline_plots(make_runs(wide))["roofline"]
