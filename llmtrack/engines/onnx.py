@@ -206,17 +206,17 @@ def weight_sizes(path: Path, experts_per_token: int = 0) -> tuple[int, int]:
     from llmtrack.onnx.graph import tensor_bytes
 
     model = onnx.load(str(path), load_external_data=False)
-    readers: dict[str, set[str]] = {}
+    consumers: dict[str, set[str]] = {}
     for node in model.graph.node:
         for index, name in enumerate(node.input):
             rotary = node.op_type == "GroupQueryAttention" and index in _COS_SIN
-            readers.setdefault(name, set()).add("RotaryEmbedding" if rotary else node.op_type)
+            consumers.setdefault(name, set()).add("RotaryEmbedding" if rotary else node.op_type)
     sizes = {
         tensor.name: tensor_bytes(tensor)
         for tensor in model.graph.initializer
-        if readers.get(tensor.name) != {"RotaryEmbedding"}
+        if consumers.get(tensor.name) != {"RotaryEmbedding"}
     }
-    tables = {name for name in sizes if readers.get(name, set()) <= {"Gather", "GatherBlockQuantized"}}
+    tables = {name for name in sizes if consumers.get(name, set()) <= {"Gather", "GatherBlockQuantized"}}
     shares = _shares_read(model, experts_per_token)
     read = sum(size * shares.get(name, 1.0) for name, size in sizes.items() if name not in tables)
     return sum(sizes.values()), round(read)

@@ -180,15 +180,15 @@ def weight_sizes(graph: Any) -> tuple[int, int]:
         if node.get_type_name() == "Constant":
             size = math.prod(node.get_output_shape(0)) * node.get_output_element_type(0).bitwidth // 8
             stored += size
-            read += 0 if _readers(node) == {"Gather"} else size
+            read += 0 if _consumers(node) == {"Gather"} else size
     return stored, read
 
 
-def _readers(node: Any) -> set[str]:
+def _consumers(node: Any) -> set[str]:
     """Return the operator types that use a constant, looking through decompression."""
-    readers: set[str] = set()
+    consumers: set[str] = set()
     for target in node.output(0).get_target_inputs():
-        reader = target.get_node()
-        kind = reader.get_type_name()
-        readers |= _readers(reader) if kind in _DECOMPRESSION and target.get_index() == 0 else {kind}
-    return readers
+        consumer = target.get_node()
+        kind = consumer.get_type_name()
+        consumers |= _consumers(consumer) if kind in _DECOMPRESSION and target.get_index() == 0 else {kind}
+    return consumers

@@ -70,7 +70,7 @@ def test_a_huge_token_does_not_affect_others_and_zeros_stay_zero(signed):
     assert (error <= 0.03 * np.abs(exact).max(axis=1)).all()
 
 
-def test_tokens_are_rounded_once_for_all_readers():
+def test_tokens_are_rounded_once_for_all_consumers():
     counts = Counter(node.op_type for node in products().graph.node)
     assert counts == {
         **dict.fromkeys(("Abs", "ReduceMax", "Max", "Div", "QuantizeLinear"), 1),
