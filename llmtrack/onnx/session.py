@@ -18,6 +18,7 @@ from llmtrack.onnx.names import COS, GRAPH_OPTIMIZATIONS, IN_PLACE, LAST, LOGITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from onnx import ModelProto
     from onnxruntime import OrtValue
 
     from llmtrack.onnx.unpadded import Angles, Unpadded
@@ -107,7 +108,7 @@ class OnnxDecoder:
     with an attention that needs no memory for scores.
 
     Args:
-        path: the graph's file.
+        source: the graph, or its file.
         threads: intra-op threads; 0: ONNX Runtime's default.
         provider: execution provider.
         graph_optimization: one of `GRAPH_OPTIMIZATIONS`; the first two allow the separate graph for rows without pads.
@@ -120,7 +121,7 @@ class OnnxDecoder:
 
     def __init__(
         self,
-        path: Path,
+        source: Path | ModelProto,
         *,
         threads: int = 0,
         provider: str = "CPUExecutionProvider",
@@ -131,7 +132,7 @@ class OnnxDecoder:
         self._options = ort.SessionOptions()
         self._options.intra_op_num_threads = threads
         self._options.graph_optimization_level = _level(ort, graph_optimization)
-        self._path, self._provider = path, provider
+        self._source, self._provider = source, provider
         fuses = provider == "CPUExecutionProvider" and graph_optimization in ("all", "extended")
         self._floats, self._flash = floats, False
         self._angles: Angles | None = None
@@ -141,10 +142,13 @@ class OnnxDecoder:
     def _open(self, pads: bool) -> None:
         """Load the graph with or without support for pads, replacing the other."""
         self.session: Any = None
-        unpadded = None if pads else _unpadded(self._path, self._floats)
-        graph: str | bytes = str(self._path)
+        source = self._source
+        unpadded = None if pads else _unpadded(source, self._floats)
+        graph: str | bytes
         if unpadded is not None:
             graph, self._angles = unpadded.content, unpadded.angles
+        else:
+            graph = str(source) if isinstance(source, Path) else source.SerializeToString()
         try:
             with _attention(self._flash):
                 self.session = onnxruntime().InferenceSession(graph, self._options, providers=[self._provider])
@@ -152,7 +156,7 @@ class OnnxDecoder:
             self.session._model_bytes = None
         except Exception as error:
             raise ScenarioError(
-                f"ONNX Runtime cannot run {self._path.name}: {in_words(error)[:300]}",
+                f"ONNX Runtime cannot run {getattr(source, 'name', 'the graph')}: {in_words(error)[:300]}",
                 kind="unsupported",
             ) from error
         self._pads = unpadded is None
@@ -282,13 +286,15 @@ def positions(mask: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.maximum(mask.cumsum(axis=1) - 1, 0)
 
 
-def _unpadded(path: Path, floats: bool) -> Unpadded | None:
+def _unpadded(source: Path | ModelProto, floats: bool) -> Unpadded | None:
     """Derive the graph for rows without pads; None if impossible, or if products are floats and `floats` is unset."""
     from llmtrack.onnx import graph
     from llmtrack.onnx.unpadded import unpadded
 
-    model = graph.load(path)
-    return unpadded(model) if floats or any(node.op_type in _QUANTIZED for node in model.graph.node) else None
+    model = graph.load(source) if isinstance(source, Path) else source
+    if not floats and not any(node.op_type in _QUANTIZED for node in model.graph.node):
+        return None
+    return unpadded(graph.copy_of(model) if model is source else model)
 
 
 @contextmanager

@@ -87,23 +87,17 @@ def leave_out(
     layer_of = {layer.node: layer for layer in layers}
     if bound is None:
         return quantized, _built(ranked, layer_of, 0, ())
-    with tempfile.TemporaryDirectory(dir=job.target) as folder:
-        scratch = Path(folder)
 
-        def without(number: int) -> ModelProto:
-            model = graph.copy_of(quantized)
-            if number:
-                graph.graft(model, donor, {layer_of[layer.node].result for layer in ranked[:number]})
-            return model
+    def without(number: int) -> ModelProto:
+        model = graph.copy_of(quantized)
+        if number:
+            graph.graft(model, donor, {layer_of[layer.node].result for layer in ranked[:number]})
+        return model
 
-        def loss_of(model: ModelProto) -> float:
-            graph.save(model, scratch / MODEL_FILE)
-            return mean_loss(scratch / MODEL_FILE, job.rows)
-
-        exact = loss_of(base)
-        number, attempts = fewest_left_out(
-            lambda number: loss_of(without(number)), len(layers), exact + math.log1p(bound)
-        )
+    exact = mean_loss(base, job.rows)
+    number, attempts = fewest_left_out(
+        lambda number: mean_loss(without(number), job.rows), len(layers), exact + math.log1p(bound)
+    )
     steps = tuple({"left_out": attempt.left_out, "increase": math.expm1(attempt.loss - exact)} for attempt in attempts)
     return without(number), _built(ranked, layer_of, number, steps)
 
@@ -137,17 +131,15 @@ def inputs_of(
     model.graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sources if name not in outputs
     )
-    with tempfile.TemporaryDirectory() as folder:
-        graph.save(model, Path(folder, MODEL_FILE))
-        decoder = OnnxDecoder(Path(folder, MODEL_FILE))
+    decoder = _open(model)
     for row in rows:
         values = decoder.inspect(np.array([row]), sources)
         yield {name: array.reshape(-1, array.shape[-1]) for name, array in zip(sources, values, strict=True)}
 
 
-def mean_loss(path: Path, rows: Sequence[Sequence[int]]) -> float:
-    """Compute the mean negative log-likelihood in nats of rows of tokens, each scored alone."""
-    decoder = OnnxDecoder(path)
+def mean_loss(source: Path | ModelProto, rows: Sequence[Sequence[int]]) -> float:
+    """Compute the mean negative log-likelihood in nats of rows of tokens, each scored alone by a graph or its file."""
+    decoder = OnnxDecoder(source) if isinstance(source, Path) else _open(source)
     total = 0.0
     for row in rows:
         logits = torch.from_numpy(next_token_logits(decoder, row[:-1]))[None]
@@ -155,6 +147,15 @@ def mean_loss(path: Path, rows: Sequence[Sequence[int]]) -> float:
         every = torch.ones_like(targets, dtype=torch.bool)
         total += float(sum_nll(logits, targets, every, lambda part: part, logits.shape[-1]))
     return total / sum(len(row) - 1 for row in rows)
+
+
+def _open(model: ModelProto) -> OnnxDecoder:
+    """Open a graph, by way of a temporary file only if it is too large for a message."""
+    if graph.weight_bytes(model) <= graph.MAX_EMBEDDED_BYTES:
+        return OnnxDecoder(model)
+    with tempfile.TemporaryDirectory() as folder:
+        graph.save(model, Path(folder, MODEL_FILE))
+        return OnnxDecoder(Path(folder, MODEL_FILE))
 
 
 def _built(

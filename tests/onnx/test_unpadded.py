@@ -123,6 +123,22 @@ def test_its_layers_have_half_the_operators(exported):
     assert sum(counts.values()) < 0.6 * sum(before.values())
 
 
+def test_a_graph_in_memory_is_run_like_its_file_and_not_changed(exported, tmp_path):
+    model = graph.load(exported / MODEL_FILE)
+    graph.untie_head(model)
+    quantized = in_blocks(model, 8, 32, True, {layer.node for layer in graph.linears(model)})
+    before = graph.copy_of(quantized)
+    graph.save(quantized, tmp_path / MODEL_FILE)
+    decoders = [OnnxDecoder(source) for source in (quantized, tmp_path / MODEL_FILE)]
+    assert all(decoder.has_unpadded for decoder in decoders)
+    pads = np.ones_like(IDS)
+    pads[0, 0] = 0
+    for mask in (np.ones_like(IDS), pads):
+        ours, theirs = (decoder.run(IDS, mask)[0] for decoder in decoders)
+        assert np.array_equal(ours, theirs)
+    assert quantized == before
+
+
 @pytest.mark.slow(1)
 def test_products_are_merged_with_their_offsets(exported, tmp_path):
     """Zero points by half-quadratic quantization cost a layer one product and one sum for each distinct input."""
