@@ -15,7 +15,14 @@ from llmtrack.host.isolated import run_isolated
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.cache import read_manifest
 from llmtrack.models.weights import weight_files
-from llmtrack.onnx.lengths import LENGTH_DEPENDENT_ROPE, Parity, at_every_length, check_lengths, rope_kind
+from llmtrack.onnx.lengths import (
+    LENGTH_DEPENDENT_ROPE,
+    PARITY_FACTS,
+    Parity,
+    at_every_length,
+    check_lengths,
+    rope_kind,
+)
 from llmtrack.spec.scenario import Scalar
 
 if TYPE_CHECKING:
@@ -29,8 +36,6 @@ MIN_CORRELATION = 0.5
 
 _BYTES = 4
 """Assumed bytes per weight; too few only overestimates the number of compared lengths."""
-
-FACTS = ("parity_max_difference", "parity_max_share", "parity_top1_agreement")
 
 
 class DecodingEngine(Engine, Protocol):
@@ -55,12 +60,10 @@ def require_parity(open_folder: OpenFolder, source: Path, folder: Path) -> dict[
     Raises:
         ScenarioError: they differ by more than rounding.
     """
-    comparison = run_isolated("comparing with PyTorch", _compare, open_folder, str(source), str(folder))
-    difference, share, agreement = (comparison[name] for name in FACTS)
-    parity = Parity(difference, share, agreement, round(comparison["length"]))
+    parity, _ = run_isolated("comparing with PyTorch", _compare, open_folder, str(source), str(folder))
     if not parity.holds:
         raise _mismatch(str(parity))
-    return {name: comparison[name] for name in FACTS}
+    return parity.facts
 
 
 def require_correlation(open_folder: OpenFolder, source: Path, folder: Path) -> dict[str, float]:
@@ -69,7 +72,7 @@ def require_correlation(open_folder: OpenFolder, source: Path, folder: Path) -> 
     Raises:
         ScenarioError: they do not.
     """
-    correlation = run_isolated("comparing with PyTorch", _compare, open_folder, str(source), str(folder))["correlation"]
+    _, correlation = run_isolated("comparing with PyTorch", _compare, open_folder, str(source), str(folder))
     if not correlation >= MIN_CORRELATION:
         raise _mismatch(f"the correlation of their logits is {correlation:.2f}")
     return {}
@@ -85,7 +88,7 @@ def has_length_thresholds(folder: Path) -> bool:
 def parity_facts(folder: Path) -> dict[str, Scalar]:
     """Return the parity of a converted model with PyTorch, as params."""
     manifest = read_manifest(folder)
-    return {name: manifest[name] for name in FACTS if name in manifest}
+    return {name: manifest[name] for name in PARITY_FACTS if name in manifest}
 
 
 def _mismatch(why: str) -> ScenarioError:
@@ -96,7 +99,8 @@ def _mismatch(why: str) -> ScenarioError:
     )
 
 
-def _compare(open_folder: OpenFolder, source: str, folder: str) -> dict[str, float]:
+def _compare(open_folder: OpenFolder, source: str, folder: str) -> tuple[Parity, float]:
+    """Return the worst parity over all compared lengths, and the lowest correlation."""
     import torch
 
     from llmtrack.models.load import load_model
@@ -113,14 +117,7 @@ def _compare(open_folder: OpenFolder, source: str, folder: str) -> dict[str, flo
     config = model.config.get_text_config().to_dict()
     parameters = sum(weight.numel() for weight in model.parameters())
     worst = at_every_length(config, parameters, compare, engine.info.context_length)
-    return {
-        "parity_max_difference": worst.difference,
-        "parity_max_share": worst.share,
-        "parity_top1_agreement": worst.top1_agreement,
-        "length": worst.length,
-        # NaN counts as no agreement.
-        "correlation": float(np.min(correlations)),
-    }
+    return worst, float(np.min(correlations))  # NaN counts as no agreement
 
 
 def _compare_at(model: Any, engine: DecodingEngine, length: int, seed: int) -> tuple[Parity, float]:

@@ -51,12 +51,7 @@ def export(spec: str, revision: str | None, folder: Path) -> dict[str, Any]:
         graph.save(model, path)
         result = _check(loaded, path)
         if isinstance(result, Parity) and result.holds:
-            return {
-                "parity_max_difference": result.difference,
-                "parity_max_share": result.share,
-                "parity_top1_agreement": result.top1_agreement,
-                "onnx_attention": "GroupQueryAttention" if fused else "as exported",
-            }
+            return {**result.facts, "onnx_attention": "GroupQueryAttention" if fused else "as exported"}
     raise ScenarioError(
         f"the ONNX export of {loaded.model_id} does not match PyTorch ({result}): it is not used, take backend=torch",
         kind="unsupported",

@@ -29,6 +29,9 @@ LEAST_AGREEMENT = 0.98
 SEEDS = 0, 1
 """Seeds of the compared rows: the second is tried if the first differs, since rounding can route a token to another expert."""
 
+PARITY_FACTS = ("parity_max_difference", "parity_max_share", "parity_top1_agreement")
+"""Names of a `Parity` in manifests and tracked runs."""
+
 _LONGEST = 2048
 _PARAMETER_TOKENS = 10**11
 
@@ -114,6 +117,11 @@ class Parity:
     def holds(self) -> bool:
         """Whether the difference is within rounding."""
         return self.share <= PARITY_BOUND and self.top1_agreement >= LEAST_AGREEMENT
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """What to track."""
+        return dict(zip(PARITY_FACTS, (self.difference, self.share, self.top1_agreement), strict=True))
 
     def __str__(self) -> str:
         return (

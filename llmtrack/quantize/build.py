@@ -23,6 +23,7 @@ from llmtrack.models.durations import timed_step
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.load_errors import reason_of
 from llmtrack.models.safe_view import LOCAL
+from llmtrack.onnx.lengths import PARITY_FACTS
 from llmtrack.onnx.session import MODEL_FILE
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.quantize.options import CalibrationText
@@ -37,7 +38,7 @@ CALIBRATION = CalibrationText.calibration
 EXPORT_VERSION = 4
 """Increment when the result of an export changes, to invalidate the cache."""
 
-EXPORT_FACTS = ("parity_max_difference", "parity_max_share", "parity_top1_agreement", "onnx_attention")
+EXPORT_FACTS = (*PARITY_FACTS, "onnx_attention")
 """Manifest entries of an export, and of models derived from it, that describe its parity with PyTorch."""
 
 _PACKAGES = (
