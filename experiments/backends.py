@@ -18,8 +18,8 @@ from llmtrack.report.sentences import reading as say
 from llmtrack.run.command import command
 from llmtrack.run.settings import QualityOptions, RunOptions, TimingOptions, WhichModel
 from llmtrack.spec.options import Option
-from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
-from llmtrack.spec.task import GenerateTask, PerplexityTask
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import GenerateTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs, keys
 
@@ -106,9 +106,7 @@ def build(config: Config) -> Experiment:
     """
     chosen = everything() if ALL in config.recipes else config.recipes
     chosen = (BASELINE, *(label for label in chosen if label != BASELINE))
-    reference = _variant(config, BASELINE, config.threads[0])
-    task = PerplexityTask(corpus=config.corpus, max_length=config.max_length, workers=config.workers)
-    quality = QualityCheck(task, reference, config.reference_tokens)
+    quality = config.check(_variant(config, BASELINE, config.threads[0]))
     first_size, *other_sizes = config.sizes
     shapes = [(length, first_size) for length in config.lengths]
     shapes += [(config.lengths[0], size) for size in other_sizes]

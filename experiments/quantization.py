@@ -35,8 +35,8 @@ from llmtrack.report.sentences import reading as say
 from llmtrack.run.command import command
 from llmtrack.run.settings import ManyTimingOptions, ModelOptions, QualityOptions, RunOptions
 from llmtrack.spec.options import Option, config_from, non_defaults, parameters
-from llmtrack.spec.scenario import QualityCheck, Scalar, Scenario, Variant
-from llmtrack.spec.task import GenerateTask, PerplexityTask
+from llmtrack.spec.scenario import Scalar, Scenario, Variant
+from llmtrack.spec.task import GenerateTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -124,10 +124,9 @@ class Config(Options, QualityOptions, ModelOptions, ManyTimingOptions, RunOption
         ),
     ] = (ALL,)
     prompt_tokens: Annotated[int, Option("Tokens of the timed prompt.", min=1)] = 256
-    log_model: Annotated[
-        bool,
-        Option("Log each model of the onnx backend to its MLflow run, for mlflow.pyfunc."),
-    ] = False
+    log_model: Annotated[bool, Option("Log each model of the onnx backend to its MLflow run, for mlflow.pyfunc.")] = (
+        False
+    )
 
 
 def build(config: Config) -> Experiment:
@@ -139,8 +138,7 @@ def build(config: Config) -> Experiment:
     chosen = everything(config.device) if ALL in config.recipes else config.recipes
     chosen = (BASELINE, *(label for label in chosen if label != BASELINE))
     _check_texts(config.calibration, config.corpus)
-    quality = PerplexityTask(corpus=config.corpus, max_length=config.max_length, workers=config.workers)
-    reference = _variant(config, BASELINE)
+    quality = config.check(_variant(config, BASELINE))
     scenarios = tuple(
         Scenario(
             scenario_name(label),
@@ -148,7 +146,7 @@ def build(config: Config) -> Experiment:
             GenerateTask((BASE_TEXT,), prompt_tokens=config.prompt_tokens, max_new_tokens=config.max_new_tokens),
             config.repeat(),
             baseline=label == BASELINE,
-            quality=QualityCheck(quality, reference, config.reference_tokens),
+            quality=quality,
             keep_model=config.log_model and label.startswith("onnx/"),
         )
         for label in chosen
@@ -374,8 +372,10 @@ def _fastest(done: Runs, base: Run, key: str, cost: float) -> Run:
 def _comparable(done: Runs, base: Run) -> tuple[Runs, list[str]]:
     """Return the runs whose perplexity is comparable with the baseline's, and the reasons for the others."""
     compared = [(run, difference_between(base, run, "perplexity")) for run in done]
-    refused = [f"{run.scenario}: {each.words}." for run, each in compared if each.verdict in _NO_VERDICT]
-    return Runs(run for run, each in compared if each.verdict not in _NO_VERDICT), refused
+    refused = [
+        f"{run.scenario}: {difference.words}." for run, difference in compared if difference.verdict in _NO_VERDICT
+    ]
+    return Runs(run for run, difference in compared if difference.verdict not in _NO_VERDICT), refused
 
 
 def _advice(best: Run, base: Run, done: Runs, key: str, use: str, cost: float) -> str:

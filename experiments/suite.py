@@ -100,7 +100,11 @@ def _names(config: Config) -> tuple[str, ...]:
     if named:
         return config.experiments
     declared = [DECLARED_BY_NAME[name] for name in NAMES]
-    return tuple(each.name for each in declared if each.applies() and (each.first_look or not config.quick))
+    return tuple(
+        experiment.name
+        for experiment in declared
+        if experiment.applies() and (experiment.first_look or not config.quick)
+    )
 
 
 def quicker(config: Config) -> Config:
@@ -123,11 +127,16 @@ def experiments_of(names: Sequence[str], config: Config) -> list[Experiment]:
     if config.focus != "quantization":
         return built
     variants = {
-        scenario.name: scenario.variant for each in built if each.name == "quantization" for scenario in each.scenarios
+        scenario.name: scenario.variant
+        for experiment in built
+        if experiment.name == "quantization"
+        for scenario in experiment.scenarios
     }
     return [
-        replace(each, follow=partial(quantization.on_best, each, variants)) if each.name == "edge_prompts" else each
-        for each in built
+        replace(experiment, follow=partial(quantization.on_best, experiment, variants))
+        if experiment.name == "edge_prompts"
+        else experiment
+        for experiment in built
     ]
 
 

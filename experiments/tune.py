@@ -72,10 +72,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 class Config(JudgedText, ModelOptions, HereOptions):
     """Settings of tuning."""
 
-    objective: Annotated[
-        str,
-        Option("Metric to optimize.", choices=OBJECTIVES),
-    ] = "decode_tokens_per_sec"
+    objective: Annotated[str, Option("Metric to optimize.", choices=OBJECTIVES)] = "decode_tokens_per_sec"
     budget: Annotated[str, Option("Total time, such as 90s, 10m or 1h.", min=1)] = "10m"
     max_perplexity_increase: Annotated[
         str | None, Option("Maximum increase over PyTorch in float32, such as 1%; none: any.", min=1)
@@ -167,8 +164,7 @@ def space_of(config: Config, machine: Mapping[str, str]) -> Space:
         prompt_tokens=config.prompt_tokens,
         max_new_tokens=config.new_tokens,
     )
-    variant = config.variant(options=())
-    return make_space(variant, task, config.objective, machine, narrowed)
+    return make_space(config.variant(), task, config.objective, machine, narrowed)
 
 
 def build(config: Config) -> Experiment:
@@ -312,37 +308,11 @@ def _objective(runs: Runs) -> str:
     return next((run.text("tuned_for") for run in runs if run.has("tuned_for")), "")
 
 
-def requirements(config: Config, cpus: int = 1, start: float = 5.0) -> TuneGoal:
-    """Return the requirements on candidates, including the evaluation text.
-
-    Args:
-        config: the settings.
-        cpus: number of CPUs used for computing; 0: a GPU is used.
-        start: seconds to start a worker.
-    """
-    from llmtrack.quality.corpora import load_corpus
-
-    return TuneGoal(
-        config.objective,
-        config.seconds,
-        load_corpus(config.corpus),
-        PerplexityTask(corpus=config.corpus),
-        config.most_perplexity,
-        config.limits,
-        config.near,
-        cpus,
-        start,
-    )
-
-
 @contextmanager
 def prepared(config: Config, make: Callable[[], Executor]) -> Iterator[tuple[Pool, Space, TuneGoal]]:
-    """Open a pool of workers; yield it with the search space of its machine and the requirements.
+    """Open a pool of workers; yield it with the search space of its machine and the goal."""
+    from llmtrack.quality.corpora import load_corpus
 
-    Args:
-        config: the settings.
-        make: creates an executor.
-    """
     started = time.monotonic()
     with closing(Pool(make, reuse=True)) as pool:
         machine = pool.machine()
@@ -351,24 +321,37 @@ def prepared(config: Config, make: Callable[[], Executor]) -> Iterator[tuple[Poo
         cpus = int(machine.get("threads") or 1)
         if device_of(space.candidates[0].variant.device, machine) != "cpu":
             pool.most, pool.spare, cpus = MOST_ON_GPU, True, 0
-        yield pool, space, requirements(config, cpus, start)
+        goal = TuneGoal(
+            config.objective,
+            config.seconds,
+            load_corpus(config.corpus),
+            PerplexityTask(corpus=config.corpus),
+            config.most_perplexity,
+            config.limits,
+            config.near,
+            cpus,
+            start,
+        )
+        yield pool, space, goal
 
 
 def perform(config: Config, console: Console) -> Performed:
     """Tune, and return the result."""
     began = time.monotonic()
-    with prepared(config, lambda: make_executor(config)) as (pool, space, asked):
+    with prepared(config, lambda: make_executor(config)) as (pool, space, goal):
         tracker = open_tracker(config)
         experiment = build(config)
         experiment = replace(
             experiment,
-            scenarios=tuple(Scenario(way.name, way.variant, way.task) for way in space.candidates),
+            scenarios=tuple(
+                Scenario(candidate.name, candidate.variant, candidate.task) for candidate in space.candidates
+            ),
             settings={**experiment.settings, "candidates": len(space.candidates)},
         )
         result = run_tune(
             experiment,
             space,
-            asked,
+            goal,
             tracker=tracker,
             pool=pool,
             console=console,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from llmtrack.quality.metrics import Drift
 from llmtrack.spec.outcome import Measurement
@@ -12,22 +12,31 @@ from llmtrack.spec.scenario import QualityCheck, Scalar, Variant
 from llmtrack.spec.scores import Item, RowSums
 
 
-def with_scores(
-    measurement: Measurement,
-    metrics: Mapping[str, float],
-    facts: Mapping[str, Scalar],
-    warnings: tuple[str, ...],
-    batch_losses: tuple[float, ...],
-    items: tuple[Item, ...] = (),
-) -> Measurement:
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Results of scoring a text.
+
+    Attributes:
+        batch_losses: mean loss of each batch, in the order of a single worker.
+    """
+
+    metrics: dict[str, float]
+    facts: dict[str, Scalar]
+    warnings: tuple[str, ...]
+    batch_losses: tuple[float, ...]
+    batch_size: int
+    items: tuple[Item, ...]
+
+
+def with_scores(measurement: Measurement, scores: Scores) -> Measurement:
     """Add the results of scoring a text to a timed measurement."""
     return replace(
         measurement,
-        metrics={**measurement.metrics, **metrics},
-        facts={**measurement.facts, **facts},
-        warnings=tuple(dict.fromkeys((*measurement.warnings, *warnings))),
-        series={**measurement.series, "batch_loss": batch_losses},
-        items=items,
+        metrics={**measurement.metrics, **scores.metrics},
+        facts={**measurement.facts, **scores.facts},
+        warnings=tuple(dict.fromkeys((*measurement.warnings, *scores.warnings))),
+        series={**measurement.series, "batch_loss": scores.batch_losses},
+        items=scores.items,
         ended_at=time.time(),
     )
 

@@ -122,9 +122,13 @@ def make_executor(settings: HereOptions) -> Executor:
     Raises:
         UsageError: the settings ask for several, one per kind of hardware.
     """
+    _check_single(settings)
+    return make_executors(settings)[0]
+
+
+def _check_single(settings: HereOptions) -> None:
     if isinstance(settings, RunOptions) and settings.nodes == "each":
         raise UsageError("nodes=each makes a study for each kind of hardware: use it on the command line")
-    return make_executors(settings)[0]
 
 
 def make_executors(settings: HereOptions) -> Sequence[Executor]:
@@ -190,10 +194,6 @@ def _process(settings: HereOptions, patience: Patience) -> Sequence[Executor]:
     return [executor]
 
 
-def _inline(settings: HereOptions, patience: Patience) -> Sequence[Executor]:
-    return [InlineExecutor(time_limit=patience.time_limit)]
-
-
 def _ray(settings: Any, patience: Patience) -> Sequence[Executor]:
     from llmtrack.run.executors.ray.executor import open_cluster
 
@@ -202,7 +202,7 @@ def _ray(settings: Any, patience: Patience) -> Sequence[Executor]:
 
 EXECUTORS: dict[str, Callable[[Any, Patience], Sequence[Executor]]] = {
     "process": _process,
-    "inline": _inline,
+    "inline": lambda settings, patience: [InlineExecutor(time_limit=patience.time_limit)],
     "ray": _ray,
 }
 """Executor factories by name; entry points add others."""
@@ -211,35 +211,24 @@ EXECUTORS: dict[str, Callable[[Any, Patience], Sequence[Executor]]] = {
 @contextmanager
 def open_executor(settings: RunOptions) -> Iterator[Executor]:
     """Open the executor of the settings, and close it at the end."""
-    executor = _kept_loaded(make_executor(settings), settings)
-    with _closed_at_end([executor], settings):
+    _check_single(settings)
+    with open_executors(settings) as (executor,):
         yield executor
 
 
 @contextmanager
 def open_executors(settings: RunOptions) -> Iterator[Sequence[Executor]]:
-    """Open the executors of the settings, and close them at the end."""
-    executors = [_kept_loaded(executor, settings) for executor in make_executors(settings)]
-    with _closed_at_end(executors, settings):
-        yield executors
-
-
-def _kept_loaded(executor: Executor, settings: RunOptions) -> Executor:
-    """Wrap process executors in a pool that keeps compared models loaded; return any other executor unchanged."""
-    if settings.executor != "process":
-        return executor
-    first = [executor]
-    return Pool(lambda: first.pop() if first else make_executor(settings))
-
-
-@contextmanager
-def _closed_at_end(executors: Sequence[Executor], settings: RunOptions) -> Iterator[None]:
+    """Open the executors of the settings, and close them at the end; a pool of processes keeps compared models loaded."""
+    executors = make_executors(settings)
+    if settings.executor == "process":
+        first = [*executors]
+        executors = [Pool(lambda: first.pop() if first else make_executor(settings))]
     if settings.executor == "inline" and settings.time_limit:
         to_stderr(
             "time_limit is kept between calls only with executor=inline: what hangs in this process cannot be ended"
         )
     try:
-        yield
+        yield executors
     finally:
         for executor in executors:
             executor.close()
@@ -251,26 +240,22 @@ def exit_codes(console: Console) -> Iterator[None]:
 
     Under `mlflow run`, the end of that program counts as a signal, too.
     """
-    unwatch = lambda: None  # noqa: E731
-    if "MLFLOW_RUN_ID" in os.environ:
-        unwatch = when_launcher_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    try:
-        with end_on_signal():
-            try:
-                with protected_output():
-                    yield
-            except Exception as error:
-                reason = actionable(error)
-                if reason is None:
-                    raise
-                explain_refusal(reason)
-                fail(error if isinstance(error, LlmtrackError) else UsageError(reason))
-            except KeyboardInterrupt:
-                end_early(console, "interrupted", signal.SIGINT)
-            except Terminated as ended:
-                end_early(console, "terminated", ended.number)
-    finally:
-        unwatch()
+    with contextlib.ExitStack() as stack, end_on_signal():
+        if "MLFLOW_RUN_ID" in os.environ:
+            stack.callback(when_launcher_ends(lambda: os.kill(os.getpid(), signal.SIGTERM)))
+        try:
+            with protected_output():
+                yield
+        except Exception as error:
+            reason = actionable(error)
+            if reason is None:
+                raise
+            explain_refusal(reason)
+            fail(error if isinstance(error, LlmtrackError) else UsageError(reason))
+        except KeyboardInterrupt:
+            end_early(console, "interrupted", signal.SIGINT)
+        except Terminated as signalled:
+            end_early(console, "terminated", signalled.number)
 
 
 def end_early(console: Console, word: str, number: int) -> NoReturn:

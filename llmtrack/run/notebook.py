@@ -110,7 +110,7 @@ def run(experiment: str, *, console: Console | None = None, quiet: bool = False,
     module = named_experiment(require_text("experiment", experiment))
     if module is None or not hasattr(module, "main"):
         raise UsageError(f"there is no experiment {experiment!r}{near_names(experiment)}")
-    known = {each.name: each for each in parameters(module.main.config)}
+    known = {parameter.name: parameter for parameter in parameters(module.main.config)}
     for name in options:
         if name not in known:
             raise unknown_parameter(experiment, module.main.config, name, options[name])
@@ -149,16 +149,10 @@ def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str
     """
     from llmtrack.report.page.reports import rebuild_report
 
-    is_finished = isinstance(study, Finished)
     name, uri = (study.study_id, study.tracking_uri) if isinstance(study, Finished) else (study, tracking_uri)
     target = Path(os.path.expanduser(require_text("folder", folder)))
     try:
-        problems = rebuild_report(
-            require_text("study", name),
-            neutral_console(file=io.StringIO()),
-            uri if is_finished else tracking_uri,
-            target,
-        )
+        problems = rebuild_report(require_text("study", name), neutral_console(file=io.StringIO()), uri, target)
     except OSError as error:
         raise UsageError(f"the report cannot be written: {refused_by_system(error)}") from error
     page = target / "report.html"

@@ -28,9 +28,13 @@ class WhichModel(Checked):
     device: Annotated[str, Option(f"{DEVICE_HELP}.", min=1)] = Variant.device
 
     def variant(self, **changes: Any) -> Variant:
-        """Return the requested variant; fields that the config lacks have their defaults."""
-        options = tuple(sorted(dict(changes.pop("options", ())).items()))
-        variant = config_from(Variant, self, options=options, **changes)
+        """Return the requested variant; fields that the config lacks have their defaults, options only if they differ."""
+        options = dict(changes.pop("options", ()))
+        for group in (ThreadOption, CompileOption, DevicesOption):
+            if isinstance(self, group):
+                values = vars(config_from(group, self))
+                options |= {name: value for name, value in values.items() if value != getattr(group, name)}
+        variant = config_from(Variant, self, options=tuple(sorted(options.items())), **changes)
         backend, *words = variant.backend.split() or [""]
         return with_words(replace(variant, backend=backend), words) if words else variant
 
@@ -39,25 +43,14 @@ class WhichModel(Checked):
 class ModelOptions(WhichModel, ThreadOption):
     """The model, its device, and the number of threads for backends that support it."""
 
-    def variant(self, **changes: Any) -> Variant:
-        """See `WhichModel.variant`."""
-        options = dict(changes.pop("options", ()))
-        if self.threads:
-            options["threads"] = self.threads
-        return super().variant(options=tuple(options.items()), **changes)
-
 
 @dataclass(frozen=True)
 class BackendOption(Checked):
     """The engine."""
 
-    backend: Annotated[
-        str,
-        Option(
-            "Engine, optionally followed by its options: `llamacpp cache_type=f32`.",
-            min=1,
-        ),
-    ] = Variant.backend
+    backend: Annotated[str, Option("Engine, optionally followed by its options: `llamacpp cache_type=f32`.", min=1)] = (
+        Variant.backend
+    )
 
 
 @dataclass(frozen=True)
@@ -70,18 +63,6 @@ class DtypeOption(Checked):
 @dataclass(frozen=True)
 class EngineOptions(ModelOptions, BackendOption, DtypeOption, CompileOption, DevicesOption):
     """Everything that determines the loaded model, except quantization."""
-
-    def variant(self, **changes: Any) -> Variant:
-        """See `WhichModel.variant`."""
-        groups = config_from(CompileOption, self), config_from(DevicesOption, self)
-        options = {
-            name: value
-            for group in groups
-            for name, value in vars(group).items()
-            if value != getattr(type(group), name)
-        }
-        changes["options"] = (*changes.get("options", ()), *options.items())
-        return super().variant(**changes)
 
 
 @dataclass(frozen=True)
@@ -122,6 +103,11 @@ class QualityOptions(JudgedText):
         QualityCheck.reference_tokens
     )
     workers: Workers = PerplexityTask.workers
+
+    def check(self, reference: Variant) -> QualityCheck:
+        """Return the requested quality check against a reference."""
+        task = PerplexityTask(corpus=self.corpus, max_length=self.max_length, workers=self.workers)
+        return QualityCheck(task, reference, self.reference_tokens)
 
 
 @dataclass(frozen=True)
@@ -198,9 +184,13 @@ class Settings(EngineOptions, TimingOptions, RunOptions):
 
 def unknown_parameter(experiment: str, config: type, name: str, value: object = None) -> UsageError:
     """Return the error for an unknown parameter, suggesting the one probably meant."""
-    known = [each.name for each in parameters(config)]
-    elsewhere = name in {each.name for each in parameters(Settings)}
-    near = [each for each in known if each.rstrip("s") in (name.rstrip("s"), name.rstrip("s").rpartition("_")[2])]
+    known = [parameter.name for parameter in parameters(config)]
+    elsewhere = name in {parameter.name for parameter in parameters(Settings)}
+    near = [
+        parameter
+        for parameter in known
+        if parameter.rstrip("s") in (name.rstrip("s"), name.rstrip("s").rpartition("_")[2])
+    ]
     # A parameter of other experiments is not a misspelling: only suggest its plural or singular.
     near = near or ([] if elsewhere else get_close_matches(name, known, n=1))
     if near:

@@ -35,8 +35,8 @@ from llmtrack.tracking.write.running import WORK_TAG
 from llmtrack.tracking.write.tracker import Study, Tracker
 
 
-@dataclass(frozen=True)
-class SuiteResult:
+@dataclass(frozen=True, kw_only=True)
+class SuiteResult(Reported):
     """Result of a suite.
 
     Attributes:
@@ -48,9 +48,6 @@ class SuiteResult:
     study: Study
     results: Mapping[str, StudyResult | None]
     reasons: Mapping[str, str] = field(default_factory=dict)
-    reading: tuple[str, ...] = ()
-    tracked: Runs | None = None
-    problems: tuple[str, ...] = ()
 
     @property
     def incomplete(self) -> bool:
@@ -60,7 +57,7 @@ class SuiteResult:
     @property
     def exit_code(self) -> int:
         """0 if every scenario of every experiment was measured and reported, else 1."""
-        reported = not self.problems and not any(each and each.problems for each in self.results.values())
+        reported = not self.problems and not any(result and result.problems for result in self.results.values())
         return int(self.incomplete or not reported)
 
 
@@ -98,10 +95,12 @@ def run_suite(
     results: dict[str, StudyResult | None] = {}
     reasons: dict[str, str] = {}
     cache = SuiteCache(same, experiments, machine)
-    durations = {each.name: last_duration(each, environment_id(facts)) for each in experiments}
+    durations = {experiment.name: last_duration(experiment, environment_id(facts)) for experiment in experiments}
     took = {name: seconds for name, seconds in durations.items() if seconds is not None}
-    progress = SuiteProgress({each.name: _scenario_count(each, machine) for each in experiments}, took)
-    print_support(console, machine, [scenario for each in experiments for scenario in each.scenarios])
+    progress = SuiteProgress(
+        {experiment.name: _scenario_count(experiment, machine) for experiment in experiments}, took
+    )
+    print_support(console, machine, [scenario for experiment in experiments for scenario in experiment.scenarios])
     for line in (announcement(experiments, progress.total, took), *remarks):
         print_line(console, hanging(line, width_of(console)))
     performed: list[Experiment] = []
@@ -130,7 +129,7 @@ def run_suite(
                 results[experiment.name] = None
                 reasons[experiment.name] = in_words(error)
             performed.append(experiment)
-        suite_result = SuiteResult(suite, results, reasons)
+        suite_result = SuiteResult(study=suite, results=results, reasons=reasons)
         reported = _report(suite_result, performed, tracker, console, question, remarks)
     return replace(suite_result, **vars(reported))
 
@@ -152,10 +151,10 @@ def _check(experiments: Sequence[Experiment], tracker: Tracker, executor: Execut
 
 def _derived(experiment: Experiment, results: Mapping[str, StudyResult | None]) -> Experiment:
     """Return the experiment as derived from the runs tracked before it."""
-    tracked = [each.tracked for each in results.values() if each is not None and each.tracked is not None]
+    tracked = [result.tracked for result in results.values() if result is not None and result.tracked is not None]
     if experiment.follow is None or not tracked:
         return experiment
-    return experiment.follow(Runs(run for each in tracked for run in each))
+    return experiment.follow(Runs(run for runs in tracked for run in runs))
 
 
 def _scenario_count(experiment: Experiment, machine: Mapping[str, str]) -> int:
@@ -182,7 +181,6 @@ def _report(
             for problem in (study.problems if study else ())
         ),
     ]
-
     members: list[Member] = []
 
     def write(context: ReportContext) -> WrittenReport:

@@ -14,23 +14,17 @@ from importlib.util import cache_from_source, find_spec
 _LARGE = "transformers"
 
 
-def bytecode_folder() -> str | None:
-    """Return the bytecode folder to use, or None if Python already caches bytecode."""
+def bytecode_environment() -> dict[str, str]:
+    """Return the environment variables that enable the bytecode cache in children; empty if it is enabled."""
     if not sys.dont_write_bytecode or sys.pycache_prefix is not None:
-        return None
+        return {}
     spec = find_spec(_LARGE)
     if spec is None or spec.origin is None or os.path.exists(cache_from_source(spec.origin)):
-        return None
+        return {}
     # Imported late: it would slow the start of every command by a fifth, and few need it.
     from llmtrack.models.cache import cache_root
 
-    return str(cache_root() / "bytecode")
-
-
-def bytecode_environment() -> dict[str, str]:
-    """Return the environment variables that enable the bytecode cache in children; empty if it is enabled."""
-    folder = bytecode_folder()
-    return {"PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""} if folder else {}
+    return {"PYTHONPYCACHEPREFIX": str(cache_root() / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def cache_bytecode() -> None:

@@ -90,9 +90,7 @@ class Watch:
         return self._beside.get("the state of the device", self._gauge.read, None) if self._gauge else None
 
 
-def energy_figures(
-    device: str, intervals: Sequence[Interval], tokens: float, prefix: str = ""
-) -> tuple[dict[str, float], dict[str, Scalar]]:
+def energy_figures(device: str, intervals: Sequence[Interval], tokens: float, prefix: str = "") -> Figures:
     """Return energy metrics and facts of timed calls; empty if the counters are insufficient.
 
     Args:
@@ -185,12 +183,7 @@ def scoring_roofline(info: EngineInfo, read: Iterable[Sequence[int]], seconds: f
 
 
 def _add(
-    figures: dict[str, float],
-    facts: dict[str, Scalar],
-    name: str,
-    done: Stage,
-    seconds: float,
-    roof: Roof,
+    figures: dict[str, float], facts: dict[str, Scalar], name: str, done: Stage, seconds: float, roof: Roof
 ) -> None:
     """Add the work of a stage and its share of the ceilings, unless they are in doubt or exceeded."""
     figures[f"{name}_mib"] = done.work.bytes / MIB

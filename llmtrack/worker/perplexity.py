@@ -19,7 +19,7 @@ from llmtrack.measure.system_metrics import system_steps
 from llmtrack.measure.timing import Clock
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.models import durations
-from llmtrack.quality.attach import drift_line, with_drift, with_scores, without_drift, without_scores
+from llmtrack.quality.attach import Scores, drift_line, with_drift, with_scores, without_drift, without_scores
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.drift import compare_distributions, compare_row, rows_to_compare
 from llmtrack.quality.encoding import tokens_digest
@@ -29,7 +29,7 @@ from llmtrack.quality.shards import share_out
 from llmtrack.spec.events import Emit, Log, Progress, SoFar
 from llmtrack.spec.outcome import Failure, Measurement, StepValues
 from llmtrack.spec.scenario import QualityCheck, Scalar, Scenario, Variant
-from llmtrack.spec.scores import Compared, Item, Part
+from llmtrack.spec.scores import Compared, Part
 from llmtrack.spec.task import PerplexityTask, ShardTask, workload_id
 from llmtrack.worker.device_metrics import Watch, energy_figures, gauge_for, roof_of, scoring_roofline
 from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_kind, failure_of
@@ -38,19 +38,13 @@ Ready = dict[ShardTask, tuple[Corpus, Any]]
 """Texts and what the engine prepared of them, by the common part of their shards."""
 
 
-@dataclass(frozen=True)
-class ScoredText:
+@dataclass(frozen=True, kw_only=True)
+class CorpusScores(Scores):
     """Results of scoring a corpus."""
 
     corpus: Corpus
-    metrics: dict[str, float]
-    facts: dict[str, Scalar]
-    warnings: tuple[str, ...]
-    batch_losses: tuple[float, ...]
-    batch_size: int
     peak_memory_bytes: int | None
     steps: tuple[StepValues, ...]
-    items: tuple[Item, ...]
 
 
 def measure_perplexity(scenario: Scenario, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock) -> None:
@@ -115,7 +109,7 @@ def with_quality(
         if failure_kind(error) == "non_finite":
             return failure_of(timed.scenario, error, timed.started_at, engine)
         return without_scores(timed, in_words(error))
-    timed = with_scores(timed, scored.metrics, scored.facts, scored.warnings, scored.batch_losses, scored.items)
+    timed = with_scores(timed, scored)
     if check.reference is None or check.reference == timed.scenario.variant:
         return timed
     # Loading a second model takes the most memory, so it comes last.
@@ -142,7 +136,7 @@ def with_quality(
     return with_drift(timed, check, drift, tags)
 
 
-def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock) -> ScoredText:
+def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock) -> CorpusScores:
     emit(Progress(name, "reading the corpus"))
 
     def on_batch(batch: Batch) -> None:
@@ -185,18 +179,18 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
             f"average loss {quality.loss:.4f} nats, perplexity {quality.perplexity:.3f} ({quality.tokens_scored} tokens)"
         )
     )
-    facts |= corpus_facts(corpus, task) | quality.facts
-    warnings = corpus.warnings + quality_warnings(quality) + cut_warnings(quality, task) + disturbing + beside.warnings
-    return ScoredText(
-        corpus,
-        metrics,
-        facts,
-        warnings,
-        quality.batch_losses,
-        quality.batch_size,
-        peak,
-        system_steps(watch.around),
-        quality.items,
+    return CorpusScores(
+        metrics=metrics,
+        facts={**facts, **corpus_facts(corpus, task), **quality.facts},
+        warnings=(
+            corpus.warnings + quality_warnings(quality) + cut_warnings(quality, task) + disturbing + beside.warnings
+        ),
+        batch_losses=quality.batch_losses,
+        batch_size=quality.batch_size,
+        items=quality.items,
+        corpus=corpus,
+        peak_memory_bytes=peak,
+        steps=system_steps(watch.around),
     )
 
 

@@ -105,16 +105,15 @@ class Pool:
     @contextmanager
     def start_workers(self, workers: int | None) -> Iterator[ParallelWorkers]:
         """Start parallel workers on this machine, each with its own model; free loaded models first."""
-        if workers is None or workers == 1:
+        executor = None
+        if workers not in (None, 1):
+            self.hold_only()
+            executor = self._any()
+        if isinstance(executor, ProcessExecutor):
+            with executor.start_workers(workers) as parallel:
+                yield parallel
+        else:
             yield ParallelWorkers((self.run,), self.close)
-            return
-        self.hold_only()
-        executor = self._any()
-        if not isinstance(executor, ProcessExecutor):
-            yield ParallelWorkers((self.run,), self.close)
-            return
-        with executor.start_workers(workers) as parallel:
-            yield parallel
 
     def holds(self, variant: Variant) -> bool:
         """Return whether the model of a variant is loaded."""

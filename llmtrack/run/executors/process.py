@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,7 @@ class ProcessExecutor:
         self._parallel: list[ProcessExecutor] = []
         self._variant: Variant | None = None
         self._hung_loading = 0
+        self._at = Progress("", STARTING)
         self.until = math.inf
         """Deadline of the worker by `time.monotonic`, even if it shows signs of life."""
 
@@ -80,18 +82,18 @@ class ProcessExecutor:
         with PartialResults(emit) as results:
             while waiting:
                 started = time.time()
-                at = _At(next(iter(waiting)))
+                self._at = Progress(next(iter(waiting)), STARTING)
                 try:
-                    self._follow(waiting, at, results)
+                    self._follow(waiting, results)
                 except _LostError as loss:
-                    for lost in self._lost(waiting, at.progress, loss):
+                    for lost in self._lost(waiting, loss):
                         if not results.emit_without(lost.name, loss.reason):
                             emit(Failure(lost, loss.kind, loss.reason, started_at=started, ended_at=time.time()))
                 except (Exception, GeneratorExit):
                     raise
                 except BaseException:
                     # A signal: first let the worker save what can be resumed.
-                    current = waiting.get(at.progress.scenario)
+                    current = waiting.get(self._at.scenario)
                     if current is not None and isinstance(current.task, TrainTask):
                         self._end_in_order(results)
                     raise
@@ -146,7 +148,7 @@ class ProcessExecutor:
         for executor in parallel:
             executor.close()
 
-    def _follow(self, waiting: dict[str, Scenario], at: _At, emit: Emit) -> None:
+    def _follow(self, waiting: dict[str, Scenario], emit: Emit) -> None:
         """Run the worker on the waiting scenarios, removing each that ends, until it is done.
 
         Raises:
@@ -156,14 +158,14 @@ class ProcessExecutor:
         worker.send({"measure": [to_json(scenario) for scenario in waiting.values()]})
         while True:
             try:
-                seconds = self._patience.seconds(at.progress, waiting.values())
+                seconds = self._patience.seconds(self._at, waiting.values())
                 message = worker.receive(min(seconds, max(self.until - time.monotonic(), 0.0)))
             except TimeoutError:
                 if time.monotonic() >= self.until:
-                    raise _LostError("timeout", f"out of time (at: {at.progress.step})") from None
+                    raise _LostError("timeout", f"out of time (at: {self._at.step})") from None
                 raise _LostError(
                     "timeout",
-                    f"no sign of life for {clock_text(seconds)} (at: {at.progress.step}), so it was given up: find out "
+                    f"no sign of life for {clock_text(seconds)} (at: {self._at.step}), so it was given up: find out "
                     "what hangs, or raise time_limit",
                 ) from None
             if message is None:
@@ -173,30 +175,30 @@ class ProcessExecutor:
             if "done" in message:
                 return
             if "event" not in message:
-                at.begin(LOADING)
+                self._at = replace(self._at, step=LOADING)
                 continue
             event = event_from_json(message["event"])
             if isinstance(event, Progress):
-                at.progress = event
+                self._at = event
             elif isinstance(event, SoFar):
-                at.progress = Progress(event.measurement.scenario.name, BESIDE)
+                self._at = Progress(event.measurement.scenario.name, BESIDE)
             elif isinstance(event, (Measurement, Failure)):
                 waiting.pop(event.scenario.name, None)
             emit(event)
 
-    def _lost(self, waiting: dict[str, Scenario], at: Progress, loss: _LostError) -> list[Scenario]:
+    def _lost(self, waiting: dict[str, Scenario], loss: _LostError) -> list[Scenario]:
         """Remove and return the scenarios lost with the worker."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.end()
-        if loss.kind == "timeout" and at.step.startswith((STARTING, LOADING)):
+        if loss.kind == "timeout" and self._at.step.startswith((STARTING, LOADING)):
             self._hung_loading += 1
             if self._hung_loading > 1:  # After two hangs, assume that the others would hang, too.
                 lost = list(waiting.values())
                 waiting.clear()
                 return lost
         # Died between two scenarios: the last one reported is complete.
-        return [waiting.pop(at.scenario, None) or waiting.pop(next(iter(waiting)))]
+        return [waiting.pop(self._at.scenario, None) or waiting.pop(next(iter(waiting)))]
 
     def _end_in_order(self, emit: Emit) -> None:
         worker = self._worker
@@ -246,14 +248,6 @@ def _early_death(code: int | None) -> str:
         f"the worker process ended with exit code {code} before it could start: see its last lines above, and "
         "`llmtrack doctor`"
     )
-
-
-class _At:
-    def __init__(self, scenario: str) -> None:
-        self.progress = Progress(scenario, STARTING)
-
-    def begin(self, step: str) -> None:
-        self.progress = Progress(self.progress.scenario, step)
 
 
 class _LostError(Exception):

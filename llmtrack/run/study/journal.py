@@ -104,13 +104,13 @@ class Journal:
                 draft.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _if_possible(self, what: str = "write") -> Iterator[None]:
+    def _if_possible(self, action: str = "write") -> Iterator[None]:
         try:
             yield
         except OSError as error:
             self._writable = False
             self._notify(
-                f"cannot {what} {self.path} ({error.strerror}), so that resume=true could not go on from here: free some space, "
+                f"cannot {action} {self.path} ({error.strerror}), so that resume=true could not go on from here: free some space, "
                 "or set LLMTRACK_SPOOL to a folder that can be written"
             )
 

@@ -8,12 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
 from statistics import median
+from typing import TypeVar
 
 from llmtrack.measure.statistics import disturbed, findings, summarize, summarize_rate
 from llmtrack.measure.system_metrics import MAX_POINTS
 from llmtrack.metrics import METRIC_BY_NAME
 from llmtrack.spec.outcome import Measurement, StepValues
 from llmtrack.spec.task import RepeatPolicy
+
+Value = TypeVar("Value")
 
 _DURATION = "total_latency_s"
 _BUSY = "the machine was busy:"
@@ -49,17 +52,17 @@ def merge_measurements(measurements: Sequence[Measurement], policy: RepeatPolicy
     summaries = {
         name: (summarize_rate if METRIC_BY_NAME[name].rate else summarize)(values) for name, values in samples.items()
     }
-    metrics = {key: value for each in measurements for key, value in each.metrics.items()}
+    metrics = _union(measurement.metrics for measurement in measurements)
     metrics |= {name: summary.median for name, summary in summaries.items()}
     metrics |= _derived(measurements, metrics)
     # Replace the warnings about single rounds by those about all repeats.
     warnings = [
         line
-        for each in measurements
-        for line in each.warnings
-        if line not in findings(each.samples.get(_DURATION, (1.0,)), each.scenario.repeat)
+        for measurement in measurements
+        for line in measurement.warnings
+        if line not in findings(measurement.samples.get(_DURATION, (1.0,)), measurement.scenario.repeat)
     ]
-    if len({each.facts.get("output_digest") for each in measurements}) > 1:
+    if len({measurement.facts.get("output_digest") for measurement in measurements}) > 1:
         warnings.append(_NOT_DETERMINISTIC)
     durations = samples.get(_DURATION, ())
     return replace(
@@ -68,15 +71,20 @@ def merge_measurements(measurements: Sequence[Measurement], policy: RepeatPolicy
         metrics=metrics,
         samples=samples,
         summaries=summaries,
-        facts={key: value for each in measurements for key, value in each.facts.items()},
+        facts=_union(measurement.facts for measurement in measurements),
         warnings=tuple(dict.fromkeys((*_busiest(warnings), *(findings(durations, policy) if durations else ())))),
         disturbed=were_disturbed(measurements),
         series=_series(measurements),
-        texts={name: text for each in measurements for name, text in each.texts.items()},
-        rounds=tuple(number for each in measurements for number in each.rounds),
-        steps=_thinned([row for each in measurements for row in each.steps]),
+        texts=_union(measurement.texts for measurement in measurements),
+        rounds=tuple(number for measurement in measurements for number in measurement.rounds),
+        steps=_thinned([row for measurement in measurements for row in measurement.steps]),
         started_at=measurements[0].started_at,
     )
+
+
+def _union(mappings: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
+    """Return all entries; later ones replace earlier ones."""
+    return {key: value for mapping in mappings for key, value in mapping.items()}
 
 
 def _thinned(rows: Sequence[StepValues]) -> tuple[StepValues, ...]:
@@ -87,28 +95,29 @@ def _thinned(rows: Sequence[StepValues]) -> tuple[StepValues, ...]:
 def _derived(measurements: Sequence[Measurement], metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics that depend on more than the last measurement."""
     derived = {}
+    metrics_of_each = [measurement.metrics for measurement in measurements]
     for name, time in _SHARES.items():
-        known = [each.metrics for each in measurements if name in each.metrics and time in each.metrics]
-        if known and time in metrics:
-            derived[name] = known[-1][name] * known[-1][time] / metrics[time]
+        with_both = [own for own in metrics_of_each if name in own and time in own]
+        if with_both and time in metrics:
+            derived[name] = with_both[-1][name] * with_both[-1][time] / metrics[time]
     for name in _OF_A_PASS:
-        if values := [each.metrics[name] for each in measurements if name in each.metrics]:
+        if values := [own[name] for own in metrics_of_each if name in own]:
             derived[name] = len(values) / math.fsum(1 / value for value in values)
     for name in _OF_ALL_CALLS:
-        with_metric = [each for each in measurements if name in each.metrics]
-        calls = [len(each.samples.get(_DURATION, ())) for each in with_metric]
-        if any(calls):
-            weighted = zip(with_metric, calls, strict=True)
-            derived[name] = math.fsum(each.metrics[name] * n for each, n in weighted) / sum(calls)
-    if peaks := [each.metrics["peak_memory_mib"] for each in measurements if "peak_memory_mib" in each.metrics]:
+        with_name = [measurement for measurement in measurements if name in measurement.metrics]
+        weights = [len(measurement.samples.get(_DURATION, ())) for measurement in with_name]
+        if any(weights):
+            products = (own.metrics[name] * weight for own, weight in zip(with_name, weights, strict=True))
+            derived[name] = math.fsum(products) / sum(weights)
+    if peaks := [own["peak_memory_mib"] for own in metrics_of_each if "peak_memory_mib" in own]:
         derived["peak_memory_mib"] = max(peaks)
     return derived
 
 
 def _series(measurements: Sequence[Measurement]) -> dict[str, tuple[float, ...]]:
     """Return each series from the last measurement that has it; for token gaps, the median of all."""
-    series = {name: values for each in measurements for name, values in each.series.items()}
-    gaps = [each.series["token_latency_ms"] for each in measurements if "token_latency_ms" in each.series]
+    series = _union(measurement.series for measurement in measurements)
+    gaps = [measured.series["token_latency_ms"] for measured in measurements if "token_latency_ms" in measured.series]
     if gaps:
         steps = zip_longest(*gaps)
         series["token_latency_ms"] = tuple(median(gap for gap in step if gap is not None) for step in steps)

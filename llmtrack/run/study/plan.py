@@ -35,7 +35,7 @@ class Plan:
 
     def without(self, names: Collection[str]) -> Plan:
         """Return the plan without the named scenarios."""
-        groups = (tuple(each for each in group if each.name not in names) for group in self.groups)
+        groups = (tuple(scenario for scenario in group if scenario.name not in names) for group in self.groups)
         return Plan(tuple(filter(None, groups)), tuple(s for s in self.same if s.scenario.name not in names))
 
 
@@ -79,7 +79,7 @@ def model_folders(scenarios: Sequence[Scenario]) -> tuple[Path, ...]:
     """Return the paths of the models that are local folders or files."""
     models = dict.fromkeys(scenario.variant.model for scenario in scenarios)
     sources = (source for model in models for source in parse_candidates(model))
-    local = (Path(each.location).absolute() for each in sources if each.kind in ("folder", "gguf"))
+    local = (Path(source.location).absolute() for source in sources if source.kind in ("folder", "gguf"))
     return tuple(path for path in local if path.exists())
 
 

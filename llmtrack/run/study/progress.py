@@ -219,9 +219,8 @@ class SearchProgress(StudyProgress):
     def __init__(
         self, console: Console, seconds: float, began: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._seconds, self._began, self._search_clock = seconds, began, clock
-        self._best = ""
-        self._last = ""
+        self._seconds, self._began = seconds, began
+        self._best = self._last = ""
         super().__init__(console, 1, clock=clock)
 
     def __enter__(self) -> SearchProgress:
@@ -231,7 +230,7 @@ class SearchProgress(StudyProgress):
     @property
     def times(self) -> str:
         """Elapsed time and budget."""
-        return f"{clock_text(self._search_clock() - self._began)} of {clock_text(self._seconds)}"
+        return f"{clock_text(self._clock() - self._began)} of {clock_text(self._seconds)}"
 
     def at(self, state: SearchState) -> None:
         """Show the current action and the best so far."""
@@ -243,7 +242,7 @@ class SearchProgress(StudyProgress):
         self._show()
 
     def _show(self) -> None:
-        share = min(1.0, (self._search_clock() - self._began) / max(self._seconds, 1e-9))
+        share = min(1.0, (self._clock() - self._began) / max(self._seconds, 1e-9))
         self._bar.update(self._task, total=1.0, completed=share, where=self._best)
 
 

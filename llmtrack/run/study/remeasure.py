@@ -51,7 +51,7 @@ def run_undisturbed(
     try:
         run_scenarios(executor, group, hold)
         # The baseline first, since the others are compared with it.
-        disturbed.sort(key=lambda each: not each.scenario.baseline)
+        disturbed.sort(key=lambda measurement: not measurement.scenario.baseline)
         while disturbed:
             first = disturbed[0]
             if not first.scenario.baseline:
@@ -127,12 +127,12 @@ def _measure_again(executor: Executor, scenario: Scenario, on_event: Callable[[E
     """Remeasure a scenario without its quality, which is already known; None if it failed."""
     collected = Collected(on_event)
     executor.run((replace(scenario, quality=None),), collected)
-    return next((each for each in collected.outcomes if isinstance(each, Measurement)), None)
+    return next((outcome for outcome in collected.outcomes if isinstance(outcome, Measurement)), None)
 
 
 def _with_first_quality(first: Measurement, newer: Measurement) -> Measurement:
     """Combine the newer timing with the quality scored beside the first, which is unaffected by a busy machine."""
-    before, after = (each.metrics.get("tokens_per_sec") for each in (first, newer))
+    before, after = (measurement.metrics.get("tokens_per_sec") for measurement in (first, newer))
     speeds = f" ({significant(before)} -> {significant(after)} tokens/s)" if before and after else ""
     warning = f"remeasured: the first run was disturbed{speeds}"
     return replace(

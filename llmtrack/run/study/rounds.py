@@ -93,7 +93,7 @@ class _Arm:
     @property
     def durations(self) -> list[float]:
         """Seconds of each repeat so far, or of each pass over the text."""
-        return [seconds for each in self.visits for seconds in self._seconds(each)]
+        return [seconds for visit in self.visits for seconds in self._seconds(visit)]
 
     def next(self, is_return: bool, is_warm: bool, until_narrow: bool) -> Scenario | None:
         """Return the scenario of the next visit, or None if time or repeats are used up.
@@ -151,7 +151,8 @@ class _Arm:
         Args:
             cut: why there were no more.
         """
-        merged, unpaired = self._merged(), len(self.visits) % VISITS
+        merged = replace(merge_measurements(self.visits, self.scenario.repeat), scenario=self.scenario)
+        unpaired = len(self.visits) % VISITS
         if self.timed and merged.disturbed and len(self.visits) > VISITS:
             newest = merge_measurements(self.visits[-VISITS:], self.scenario.repeat)
             merged = settled(merged, newest) or still_disturbed(merged)
@@ -164,9 +165,6 @@ class _Arm:
         elif self.timed and len(self.visits) < VISITS:
             notes = (f"{ONCE}: raise max_seconds",)
         return replace(merged, warnings=(*warnings, *notes))
-
-    def _merged(self) -> Measurement:
-        return replace(merge_measurements(self.visits, self.scenario.repeat), scenario=self.scenario)
 
     def _seconds(self, visit: Measurement) -> Sequence[float]:
         if self.timed:
@@ -210,9 +208,7 @@ class _Laps:
         on_event: Callable[[Event], None],
         journal: Journal,
     ) -> None:
-        self._executor = executor
-        self._on_event = on_event
-        self._journal = journal
+        self._executor, self._on_event, self._journal = executor, on_event, journal
         groups_of_arms = ([_Arm(scenario) for scenario in group if is_in_turn(scenario)] for group in groups)
         self._groups = [arms for arms in groups_of_arms if arms]
         self._variants = [arms[0].scenario.variant for arms in self._groups]
@@ -226,7 +222,7 @@ class _Laps:
         once = not self._fits_at_once()
         models, loading = plural(len(self._groups), "model"), "loaded for each round" if once else "kept loaded"
         self._on_event(Log(f"  {models} ({loading}), measured in turn, there and back"))
-        while not self._round or any(arm.is_open(self._completed) for arm in self._pending.values()):
+        while not self._round or any(arm.is_open(self._round // VISITS) for arm in self._pending.values()):
             for is_return, order in ((False, self._groups), (True, self._groups[::-1])):
                 self._round += 1
                 for arms in order:
@@ -253,10 +249,6 @@ class _Laps:
             elif arm.visits:
                 self._report(without_scores(arm.outcome(self._round), INTERRUPTED))
 
-    @property
-    def _completed(self) -> int:
-        return self._round // VISITS
-
     def _visit(self, arms: Sequence[_Arm], is_return: bool, until_narrow: bool) -> None:
         variant = arms[0].scenario.variant
         is_warm = variant == self._last
@@ -272,7 +264,10 @@ class _Laps:
         finally:
             # Also when interrupted: keep what is measured.
             for outcome in outcomes:
-                self._take(outcome)
+                arm = self._pending[outcome.scenario.name]
+                arm.take(outcome, self._round)
+                if arm.failure is not None:
+                    self._report(arm.failure)
 
     def _measure(self, scenarios: Sequence[Scenario], collected: Collected) -> list[Any]:
         """Measure scenarios of one variant; return the outcomes, JSON-ready.
@@ -281,14 +276,14 @@ class _Laps:
         """
         outcomes = collected.outcomes
         self._executor.run(tuple(scenarios), collected)
-        lost = [each for each in outcomes if isinstance(each, Failure) and each.kind in _OF_MEMORY]
+        lost = [outcome for outcome in outcomes if isinstance(outcome, Failure) and outcome.kind in _OF_MEMORY]
         if lost:
             self._last = None
         if lost and isinstance(self._executor, Pool) and self._executor.hold_only(scenarios[0].variant):
-            names = {each.scenario.name for each in lost}
-            outcomes[:] = [each for each in outcomes if each.scenario.name not in names]
-            self._executor.run(tuple(each for each in scenarios if each.name in names), collected)
-        return [to_json(each, Outcome) for each in outcomes]
+            names = {failure.scenario.name for failure in lost}
+            outcomes[:] = [outcome for outcome in outcomes if outcome.scenario.name not in names]
+            self._executor.run(tuple(scenario for scenario in scenarios if scenario.name in names), collected)
+        return [to_json(outcome, Outcome) for outcome in outcomes]
 
     def _forward(self, event: Event) -> None:
         """Forward what a visit does, with the number of its round."""
@@ -296,12 +291,6 @@ class _Laps:
             share = min(0.95, (self._round - 1 + (event.done or 0.0)) / VISITS)
             event = replace(event, step=f"round {self._round}, {event.step}", done=share)
         self._on_event(event)
-
-    def _take(self, outcome: Measurement | Failure) -> None:
-        arm = self._pending[outcome.scenario.name]
-        arm.take(outcome, self._round)
-        if arm.failure is not None:
-            self._report(arm.failure)
 
     def _report(self, event: Event) -> None:
         if isinstance(event, (Measurement, Failure)):
@@ -314,7 +303,7 @@ class _Laps:
         if not isinstance(pool, Pool):
             return False
         machine = pool.machine()
-        if any(device_of(each.device, machine) != "cpu" for each in self._variants):
+        if any(device_of(variant.device, machine) != "cpu" for variant in self._variants):
             pool.most = MOST_ON_GPU
         return pool.has_room(self._variants)
 

@@ -146,8 +146,7 @@ def _with_quality(
         scores = merge_scores(task, outcomes)
     except ScenarioError as error:
         return without_scores(timed, in_words(error))
-    facts = {**scores.facts, "score_workers": workers}
-    timed = with_scores(timed, scores.metrics, facts, scores.warnings, scores.batch_losses, scores.items)
+    timed = with_scores(timed, replace(scores, facts={**scores.facts, "score_workers": workers}))
     timed = replace(timed, texts={**timed.texts, "shards.txt": scores.table})
     if check.reference is None or check.reference == timed.scenario.variant:
         return timed

@@ -12,14 +12,15 @@ from functools import partial
 from llmtrack.errors import ScenarioError
 from llmtrack.host.formatting import plural
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
+from llmtrack.quality.attach import Scores
 from llmtrack.quality.metrics import Drift, cut_warnings, quality_warnings
 from llmtrack.quality.shards import merge, merge_drift
 from llmtrack.run.executors.executor import ParallelWorkers
 from llmtrack.run.study.threads import Calls, run_in_threads
 from llmtrack.spec.events import Emit, Event, Log, Progress, Warn
 from llmtrack.spec.outcome import Failure, Measurement
-from llmtrack.spec.scenario import Scalar, Scenario
-from llmtrack.spec.scores import Compared, Item, Part
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.scores import Compared, Part
 from llmtrack.spec.task import PerplexityTask, ShardTask
 
 SHARDS_EACH = 32
@@ -49,21 +50,14 @@ def shards_of(scenario: Scenario, task: PerplexityTask, of: int) -> list[Scenari
     ]
 
 
-@dataclass(frozen=True)
-class SharedScores:
+@dataclass(frozen=True, kw_only=True)
+class SharedScores(Scores):
     """Merged scores of a text.
 
     Attributes:
-        batch_losses: mean loss of each batch, in the order of a single worker.
         table: tab-separated table of each shard's worker, node and duration.
     """
 
-    metrics: dict[str, float]
-    facts: dict[str, Scalar]
-    warnings: tuple[str, ...]
-    batch_losses: tuple[float, ...]
-    batch_size: int
-    items: tuple[Item, ...]
     table: str
 
 
@@ -157,7 +151,7 @@ class _Work:
         self.calls = Calls()
         self._scenario, self._parallel, self._emit = scenario, parallel, emit
         self._texts: set[str] = set()
-        self._shards = {each.name: each for each in shards}
+        self._shards = {shard.name: shard for shard in shards}
         self._queue = deque(self._shards.values())
         self._tries = dict.fromkeys(self._shards, 0)
         self._shares = dict.fromkeys(self._shards, 0.0)
@@ -203,16 +197,13 @@ class _Work:
             self._texts.add(event.text)
         self._emit(event)
 
-    @property
-    def _ending(self) -> bool:
-        return self._stopped or self.failure is not None
-
     def _lose(self, failure: Failure) -> Event:
         """Requeue a shard lost with its worker, up to a limit; any other failure fails the whole."""
         name = failure.scenario.name
         self._tries[name] += 1
         self._shares[name] = 0.0
-        if failure.kind in LOST and self._tries[name] <= self._parallel.retries and not self._ending:
+        is_ending = self._stopped or self.failure is not None
+        if failure.kind in LOST and self._tries[name] <= self._parallel.retries and not is_ending:
             self._queue.append(self._shards[name])
             return Log(f"  {name}: {failure.reason}; it is scored again")
         if self.failure is None:

@@ -61,8 +61,8 @@ class SuiteCache:
             return measurement
         pooled = merge_measurements(tuple(earlier.values()), scenario.repeat)
         values = {
-            name: {key: each.metrics[key] for key in each.samples if METRIC_BY_NAME[key].sampled}
-            for name, each in earlier.items()
+            name: {key: measured.metrics[key] for key in measured.samples if METRIC_BY_NAME[key].sampled}
+            for name, measured in earlier.items()
         }
         return replace(pooled, facts={**pooled.facts, "pooled": json.dumps(values)}, started_at=measurement.started_at)
 

@@ -67,7 +67,7 @@ def prior_of(candidate: Candidate, cpus: int, measured: Mapping[str, float]) -> 
     threads = int(variant.option("threads", 0) or 0)
     label, arithmetic = variant.dtype, variant.dtype
     key = (variant.backend, variant.quantization)
-    if recipe := next((each for each in recipes() if (each.backend, each.name) == key), None):
+    if recipe := next((recipe for recipe in recipes() if (recipe.backend, recipe.name) == key), None):
         label, arithmetic = recipe.dtype, recipe.arithmetic or variant.dtype
     size = measured.get("model_size_mib", 0.0) * 2**20 / _USUAL_BYTES or 1.0
     return Prior(
@@ -128,7 +128,7 @@ def earlier_ratios(
         )
     except LlmtrackError:
         return {}
-    keys = {each.name: _key_of(each, cpus) for each in candidates}
+    keys = {candidate.name: _key_of(candidate, cpus) for candidate in candidates}
     values: dict[Key, dict[Key, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs.measured(objective):
         if (key := _tracked_key(run, cpus)) is not None:
@@ -141,7 +141,7 @@ def earlier_ratios(
         for name, key in keys.items():
             if name != baseline and (samples := study.get(key)):
                 ratios[name].append((median(samples) / median(base_samples)) ** sign)
-    return {name: median(each) for name, each in ratios.items() if math.isfinite(median(each))}
+    return {name: median(values) for name, values in ratios.items() if math.isfinite(median(values))}
 
 
 def _builds(variant: Variant, size: float) -> Iterator[tuple[str, float, bool]]:
@@ -175,7 +175,7 @@ def _is_cached(pattern: str) -> bool:
     """Return whether the cache has an entry matching a pattern, even of an older version: its load time will show."""
     folder = cache_root() / "models"
     expression = re.compile(f"(?i){pattern}")
-    return folder.is_dir() and any(expression.fullmatch(each.name) for each in folder.iterdir())
+    return folder.is_dir() and any(expression.fullmatch(entry.name) for entry in folder.iterdir())
 
 
 def _key_of(candidate: Candidate, cpus: int) -> Key:

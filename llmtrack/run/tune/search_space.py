@@ -278,7 +278,7 @@ def _calls(
 
 
 def _names(*configs: type) -> set[str]:
-    return {each.name for config in configs for each in parameters(config)}
+    return {parameter.name for config in configs for parameter in parameters(config)}
 
 
 def rows_of_work(objective: str, narrowed: Mapping[str, Sequence[str]]) -> int:

@@ -104,7 +104,7 @@ class Trials:
         clock: Callable[[], float],
         began: float,
     ) -> None:
-        self.of = {each.name: each for each in candidates}
+        self.of = {candidate.name: candidate for candidate in candidates}
         self.goal = goal
         self.rounds: dict[str, list[Measurement]] = {name: [] for name in self.of}
         # By the candidate to be proven, and by the one measured.
@@ -208,11 +208,10 @@ class Trials:
         base = tuning.goal.baseline
         while self._score_whole(base, tuning):
             name = tuning.winner
-            if (
-                name is None
-                or not self._score_whole(name, tuning)
-                or tuning.judge_whole_text(name, self._whole_ratio(name, base))
-            ):
+            if name is None or not self._score_whole(name, tuning):
+                return
+            ratio = math.exp(self.answers[name].metrics["loss"] - self.answers[base].metrics["loss"])
+            if tuning.judge_whole_text(name, ratio):
                 return
 
     def _score_whole(self, name: str, tuning: Tuning) -> bool:
@@ -226,15 +225,12 @@ class Trials:
                 self.answers[name] = outcome
         return name in self.answers
 
-    def _whole_ratio(self, name: str, base: str) -> float:
-        return math.exp(self.answers[name].metrics["loss"] - self.answers[base].metrics["loss"])
-
     def dropped(self, name: str) -> None:
         """Free the model of an eliminated candidate unless another one needs it."""
         self._gone.add(name)
         variant = self.of[name].variant
         model = loaded_as(variant)
-        if all(loaded_as(each.variant) != model or other in self._gone for other, each in self.of.items()):
+        if all(loaded_as(candidate.variant) != model or other in self._gone for other, candidate in self.of.items()):
             self._pool.free(variant)
 
     def _seen(self, outcome: Outcome, took: float, done: list[Measurement]) -> Trial:
@@ -275,7 +271,7 @@ class Trials:
         """Return the actions with their times as CSV."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(each.name for each in fields(Act))
+        writer.writerow(column.name for column in fields(Act))
         for act in self.acts:
             writer.writerow(f"{value:.2f}" if isinstance(value, float) else value for value in astuple(act))
         return buffer.getvalue()

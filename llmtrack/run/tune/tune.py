@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -101,7 +100,7 @@ def run_tune(
             f"budget {budget_text(goal.seconds)} is too small: starting a worker took {goal.start:.0f} s of it, and the baseline "
             f"must be loaded and called, too; use budget={budget_text(2 * goal.start + 60)} or more"
         )
-    scenarios = [scenario_of(each, SAMPLE) for each in space.candidates]
+    scenarios = [scenario_of(candidate, SAMPLE) for candidate in space.candidates]
     fetch_checkpoints(scenarios[:1], tracker.tracking_uri)
     pool.check(scenarios[:1])
     facts = environment(pool.machine(), model_folders(scenarios))
@@ -132,7 +131,7 @@ def run_tune(
         experiment.question,
         dict(experiment.settings),
         facts,
-        scenarios=[each.name for each in scenarios],
+        scenarios=[scenario.name for scenario in scenarios],
         tags={WORK_TAG: work},
     )
     with opened(tracker, pool, console, work, resume, start) as study, ExitStack() as stack:
@@ -181,21 +180,19 @@ def _outcome_of(name: str, trials: Trials, tuning: Tuning) -> Outcome:
     """Merge a candidate's rounds into one outcome; of the proven one and the baseline, only the fresh measurements."""
     candidate = trials.of[name]
     is_baseline = name == tuning.goal.baseline
-    facts: dict[str, Scalar] = {"tuned_for": tuning.goal.objective, **_result_params(name, tuning)}
+    place, reason = _result(name, tuning)
+    facts: dict[str, Scalar] = {"tuned_for": tuning.goal.objective, "race_place": place, "race_reason": reason}
     proof_visits = trials.fresh.get((tuning.proven_of, name), [])
     fresh = [proof_visits[number] for number in tuning.proofs.rounds(tuning.proven_of)] if proof_visits else []
     visits = fresh or trials.rounds[name]
     if fresh:
         facts["race_proofs"] = len(tuning.proofs)
     if not visits:
-        reason = str(facts["race_reason"])
         now = time.time()
-        failure = trials.failures.get(name) or Failure(
-            scenario_of(candidate, SAMPLE), "skipped", reason, started_at=now, ended_at=now
-        )
-        return replace(
-            failure, scenario=replace(failure.scenario, baseline=is_baseline), facts={**failure.facts, **facts}
-        )
+        skipped = Failure(scenario_of(candidate, SAMPLE), "skipped", reason, started_at=now, ended_at=now)
+        failure = trials.failures.get(name, skipped)
+        scenario = replace(failure.scenario, baseline=is_baseline)
+        return replace(failure, scenario=scenario, facts={**failure.facts, **facts})
     merged = merge_measurements(
         visits, replace(FRESH if fresh else SAMPLE, min_repeats=min(5, len(visits)), max_repeats=200)
     )
@@ -218,7 +215,8 @@ def _outcome_of(name: str, trials: Trials, tuning: Tuning) -> Outcome:
         metrics |= {key: value for key, value in answer.metrics.items() if key in scored}
         merged = replace(merged, items=answer.items)
         scoring_facts = {key: value for key, value in answer.facts.items() if key not in merged.facts}
-        facts = {**scoring_facts, **scoring_params(answer.scenario.task), **facts}
+        convention = ("protocol", "max_length", "bos_rule", "max_tokens")
+        facts = {**scoring_facts, **{key: getattr(answer.scenario.task, key) for key in convention}, **facts}
     texts = dict(merged.texts)
     if name == (tuning.winner or tuning.goal.baseline):
         params, reasons = _not_started(tuning)
@@ -259,12 +257,6 @@ def spent_text(spent: float, budget: float) -> str:
     return f"{min(spent, budget):.0f} of {budget:.0f} s{over}"
 
 
-def scoring_params(task: Any) -> dict[str, Scalar]:
-    """Return the scoring convention as params."""
-    names = ("protocol", "max_length", "bos_rule", "max_tokens")
-    return {name: getattr(task, name) for name in names}
-
-
 def _not_started(tuning: Tuning) -> tuple[dict[str, Scalar], dict[str, str]]:
     """Return the candidates that were never started, and why: as params in short, and in full by name."""
     hopeless = {
@@ -289,12 +281,8 @@ def _perplexity_ratio(name: str, tuning: Tuning) -> Ratio | None:
     return Ratio(1.0, 1.0, 1.0) if model == tuning.model_of(tuning.goal.baseline) else tuning.quality.ratios.get(model)
 
 
-def _result_params(name: str, tuning: Tuning) -> dict[str, Scalar]:
-    result, reason = _result(name, tuning)
-    return {"race_place": result, "race_reason": reason}
-
-
 def _result(name: str, tuning: Tuning) -> tuple[str, str]:
+    """Return where a candidate ended in the race, and why."""
     drop = tuning.race.dropped.get(name)
     if name == tuning.winner:
         if tuning.ending == "unproven":

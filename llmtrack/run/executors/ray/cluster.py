@@ -84,8 +84,8 @@ class Cluster:
         self._boxes = Boxes()
         self._closed = threading.Event()
         # On the driver's node, so that it is only lost with the driver.
-        here = ray.get_runtime_context().get_node_id()
-        self._post = self._remote(Post, num_cpus=0, label_selector={_NODE: here}).remote()
+        node_id = ray.get_runtime_context().get_node_id()
+        self._post = self._remote(Post, num_cpus=0, label_selector={_NODE: node_id}).remote()
         self._delivery = threading.Thread(target=self._deliver, name="llmtrack-post", daemon=True)
         self._delivery.start()
 
@@ -279,11 +279,11 @@ def _measure(post: Any, key: str, *args: Any) -> None:
     # The node may have been started with Ctrl-C ignored, as background jobs of scripts are; tasks are interrupted by it.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    here = ray.get_runtime_context().get_node_id()
+    node_id = ray.get_runtime_context().get_node_id()
     pending: list[Any] = []
 
     def send(message: dict[str, Any]) -> None:
-        pending[:] = [post.put.remote(key, {"node": here, **message})]
+        pending[:] = [post.put.remote(key, {"node": node_id, **message})]
 
     try:
         node.measure(send, *args)

@@ -94,7 +94,7 @@ class RayExecutor:
         self._patience = patience
         self._alone = alone
         self._machine: dict[str, str] | None = None
-        self._nodes_by_id = {each.id: each for each in kind.nodes}
+        self._nodes_by_id = {node.id: node for node in kind.nodes}
         self._sent: dict[str, Parcel] = {}
         self._stopping = threading.Event()
         self._running: dict[str, RayTask] = {}

@@ -143,7 +143,7 @@ def with_files(measurement: Measurement, node: str, fetch: Callable[[str], Parce
     """
     missing: list[str] = []
 
-    def here(path: str) -> str:
+    def local_path(path: str) -> str:
         if not path or Path(path).exists():
             return path
         try:
@@ -152,8 +152,8 @@ def with_files(measurement: Measurement, node: str, fetch: Callable[[str], Parce
             missing.append(path)
             return ""
 
-    files = {name: local for name, path in measurement.files.items() if (local := here(path))}
-    measurement = replace(measurement, files=files, model_folder=here(measurement.model_folder))
+    files = {name: local for name, path in measurement.files.items() if (local := local_path(path))}
+    measurement = replace(measurement, files=files, model_folder=local_path(measurement.model_folder))
     if not missing:
         return measurement
     warning = f"files stayed on {node} (more than {MOST_SENT_MIB} MiB are not sent): {', '.join(sorted(missing))}"

@@ -47,7 +47,7 @@ class Group:
         self._requested = dict(self.waiting)
         self.results = PartialResults(emit)
         self.lost_on = ""
-        self.home = next(filter(None, (home_of(each.task) for each in scenarios)), "")
+        self.home = next(filter(None, (home_of(scenario.task) for scenario in scenarios)), "")
         self._emit = emit
         self._nodes = nodes
         self._fetch = fetch
