@@ -12,7 +12,7 @@ import torch
 from llmtrack.errors import ScenarioError
 from llmtrack.host.formatting import MIB
 from llmtrack.measure import ceilings, disturbances
-from llmtrack.measure.ceilings import beyond_cache, last_caches_bytes
+from llmtrack.measure.ceilings import beyond_cache, buffer_bytes, last_caches_bytes
 from llmtrack.measure.disturbances import CpuReading
 
 
@@ -178,3 +178,30 @@ def test_without_known_caches_the_buffer_is_the_largest(tmp_path):
     (tmp_path / "cpu0" / "cache" / "index0").mkdir(parents=True)  # an empty description
     assert last_caches_bytes(tmp_path) == 0
     assert beyond_cache(0) == 256 * MIB
+
+
+def test_probe_buffers_shrink_with_the_free_memory():
+    assert buffer_bytes(10_000 * MIB, 256 * MIB) == 256 * MIB
+    assert buffer_bytes(800 * MIB, 256 * MIB) == 100 * MIB
+    assert buffer_bytes(512 * MIB, 256 * MIB) == 64 * MIB
+    with pytest.raises(ScenarioError, match="only 511 MiB are free"):
+        buffer_bytes(511 * MIB, 256 * MIB)
+
+
+def test_the_probe_retries_with_smaller_buffers(monkeypatch):
+    requests = []
+
+    def refuse(device, size):
+        requests.append(size // MIB)
+        if size > 100 * MIB:
+            raise RuntimeError("can't allocate memory")
+        return 7.0
+
+    monkeypatch.setattr(ceilings, "free_memory", lambda device: 100_000 * MIB)
+    monkeypatch.setattr(ceilings, "last_caches_bytes", lambda: 100 * MIB)
+    monkeypatch.setattr(ceilings, "_copy_rate", refuse)
+    assert ceilings.measure_bandwidth("cpu") == 7.0
+    assert requests == [256, 128, 64]
+    monkeypatch.setattr(ceilings, "_copy_rate", lambda device, size: refuse(device, 101 * MIB))
+    with pytest.raises(ScenarioError, match="no memory for two buffers of 64 MiB"):
+        ceilings.measure_bandwidth("cpu")

@@ -1,7 +1,9 @@
-"""Batches beyond the context or the memory are rejected before they are built."""
+"""Batches beyond the context or the memory are rejected before they are built; limits bound the free memory."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 from dataclasses import replace
 
@@ -13,13 +15,14 @@ from llmtrack import generate_texts, time_generate
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure import memory
-from llmtrack.measure.memory import check_batch
+from llmtrack.measure.memory import available_bytes, check_batch, free_memory
 from llmtrack.quality.perplexity import score_documents, score_rolling
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.parameter import LARGEST
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
 from llmtrack.worker.generate import measure_generation
+from tests.conftest import HANG_S
 
 MIB = 2**20
 
@@ -148,3 +151,43 @@ def test_every_task_is_measured_or_rejected_with_little_memory(task, context):
     if isinstance(outcome, Failure):
         assert outcome.kind in ("too_long", "out_of_memory", "unsupported"), outcome.details
         assert "\n" not in outcome.reason
+
+
+@pytest.mark.slow(1)
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS knows no limit of the address space")
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_a_process_limit_bounds_the_free_memory(limit):
+    code = f"""
+import resource
+from llmtrack.measure.memory import free_memory
+from llmtrack.measure import memory
+used = memory.psutil.Process().memory_info()
+taken = used.vms if "{limit}" == "RLIMIT_AS" else used.data
+resource.setrlimit(resource.{limit}, (taken + 100 * 2**20, resource.RLIM_INFINITY))
+print(free_memory("cpu") // 2**20)
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
+    assert 80 < int(process.stdout) <= 100, process.stdout + process.stderr
+
+
+def test_free_memory_is_bounded_by_the_tightest_limit(monkeypatch, tmp_path):
+    groups, own = tmp_path / "sys/fs/cgroup", tmp_path / "proc/self/cgroup"
+    own.parent.mkdir(parents=True)
+    inner = groups / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for folder, limit, used in ((inner, "max", 10), (inner.parent, 500, 300)):
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text("anon 100\ninactive_file 50\n")
+    own.write_text("0::/outer/inner\n")
+    monkeypatch.setattr(memory, "ROOT", tmp_path)
+    assert available_bytes() == free_memory("cpu") == 500 - 300 + 50
+    first = groups / "memory" / "docker" / "a"
+    first.mkdir(parents=True)
+    (first / "memory.limit_in_bytes").write_text("400\n")
+    (first / "memory.usage_in_bytes").write_text("390\n")
+    (first / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 7\n")
+    own.write_text("11:cpu,cpuacct:/x\n4:memory:/docker/a\n0::/outer/inner\n")
+    assert available_bytes() == 400 - 390 + 7
+    own.unlink()
+    assert available_bytes() > 500
