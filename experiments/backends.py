@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # The most promising of PyTorch and of our own export; the quantization experiment compares all.
-OURS = {
-    "torch": ("torch/bfloat16",),
-    "onnx": ("onnx/float32", "onnx/int8-weight-only", "onnx/int4-weight-only"),
-}
+OURS = {"torch": ("torch/bfloat16",), "onnx": ("onnx/float32", "onnx/int8-weight-only", "onnx/int4-weight-only")}
 SPEEDS = {"decode": "decode_tokens_per_sec", "prefill": "prefill_tokens_per_sec"}
 
 TABLE = OwnTable(

@@ -97,8 +97,7 @@ class Config(EngineOptions, ManyTimingOptions, RunOptions):
 
     prompts: Annotated[tuple[str, ...], Option("Prompts to measure.", choices=(ALL, *PROMPT_BY_NAME))] = (ALL,)
     long_tokens: Annotated[
-        int | None,
-        Option("Maximum tokens of the long prompts; none: as many as fit into the context.", min=1),
+        int | None, Option("Maximum tokens of the long prompts; none: as many as fit into the context.", min=1)
     ] = 1024
 
 

@@ -84,8 +84,7 @@ class Options(OnnxOptions):
     head_bits: Annotated[
         int,
         Option(
-            "int4-weight-only: bits of the head and of a tied embedding; 0: the recipe's own.",
-            choices=(0, *HEAD_BITS),
+            "int4-weight-only: bits of the head and of a tied embedding; 0: the recipe's own.", choices=(0, *HEAD_BITS)
         ),
     ] = 0
     calibration: CalibrationCorpus = CalibrationText.calibration

@@ -16,14 +16,7 @@ from llmtrack.experiment import Experiment
 from llmtrack.report.terminal import make_console, print_line
 from llmtrack.run.command import ConfigCommand
 from llmtrack.run.executors.executor import Executor
-from llmtrack.run.main import (
-    Performed,
-    open_executor,
-    open_executors,
-    open_tracker,
-    print_hardware,
-    print_location,
-)
+from llmtrack.run.main import Performed, open_executor, open_executors, open_tracker, print_hardware, print_location
 from llmtrack.run.settings import Settings
 from llmtrack.run.study.suite_cache import MEASURE, MODES
 from llmtrack.run.suite import SuiteResult, run_suite
@@ -43,7 +36,7 @@ NAMES = tuple(name for name, declared in DECLARED_BY_NAME.items() if declared.po
 ALL = "all"
 # Experiments of each focus, in this order.
 FOCUSES: dict[str, tuple[str, ...]] = {
-    "quantization": ("baseline", "quantization", "cache_padding", "batching", "perplexity", "edge_prompts"),
+    "quantization": ("baseline", "quantization", "cache_padding", "batching", "perplexity", "edge_prompts")
 }
 QUICK_NEW_TOKENS, QUICK_SECONDS = 16, 30.0
 
@@ -58,15 +51,13 @@ class Config(Settings):
     focus: Annotated[
         str | None,
         Option(
-            "Run the experiments of one question, with edge prompts on the best variant found.",
-            choices=tuple(FOCUSES),
+            "Run the experiments of one question, with edge prompts on the best variant found.", choices=tuple(FOCUSES)
         ),
     ] = None
     same: Annotated[
         str,
         Option(
-            "Scenarios shared by experiments: measure them in each, reuse one run, or pool the repeats.",
-            choices=MODES,
+            "Scenarios shared by experiments: measure them in each, reuse one run, or pool the repeats.", choices=MODES
         ),
     ] = MEASURE
     quick: Annotated[bool, Option("A first look in minutes: fewer tokens, repeats and lengths.")] = False

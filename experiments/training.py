@@ -39,8 +39,7 @@ class Config(TrainTask, EngineOptions, RunOptions):
 
     model: Annotated[str, Option("Model, or comma list of candidates.", min=1)] = "synthetic:1m"
     learning_rate: Annotated[
-        float,
-        Option(f"Peak learning rate; 0: {SCRATCH_RATE:g} from scratch, {WEIGHTS_RATE:g} otherwise.", min=0),
+        float, Option(f"Peak learning rate; 0: {SCRATCH_RATE:g} from scratch, {WEIGHTS_RATE:g} otherwise.", min=0)
     ] = 0.0
 
 
@@ -94,10 +93,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
             y_label="loss (nats per token)",
         )
         figures[f"learning_rate_{run.scenario}"] = step_plot(
-            series(run.run_id, "learning_rate"),
-            title="Learning rate",
-            x_label="step",
-            y_label="learning rate",
+            series(run.run_id, "learning_rate"), title="Learning rate", x_label="step", y_label="learning rate"
         )
     return figures
 

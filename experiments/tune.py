@@ -82,8 +82,7 @@ class Config(JudgedText, ModelOptions, HereOptions):
     prompt_tokens: Annotated[int, Option("Tokens of the prompt.", min=1)] = 128
     new_tokens: Annotated[int, Option("New tokens per row.", min=1)] = 32
     margin: Annotated[
-        str,
-        Option("Candidates that differ by less count as equal, and the simpler one is recommended.", min=1),
+        str, Option("Candidates that differ by less count as equal, and the simpler one is recommended.", min=1)
     ] = "5%"
     space: Annotated[
         str | None,
@@ -349,14 +348,7 @@ def perform(config: Config, console: Console) -> Performed:
             settings={**experiment.settings, "candidates": len(space.candidates)},
         )
         result = run_tune(
-            experiment,
-            space,
-            goal,
-            tracker=tracker,
-            pool=pool,
-            console=console,
-            resume=config.resume,
-            began=began,
+            experiment, space, goal, tracker=tracker, pool=pool, console=console, resume=config.resume, began=began
         )
         return Performed(tracker, result, experiment)
 

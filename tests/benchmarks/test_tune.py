@@ -12,7 +12,7 @@ from llmtrack.decide.tuning import Tuning
 from llmtrack.run.study.journal import Journal
 from llmtrack.run.study.progress import SearchProgress
 from llmtrack.run.tune.trials import Trials, TuneGoal
-from tests.run.conftest import _known_bandwidth  # noqa: F401 - fixture
+from tests.run.conftest import _known_ceilings  # noqa: F401 - fixture
 from tests.run.tune.test_tune import SHORT, WAYS, Machine, space
 
 
@@ -25,7 +25,7 @@ def hands(machine, folder):
 
 
 @pytest.mark.slow(2)
-@pytest.mark.usefixtures("_known_bandwidth")
+@pytest.mark.usefixtures("_known_ceilings")
 def test_the_search_finds_the_best_of_the_grid_in_less_time(tmp_path):
     of_race, of_grid = Machine(WAYS), Machine(WAYS)
     raced = hands(of_race, tmp_path)

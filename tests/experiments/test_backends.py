@@ -47,26 +47,26 @@ def test_the_suite_includes_it_if_there_are_backends_to_compare(installed):
 def test_each_recipe_is_measured_in_every_shape_and_scored_once_per_number_of_threads():
     experiment = build(Config(recipes=("genai/int4",), threads=(1, 2), lengths=(64, 256), sizes=(1, 4)))
     cells = [
-        (each.variant.option("threads", 0), each.task.prompt_tokens, len(each.task.prompts))
-        for each in experiment.scenarios
-        if each.variant.backend == "genai"
+        (scenario.variant.option("threads", 0), scenario.task.prompt_tokens, len(scenario.task.prompts))
+        for scenario in experiment.scenarios
+        if scenario.variant.backend == "genai"
     ]
     assert cells == [(1, 64, 1), (1, 256, 1), (1, 64, 4), (2, 64, 1), (2, 256, 1), (2, 64, 4)]
-    scored = [each.name for each in experiment.scenarios if each.quality]
+    scored = [scenario.name for scenario in experiment.scenarios if scenario.quality]
     assert scored == [
         "torch-float32-prompt-256-threads-1",
         "torch-float32-prompt-256-threads-2",
         "genai-int4-prompt-256-threads-1",
         "genai-int4-prompt-256-threads-2",
     ]
-    judged = {each.quality for each in experiment.scenarios if each.quality}
+    judged = {scenario.quality for scenario in experiment.scenarios if scenario.quality}
     assert len(judged) == 1, "all by the same text and the same reference"
     assert judged.pop().reference == experiment.scenarios[0].variant
 
 
 def test_each_shape_has_one_baseline_by_pytorch_at_the_first_number_of_threads():
     experiment = build(Config(recipes=("openvino/int8",), threads=(2, 1)))
-    assert [each.name for each in experiment.scenarios if each.baseline] == [
+    assert [scenario.name for scenario in experiment.scenarios if scenario.baseline] == [
         "torch-float32-prompt-64-threads-2",
         "torch-float32-prompt-256-threads-2",
         "torch-float32-prompt-64-batch-4-threads-2",
@@ -75,15 +75,15 @@ def test_each_shape_has_one_baseline_by_pytorch_at_the_first_number_of_threads()
 
 def test_rows_of_a_batch_are_of_one_length():
     """Not every runtime supports unequal lengths."""
-    tasks = {each.task for each in build(Config(recipes=("genai/int8",))).scenarios}
+    tasks = {scenario.task for scenario in build(Config(recipes=("genai/int8",))).scenarios}
     assert all(len(set(task.prompts)) == 1 and task.batch_size == len(task.prompts) for task in tasks)
 
 
 def test_the_suites_number_of_threads_is_a_list_of_one():
     (experiment,) = suite.experiments_of(["backends"], suite.Config(threads=2))
-    assert {each.variant.option("threads", 0) for each in experiment.scenarios} == {2}
+    assert {scenario.variant.option("threads", 0) for scenario in experiment.scenarios} == {2}
     (experiment,) = suite.experiments_of(["backends"], suite.Config())
-    assert {each.variant.options for each in experiment.scenarios} == {()}
+    assert {scenario.variant.options for scenario in experiment.scenarios} == {()}
 
 
 @pytest.mark.parametrize("label", ["genai", "genai/int3", "/int8", "openvino/int8@"])

@@ -28,12 +28,12 @@ def runs(*throughputs: tuple[int, float, float]) -> Runs:
 
 def test_every_arm_processes_the_same_prompts():
     scenarios = batching.build(batching.Config(sizes=(1, 3, 12))).scenarios
-    assert [each.name for each in scenarios] == ["batch_1", "batch_3", "batch_12"]
-    assert [each.task.batch_size for each in scenarios] == [1, 3, 12]
-    assert {len(each.task.prompts) for each in scenarios} == {12}
-    assert len({each.task.prompts for each in scenarios}) == 1
+    assert [scenario.name for scenario in scenarios] == ["batch_1", "batch_3", "batch_12"]
+    assert [scenario.task.batch_size for scenario in scenarios] == [1, 3, 12]
+    assert {len(scenario.task.prompts) for scenario in scenarios} == {12}
+    assert len({scenario.task.prompts for scenario in scenarios}) == 1
     assert len(set(map(len, scenarios[0].task.prompts))) > 3
-    assert [each.baseline for each in scenarios] == [True, False, False]
+    assert [scenario.baseline for scenario in scenarios] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -66,5 +66,5 @@ def test_the_reading_suggests_larger_sizes_if_the_largest_wins():
 
 
 def test_an_arm_that_ran_out_of_memory_is_named():
-    found = replace_values(runs((1, 10, 0.1), (2, 16, 0.1)), status=["FINISHED", "FAILED"])
-    assert any("1 of 2 scenarios failed: batch_2" in line for line in batching.reading(found))
+    lines = replace_values(runs((1, 10, 0.1), (2, 16, 0.1)), status=["FINISHED", "FAILED"])
+    assert any("1 of 2 scenarios failed: batch_2" in line for line in batching.reading(lines))

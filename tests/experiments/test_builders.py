@@ -68,13 +68,13 @@ def test_the_recorded_request_reproduces_the_experiment(name, quick):
     """Commands that measure more are built from it: with the same device, dtype, lengths and all else."""
     (experiment,) = suite.experiments_of([name], config_from(suite.Config, SETTINGS, quick=quick, threads=2))
     declared = suite.DECLARED_BY_NAME[name]
-    own = {each.name: each for each in parameters(declared.config)}
-    again = declared.experiment(
+    own = {parameter.name: parameter for parameter in parameters(declared.config)}
+    rebuilt = declared.experiment(
         declared.config(**{key: own[key].parse(text) for key, text in experiment.asked.items()})
     )
-    assert again.asked == experiment.asked
-    assert again.settings == experiment.settings
-    assert list(map(_but_for_folders, experiment.scenarios)) == list(map(_but_for_folders, again.scenarios))
+    assert rebuilt.asked == experiment.asked
+    assert rebuilt.settings == experiment.settings
+    assert list(map(_but_for_folders, experiment.scenarios)) == list(map(_but_for_folders, rebuilt.scenarios))
     assert {"model", "revision", "device", "threads"} - {*experiment.asked} <= {"model", "revision"}
 
 
@@ -90,8 +90,8 @@ def test_the_recorded_request_reproduces_the_experiment(name, quick):
 )
 @pytest.mark.parametrize("quick", [False, True])
 def test_the_default_request_is_accepted_whatever_is_installed(there, quick, monkeypatch):
-    for each in (quantization, backends):
-        pretend(monkeypatch, each, there)
+    for experiment in (quantization, backends):
+        pretend(monkeypatch, experiment, there)
     for focus in suite.FOCUSES:
         assert suite.experiments_of(suite.FOCUSES[focus], suite.Config(focus=focus, quick=quick))
     for name in suite.NAMES:
@@ -100,21 +100,21 @@ def test_the_default_request_is_accepted_whatever_is_installed(there, quick, mon
 
 @pytest.mark.parametrize("name", suite.NAMES)
 def test_default_repeats_can_be_significant_for_each_arm(name, monkeypatch):
-    for each in (quantization, backends):
-        pretend(monkeypatch, each, lambda backend, recipe: True)
+    for module in (quantization, backends):
+        pretend(monkeypatch, module, lambda backend, recipe: True)
     declared = suite.DECLARED_BY_NAME[name]
     built = [declared.build(declared.config())]
     for quick in (False, True):
         built += suite.experiments_of([name], suite.Config(quick=quick))
     for experiment in built:
-        timed = [each for each in experiment.scenarios if isinstance(each.task, GenerateTask)]
+        timed = [scenario for scenario in experiment.scenarios if isinstance(scenario.task, GenerateTask)]
         needed = enough_repeats(len(timed) - 1) if timed else 0
-        assert all(each.repeat.min_repeats >= needed for each in timed), f"{len(timed)} arms need {needed}"
+        assert all(scenario.repeat.min_repeats >= needed for scenario in timed), f"{len(timed)} arms need {needed}"
 
 
 def test_the_suite_passes_on_the_requested_repeats():
-    (asked,) = suite.experiments_of(["edge_prompts"], suite.Config(min_repeats=9))
-    assert {each.repeat.min_repeats for each in asked.scenarios} == {9}
+    (edge_prompts,) = suite.experiments_of(["edge_prompts"], suite.Config(min_repeats=9))
+    assert {scenario.repeat.min_repeats for scenario in edge_prompts.scenarios} == {9}
 
 
 def test_arms_of_a_comparison_differ_only_in_what_is_compared():
@@ -132,7 +132,7 @@ def test_baseline():
 
 def test_prompt_length():
     experiment = prompt_length.build(prompt_length.Config(lengths=(64, 16)))
-    assert [(each.name, each.task.prompt_tokens, each.baseline) for each in experiment.scenarios] == [
+    assert [(scenario.name, scenario.task.prompt_tokens, scenario.baseline) for scenario in experiment.scenarios] == [
         ("prompt_64", 64, True),
         ("prompt_16", 16, False),
     ]
@@ -141,11 +141,11 @@ def test_prompt_length():
 
 def test_precision():
     experiment = precision.build(precision.Config(dtypes=("bfloat16", "float32")))
-    assert [(each.name, each.variant.dtype, each.baseline) for each in experiment.scenarios] == [
+    assert [(scenario.name, scenario.variant.dtype, scenario.baseline) for scenario in experiment.scenarios] == [
         ("bfloat16", "bfloat16", True),
         ("float32", "float32", False),
     ]
-    assert [each.name for each in precision.build(precision.Config()).scenarios] == [
+    assert [scenario.name for scenario in precision.build(precision.Config()).scenarios] == [
         "float32",
         "float16",
         "bfloat16",
@@ -158,7 +158,7 @@ def test_perplexity():
     (one,) = perplexity.build(config).scenarios
     assert (one.name, one.variant.dtype, one.task) == ("perplexity_float32", "float32", task)
     experiment = perplexity.build(replace(config, dtypes=("float32", "bfloat16")))
-    assert [each.name for each in experiment.scenarios] == ["perplexity_float32", "perplexity_bfloat16"]
+    assert [scenario.name for scenario in experiment.scenarios] == ["perplexity_float32", "perplexity_bfloat16"]
     expected = {"corpus": "c.txt", "max_length": 100, "batch_size": 2, "dtypes": "float32,bfloat16"}
     assert {name: experiment.settings[name] for name in expected} == expected
 
@@ -187,9 +187,9 @@ def test_training_finds_its_folder_to_resume(tmp_path, monkeypatch):
     assert first.is_relative_to(tmp_path / ".llmtrack" / "training")
     assert output(config) != first, "what is not to be resumed begins in a folder of its own"
     (first / "checkpoint-000002").mkdir(parents=True)
-    again = replace(config, resume=True)
-    assert output(again) == first
-    assert output(replace(again, steps=6)) != first, "another training"
+    resumed = replace(config, resume=True)
+    assert output(resumed) == first
+    assert output(replace(resumed, steps=6)) != first, "another training"
     named = replace(config, output=str(first))
     assert output(replace(named, resume=True)) == first
     with pytest.raises(UsageError, match="add resume=true"):
@@ -198,8 +198,8 @@ def test_training_finds_its_folder_to_resume(tmp_path, monkeypatch):
 
 def test_a_trainings_id_depends_on_its_settings_and_not_on_its_folder():
     one, other = (
-        Scenario("t", Variant("synthetic:tiny"), TrainTask(output=place, explain=said))
-        for place, said in (("here", True), ("there", False))
+        Scenario("t", Variant("synthetic:tiny"), TrainTask(output=place, explain=explain))
+        for place, explain in (("here", True), ("there", False))
     )
     assert one.scenario_id == other.scenario_id
     assert one.scenario_id != replace(one, task=replace(one.task, seed=1)).scenario_id
@@ -209,7 +209,7 @@ def test_a_trainings_id_depends_on_its_settings_and_not_on_its_folder():
 
 
 @pytest.mark.parametrize(
-    ("model", "start", "given", "rate"),
+    ("model", "start", "learning_rate", "rate"),
     [
         ("synthetic:1m", "auto", 0.0, training.SCRATCH_RATE),
         ("packaged:smollm2", "auto", 0.0, training.WEIGHTS_RATE),
@@ -217,8 +217,8 @@ def test_a_trainings_id_depends_on_its_settings_and_not_on_its_folder():
         ("packaged:smollm2", "auto", 0.5, 0.5),
     ],
 )
-def test_the_default_learning_rate_depends_on_the_initial_weights(model, start, given, rate):
-    config = training.Config(model=model, start=start, learning_rate=given)
+def test_the_default_learning_rate_depends_on_the_initial_weights(model, start, learning_rate, rate):
+    config = training.Config(model=model, start=start, learning_rate=learning_rate)
     assert training.task_of(config).learning_rate == rate
 
 

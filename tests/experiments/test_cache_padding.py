@@ -45,12 +45,12 @@ def test_each_length_has_both_caches_and_its_own_baseline():
         "cache_on_8", "cache_off_8", "cache_on_16", "cache_off_16",
         "pad_none", "pad_left", "pad_right", "pad_left_to_32",
     ]  # fmt: skip
-    assert [name for name, each in scenarios.items() if each.baseline] == [
+    assert [name for name, scenario in scenarios.items() if scenario.baseline] == [
         "cache_on_8",
         "cache_on_16",
         "pad_none",
     ]
-    assert {name: each.task.use_cache for name, each in scenarios.items() if not each.task.use_cache} == {
+    assert {name: scenario.task.use_cache for name, scenario in scenarios.items() if not scenario.task.use_cache} == {
         "cache_off_8": False,
         "cache_off_16": False,
     }

@@ -26,19 +26,19 @@ SETTINGS = Config(
     executor="inline",
 )
 
-LONG_TOKENS = next(each for each in parameters(Config) if each.name == "long_tokens")
+LONG_TOKENS = next(parameter for parameter in parameters(Config) if parameter.name == "long_tokens")
 
 
 def tasks(**settings):
-    return {each.name: each.task for each in build(replace(SETTINGS, **settings)).scenarios}
+    return {scenario.name: scenario.task for scenario in build(replace(SETTINGS, **settings)).scenarios}
 
 
 def test_all_prompts_in_their_order_the_plain_one_as_baseline():
     experiment = build(SETTINGS)
-    assert [each.name for each in experiment.scenarios] == [prompt.name for prompt in PROMPTS]
-    assert [each.name for each in experiment.scenarios if each.baseline] == ["plain"]
-    assert len({each.variant for each in experiment.scenarios}) == 1
-    assert {each.task.max_new_tokens for each in experiment.scenarios} == {4}
+    assert [scenario.name for scenario in experiment.scenarios] == [prompt.name for prompt in PROMPTS]
+    assert [scenario.name for scenario in experiment.scenarios if scenario.baseline] == ["plain"]
+    assert len({scenario.variant for scenario in experiment.scenarios}) == 1
+    assert {scenario.task.max_new_tokens for scenario in experiment.scenarios} == {4}
     assert experiment.settings["long_tokens"] == 1024
     assert experiment.settings["prompt.empty"] == "''"
     assert r"\x1b[31mred" in experiment.settings["prompt.control"]
@@ -47,7 +47,7 @@ def test_all_prompts_in_their_order_the_plain_one_as_baseline():
 
 def test_some_prompts_the_first_as_baseline():
     scenarios = build(replace(SETTINGS, prompts=("code", "empty"))).scenarios
-    assert [(each.name, each.baseline) for each in scenarios] == [("empty", True), ("code", False)]
+    assert [(scenario.name, scenario.baseline) for scenario in scenarios] == [("empty", True), ("code", False)]
 
 
 def test_no_prompt_can_fail_by_design():
@@ -115,19 +115,19 @@ ORDINARY = [timed(name, 20, 100, 10) for name in ("plain", "code", "control", "e
 ORDINARY[0]["baseline"] = True
 
 
-def found(*rows):
-    return {each.scenario: each for each in outliers(make_runs(*ORDINARY, *rows))}
+def outliers_among(*rows):
+    return {outlier.scenario: outlier for outlier in outliers(make_runs(*ORDINARY, *rows))}
 
 
 def test_similar_prompts_have_no_outliers():
-    assert found() == {}
+    assert outliers_among() == {}
     assert outlier_lines(make_runs(*ORDINARY)) == [
         "No prompt lies more than 1.5x from the median of all, up or down, beyond noise."
     ]
 
 
 def test_a_long_prompt_dominated_by_its_prefill():
-    (one,) = found(timed("very_long", 200, 900, 10)).values()
+    (one,) = outliers_among(timed("very_long", 200, 900, 10)).values()
     # 900 of 1000 ms; ms/token 1000 / 200 = 5x, TTFT 9x.
     assert (one.cause, one.prefill_share, one.step_ratio) == ("long_prefill", pytest.approx(0.9), 1.0)
     assert one.ratios == pytest.approx({"ms/token": 5, "TTFT": 9})
@@ -138,28 +138,28 @@ def test_a_long_prompt_dominated_by_its_prefill():
 
 
 def test_a_long_prompt_that_decodes_slowly():
-    (one,) = found(timed("very_long", 200, 120, 40)).values()
+    (one,) = outliers_among(timed("very_long", 200, 120, 40)).values()
     assert (one.cause, one.step_ratio) == ("long_cache", 4.0)
     assert list(one.ratios) == ["ms/token"]
 
 
 def test_a_slow_call_that_the_length_does_not_explain():
     for row in (timed("right_to_left", 25, 100, 40), timed("right_to_left", 25, 400, 10)):
-        (one,) = found(row).values()
+        (one,) = outliers_among(row).values()
         assert one.cause == "unexplained"
     assert "noise or another program" in outlier_lines(make_runs(*ORDINARY, row))[0]
 
 
 def test_a_short_prompt_is_fast():
-    (one,) = found(timed("empty", 1, 20, 10)).values()
+    (one,) = outliers_among(timed("empty", 1, 20, 10)).values()
     assert one.cause == "short_prefill"
     assert one.ratios == pytest.approx({"ms/token": 0.6, "TTFT": 0.2})
-    (one,) = found(timed("control", 18, 20, 10)).values()
+    (one,) = outliers_among(timed("control", 18, 20, 10)).values()
     assert one.cause == "unexplained"
 
 
 def test_a_difference_within_noise_is_not_an_outlier():
-    assert found(timed("very_long", 200, 900, 10, noise=0.9)) == {}
+    assert outliers_among(timed("very_long", 200, 900, 10, noise=0.9)) == {}
     noisy = [{**timed(row["scenario"], 20, 100, 10, noise=0.99)} for row in ORDINARY]
     assert outliers(make_runs(*noisy, timed("empty", 1, 30, 5))) == []
 

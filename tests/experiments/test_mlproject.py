@@ -77,14 +77,14 @@ def test_defaults_are_those_of_the_command(name):
 
 @pytest.mark.parametrize("name", [name for name in ENTRY_POINTS if name != "compare"])
 def test_every_option_of_an_experiment_is_a_parameter(name):
-    given = set(ENTRY_POINTS[name]["parameters"])
-    assert set(options_of(name)) - {"help"} - NOT_PARAMETERS == given
+    declared = set(ENTRY_POINTS[name]["parameters"])
+    assert set(options_of(name)) - {"help"} - NOT_PARAMETERS == declared
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_the_defaults_are_accepted_by_the_command(name):
     """As MLflow calls it without parameters."""
-    values = {key: each["default"] for key, each in ENTRY_POINTS[name]["parameters"].items()}
+    values = {key: parameter["default"] for key, parameter in ENTRY_POINTS[name]["parameters"].items()}
     line = shlex.split(ENTRY_POINTS[name]["command"].format(**{k: shlex.quote(v) for k, v in values.items()}))
     arguments = line[4:] if line[2] == "llmtrack" else line[3:]
     command = command_of(name)
@@ -135,7 +135,7 @@ NOTHING = [
 ]
 
 
-@pytest.mark.parametrize(("name", "parameter"), [(name, each) for name, given in NOTHING for each in given])
+@pytest.mark.parametrize(("name", "parameter"), [(name, parameter) for name, names in NOTHING for parameter in names])
 @pytest.mark.parametrize("spelling", ["--{}", "--{}="])
 def test_a_parameter_without_effect_is_refused_in_one_line(name, parameter, spelling, capfd):
     """`mlflow run -P warmup=3` reaches a command that does not declare it as `--warmup 3`, underscores and all."""
@@ -162,18 +162,18 @@ MEANT = [
 ]
 
 
-@pytest.mark.parametrize(("name", "given", "value", "meant"), MEANT)
+@pytest.mark.parametrize(("name", "misspelt", "value", "meant"), MEANT)
 @pytest.mark.parametrize("joined", [True, False])
-def test_a_misspelt_parameter_is_refused_with_the_nearest_name(name, given, value, meant, joined, capfd):
+def test_a_misspelt_parameter_is_refused_with_the_nearest_name(name, misspelt, value, meant, joined, capfd):
     with pytest.raises(SystemExit) as ended:
-        command_of(name)([f"--{given}={value}"] if joined else [f"--{given}", value])
+        command_of(name)([f"--{misspelt}={value}"] if joined else [f"--{misspelt}", value])
     assert ended.value.code == 2
-    assert capfd.readouterr().err == f"error: {name} has no parameter {given}: did you mean {meant}?\n"
+    assert capfd.readouterr().err == f"error: {name} has no parameter {misspelt}: did you mean {meant}?\n"
 
 
 def test_an_unknown_parameter_is_refused_with_the_list_of_parameters(capfd):
     with pytest.raises(SystemExit) as ended:
         command_of("batching")(["--zoo", "3"])
     assert ended.value.code == 2
-    known = ", ".join(each.name for each in parameters(batching.Config))
+    known = ", ".join(parameter.name for parameter in parameters(batching.Config))
     assert capfd.readouterr().err == f"error: batching has no parameter zoo: it takes {known}\n"

@@ -17,15 +17,15 @@ CLUSTER = {"address": "local", "nodes": "each", "resources": "CPU=1"}
 @pytest.mark.parametrize("name", CLUSTER)
 @pytest.mark.parametrize("config", [RunOptions, baseline.Config, perplexity.Config, suite.Config])
 def test_cluster_options_require_a_cluster(config, name):
-    given = {name: CLUSTER[name]}
+    options = {name: CLUSTER[name]}
     with pytest.raises(UsageError, match=f"^{name} would change nothing: use executor=ray, or leave it out$"):
-        config(**given)
-    assert getattr(config(executor="ray", **given), name) == CLUSTER[name]
+        config(**options)
+    assert getattr(config(executor="ray", **options), name) == CLUSTER[name]
 
 
 def test_tune_refuses_cluster_options():
-    names = {each.name for each in parameters(tune.Config)}
-    assert names.isdisjoint(each.name for each in parameters(ClusterOptions))
+    names = {parameter.name for parameter in parameters(tune.Config)}
+    assert names.isdisjoint(parameter.name for parameter in parameters(ClusterOptions))
     with pytest.raises(UsageError, match="no executor 'ray': use process or inline"):
         tune.Config(executor="ray")
 
@@ -37,7 +37,7 @@ def test_dtype_must_be_among_dtypes():
 
 
 @pytest.mark.parametrize(
-    ("recipes", "given", "says"),
+    ("recipes", "options", "says"),
     [
         ("torch/bfloat16", {"provider": "CPUExecutionProvider"}, "provider"),
         ("torch/bfloat16", {"keep_quality": "5%"}, "keep_quality"),
@@ -53,13 +53,13 @@ def test_dtype_must_be_among_dtypes():
         ),
     ],
 )
-def test_an_option_without_effect_on_the_chosen_recipes_is_refused(recipes, given, says):
+def test_an_option_without_effect_on_the_chosen_recipes_is_refused(recipes, options, says):
     with pytest.raises(UsageError, match=f"^{says} would change nothing: none of torch-float32, "):
-        quantization.build(quantization.Config(recipes=(recipes,), **given))
+        quantization.build(quantization.Config(recipes=(recipes,), **options))
 
 
 @pytest.mark.parametrize(
-    ("recipes", "given"),
+    ("recipes", "options"),
     [
         ("onnx/float32", {"graph_optimization": "basic", "log_model": True}),
         ("onnx/int8-weight-only", {"block_size": 32, "symmetric": False}),
@@ -67,32 +67,28 @@ def test_an_option_without_effect_on_the_chosen_recipes_is_refused(recipes, give
         ("torch/bfloat16", {"threads": 2}),
     ],
 )
-def test_an_option_of_one_chosen_recipe_is_accepted(recipes, given):
-    built = quantization.build(quantization.Config(recipes=("torch/bfloat16", recipes), **given))
-    told = {name for each in built.scenarios for name, _ in each.variant.options}
-    assert set(given) - {"log_model"} <= told
+def test_an_option_of_one_chosen_recipe_is_accepted(recipes, options):
+    built = quantization.build(quantization.Config(recipes=("torch/bfloat16", recipes), **options))
+    names = {name for scenario in built.scenarios for name, _ in scenario.variant.options}
+    assert set(options) - {"log_model"} <= names
 
 
 @pytest.mark.parametrize(
-    ("names", "given", "says"),
+    ("names", "settings", "says"),
     [
-        (
-            ("perplexity",),
-            {"max_new_tokens": 8},
-            "max_new_tokens 8 would change nothing in perplexity: leave",
-        ),
+        (("perplexity",), {"max_new_tokens": 8}, "max_new_tokens 8 would change nothing in perplexity: leave"),
         (("training", "perplexity"), {"warmup": 3}, "warmup 3 would change nothing in training, perplexity"),
         (("precision",), {"dtype": "bfloat16"}, "dtype bfloat16 would change nothing in precision"),
         (("training",), {"model": "synthetic:tiny"}, "model synthetic:tiny would change nothing in training"),
     ],
 )
-def test_the_suite_refuses_a_setting_that_no_experiment_uses(names, given, says):
+def test_the_suite_refuses_a_setting_that_no_experiment_uses(names, settings, says):
     with pytest.raises(UsageError, match=says):
-        suite.chosen_names(suite.Config(experiments=names, **given))
+        suite.chosen_names(suite.Config(experiments=names, **settings))
 
 
 @pytest.mark.parametrize(
-    ("names", "given"),
+    ("names", "settings"),
     [
         (("perplexity", "baseline"), {"max_new_tokens": 8}),
         (("backends",), {"threads": 2}),
@@ -100,8 +96,8 @@ def test_the_suite_refuses_a_setting_that_no_experiment_uses(names, given, says)
         (("precision", "perplexity"), {"dtype": "bfloat16"}),
     ],
 )
-def test_the_suite_accepts_a_setting_that_one_experiment_uses(names, given):
-    assert suite.chosen_names(suite.Config(experiments=names, **given)) == names
+def test_the_suite_accepts_a_setting_that_one_experiment_uses(names, settings):
+    assert suite.chosen_names(suite.Config(experiments=names, **settings)) == names
 
 
 def test_long_tokens_requires_a_long_prompt():
@@ -112,8 +108,8 @@ def test_long_tokens_requires_a_long_prompt():
 
 
 def test_every_setting_of_the_suite_is_used_by_some_experiment():
-    taken = {each.name for name in suite.NAMES for each in parameters(suite.DECLARED_BY_NAME[name].config)}
-    assert {each.name for each in parameters(Settings)} <= taken
+    accepted = {parameter.name for name in suite.NAMES for parameter in parameters(suite.DECLARED_BY_NAME[name].config)}
+    assert {parameter.name for parameter in parameters(Settings)} <= accepted
 
 
 @pytest.mark.parametrize(

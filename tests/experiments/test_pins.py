@@ -36,11 +36,11 @@ def test_an_entry_point_keeps_its_parameters_and_their_defaults(name):
     assert NOW["parameters"][name] | PINNED["parameters"][name] == NOW["parameters"][name]
 
 
-@pytest.mark.parametrize(("what", "said"), [("position", "position=3"), ("name", "name='cache_padding'")])
-def test_duplicate_positions_and_names_of_experiments_are_refused(monkeypatch, what, said):
+@pytest.mark.parametrize(("field", "message"), [("position", "position=3"), ("name", "name='cache_padding'")])
+def test_duplicate_positions_and_names_of_experiments_are_refused(monkeypatch, field, message):
     from experiments import cache_padding, perplexity
 
-    changed = replace(perplexity.DECLARED, **{what: getattr(cache_padding.DECLARED, what)})
+    changed = replace(perplexity.DECLARED, **{field: getattr(cache_padding.DECLARED, field)})
     monkeypatch.setattr(perplexity, "DECLARED", changed)
-    with pytest.raises(ValueError, match=rf"both declare {said}: give each its own"):
+    with pytest.raises(ValueError, match=rf"both declare {message}: give each its own"):
         declarations()

@@ -17,19 +17,19 @@ from tests.report.artificial_runs import interval, make_runs, run
 
 
 def variant_of(experiment, name):
-    return next(each.variant for each in experiment.scenarios if each.name == name)
+    return next(scenario.variant for scenario in experiment.scenarios if scenario.name == name)
 
 
 def test_the_baseline_comes_first_and_is_the_reference_of_all():
     experiment = build(Config(recipes=("onnx/int8-weight-only", "torch/bfloat16")))
-    assert [each.name for each in experiment.scenarios] == [
+    assert [scenario.name for scenario in experiment.scenarios] == [
         "torch-float32", "onnx-int8-weight-only", "torch-bfloat16"
     ]  # fmt: skip
-    assert [each.baseline for each in experiment.scenarios] == [True, False, False]
+    assert [scenario.baseline for scenario in experiment.scenarios] == [True, False, False]
     base = variant_of(experiment, "torch-float32")
-    assert {each.quality.reference for each in experiment.scenarios} == {base}
+    assert {scenario.quality.reference for scenario in experiment.scenarios} == {base}
     assert variant_of(experiment, "torch-bfloat16").dtype == "bfloat16"
-    assert len({each.task for each in experiment.scenarios}) == 1
+    assert len({scenario.task for scenario in experiment.scenarios}) == 1
 
 
 def test_each_recipe_gets_its_own_options():
@@ -60,16 +60,18 @@ def test_blocks_with_zero_points_can_be_requested():
 def test_all_means_what_the_gpu_supports(monkeypatch, card, there, missing):
     pretend(monkeypatch, quantization, lambda backend, recipe: backend == "torch")
     monkeypatch.setattr(quantization, "capability", lambda: card)
-    found = set(quantization.everything())
-    assert there <= found
-    assert not missing & found
+    labels = set(quantization.everything())
+    assert there <= labels
+    assert not missing & labels
     assert "torch/float16" not in quantization.everything("cpu")
 
 
 def test_unquantized_parts_have_a_separate_precision():
     experiment = build(Config(recipes=("torch/int8-weight-only@bf16", "torch/int4-weight-only", "torch/float16")))
-    asked = {each.name: (each.variant.quantization, each.variant.dtype) for each in experiment.scenarios}
-    assert asked == {
+    requested = {
+        scenario.name: (scenario.variant.quantization, scenario.variant.dtype) for scenario in experiment.scenarios
+    }
+    assert requested == {
         "torch-float32": ("none", "float32"),
         "torch-int8-weight-only-bf16": ("int8-weight-only", "bfloat16"),
         "torch-int4-weight-only": ("int4-weight-only", "bfloat16"),
@@ -269,8 +271,8 @@ def test_edge_prompts_follow_on_the_best_variant(runs, monkeypatch):
     edge = planned[-1]
     assert edge.name == "edge_prompts"
     moved = edge.follow(runs)
-    assert {each.variant.quantization for each in moved.scenarios} == {"int8-weight-only"}
-    assert [each.name for each in moved.scenarios] == [each.name for each in edge.scenarios]
+    assert {scenario.variant.quantization for scenario in moved.scenarios} == {"int8-weight-only"}
+    assert [scenario.name for scenario in moved.scenarios] == [scenario.name for scenario in edge.scenarios]
     assert "(on onnx-int8-weight-only)" in moved.question
     assert all(each.follow is None for each in planned[:-1])
 

@@ -52,18 +52,18 @@ def test_baseline():
          "1,000 MiB", "baseline: noisy"), lines, strict=True,
     ):  # fmt: skip
         assert text in line
-    asked = []
-    plots = baseline.plots(runs, lambda run_id, name: asked.append((run_id, name)) or [5.0, 1.0])
+    requests = []
+    plots = baseline.plots(runs, lambda run_id, name: requests.append((run_id, name)) or [5.0, 1.0])
     assert list(plots) == ["token_latency"]
-    assert asked == [("id-baseline", "token_latency_ms")]
+    assert requests == [("id-baseline", "token_latency_ms")]
 
 
 def test_prompt_length():
     # 16 to 64 tokens: 48 more cost 240 - 96 = 144 ms, 3 ms each; prefill 0.24 of 1.2 s.
     short = timed("prompt_16", 1.0, 0.99, 1.01, prompt_tokens_total=16, baseline=True, time_to_first_token_ms=96.0)
     long = timed("prompt_64", 1.2, 1.19, 1.21, prompt_tokens_total=64, time_to_first_token_ms=240.0)
-    for each, gap in ((short, 29.0), (long, 30.0)):
-        each.update(interval("inter_token_latency_ms", gap, gap - 2, gap + 2))
+    for row, gap in ((short, 29.0), (long, 30.0)):
+        row.update(interval("inter_token_latency_ms", gap, gap - 2, gap + 2))
     lines = prompt_length.reading(make_runs(long, short))
     assert lines == [
         "From 16 to 64 prompt tokens the call takes 1.20x (1.18 to 1.22) the time (1.00 s to 1.20 s).",
@@ -74,7 +74,7 @@ def test_prompt_length():
     ]
     plots = prompt_length.plots(make_runs(long, short), none)
     assert list(plots) == ["latency", "tokens_per_sec"]
-    (line,) = [each for each in plots["latency"].axes[0].get_lines() if each.get_marker() == "o"]
+    (line,) = [line for line in plots["latency"].axes[0].get_lines() if line.get_marker() == "o"]
     assert line.get_xydata().tolist() == [[16, 1.0], [64, 1.2]]
 
 
@@ -162,7 +162,7 @@ def of_dtypes(*warnings):
 
 
 @pytest.mark.parametrize(
-    ("warning", "how"),
+    ("warning", "prefix"),
     [
         (NOISY, "varied by 72 %"),
         (DRIFTED, "drifted by 31 %"),
@@ -170,10 +170,10 @@ def of_dtypes(*warnings):
         (f"random weights\n{NOISY}", "varied by 72 %"),
     ],
 )
-def test_the_headline_begins_with_the_disturbance_of_its_run(warning, how):
+def test_the_headline_begins_with_the_disturbance_of_its_run(warning, prefix):
     first, second, *_ = precision.reading(of_dtypes(warning, None))
-    assert first == f"Fastest: float32 (in doubt: {how}) with 32.00 tokens/s."
-    assert f"takes 2.00x (1.96 to 2.04) the time, in doubt: float32 {how}, the weights" in second
+    assert first == f"Fastest: float32 (in doubt: {prefix}) with 32.00 tokens/s."
+    assert f"takes 2.00x (1.96 to 2.04) the time, in doubt: float32 {prefix}, the weights" in second
 
 
 def test_no_ranking_is_claimed_if_all_runs_were_disturbed():
@@ -191,7 +191,7 @@ def test_other_warnings_are_not_called_a_disturbance():
 
 
 def test_each_sentence_about_a_disturbed_run_says_so():
-    told = baseline.reading(
+    lines = baseline.reading(
         make_runs(
             timed(
                 "baseline",
@@ -210,7 +210,7 @@ def test_each_sentence_about_a_disturbed_run_says_so():
             )
         )
     )
-    of_speed = [line for line in told if not line.startswith(("Peak memory", "Warning"))]
+    of_speed = [line for line in lines if not line.startswith(("Peak memory", "Warning"))]
     assert len(of_speed) == 4
     assert all("(in doubt: varied by 72 %)" in line for line in of_speed)
 

@@ -39,9 +39,10 @@ def _unreported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def _known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that copies a million bytes per second."""
+def _known_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that copies a million bytes per second: measuring the real one's ceilings takes seconds."""
     monkeypatch.setattr(ceilings, "copy_bandwidth", lambda device: BANDWIDTH)
+    monkeypatch.setattr(ceilings, "matrix_rate", lambda device, arithmetic: 1e11)
 
 
 @pytest.fixture
@@ -49,11 +50,7 @@ def _stays_at_the_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """End on signals in this process, which keeps the terminal."""
     monkeypatch.setattr(signals, "_leave_terminal", lambda: None)
     # A test run in the background ignores some of them.
-    usual = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: signal.SIG_DFL,
-        signal.SIGHUP: signal.SIG_DFL,
-    }
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
     for number, handler in before.items():

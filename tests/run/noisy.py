@@ -39,9 +39,9 @@ def once(name):
 
 
 def start_child(method):
-    child = multiprocessing.get_context(method).Process(target=time.sleep, args=(3600,), daemon=True)
-    child.start()
-    Path(os.environ["NOISY_LOG"]).with_name("child").write_text(str(child.pid))
+    process = multiprocessing.get_context(method).Process(target=time.sleep, args=(3600,), daemon=True)
+    process.start()
+    Path(os.environ["NOISY_LOG"]).with_name("child").write_text(str(process.pid))
 
 
 class NoisyEngine(ScriptedEngine):

@@ -30,12 +30,12 @@ def scoring(name: str, variant: Variant = MODEL, **settings: Any) -> Scenario:
 
 def outcomes(events: Iterable[object]) -> list[Outcome]:
     """Return the outcomes among events."""
-    return [each for each in events if isinstance(each, (Measurement, Failure))]
+    return [event for event in events if isinstance(event, (Measurement, Failure))]
 
 
 def by_name(events: Iterable[object]) -> dict[str, Outcome]:
     """Return the outcomes among events by the names of their scenarios."""
-    return {each.scenario.name: each for each in outcomes(events)}
+    return {outcome.scenario.name: outcome for outcome in outcomes(events)}
 
 
 def in_groups(

@@ -24,12 +24,12 @@ WIDE = Table(
 
 
 @pytest.mark.parametrize(
-    ("asked", "width"), [("80", 80), ("", None), ("0", None), ("-3", None), ("x", None), (None, None)]
+    ("columns", "width"), [("80", 80), ("", None), ("0", None), ("-3", None), ("x", None), (None, None)]
 )
-def test_columns_sets_the_width_in_a_pipe(monkeypatch, asked, width):
+def test_columns_sets_the_width_in_a_pipe(monkeypatch, columns, width):
     monkeypatch.delenv("COLUMNS", raising=False)
-    if asked is not None:
-        monkeypatch.setenv("COLUMNS", asked)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
     assert width_of(neutral_console(file=io.StringIO())) == width
 
 
@@ -90,8 +90,8 @@ def test_the_project_written_by_init_addresses_its_user(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("spent", "told"),
+    ("spent", "text"),
     [(361.9, "360 of 360 s, 2 s over it by the last call"), (100.2, "100 of 360 s"), (360.2, "360 of 360 s")],
 )
-def test_the_spent_time_is_capped_at_the_budget(spent, told):
-    assert spent_text(spent, 360.0) == told
+def test_the_spent_time_is_capped_at_the_budget(spent, text):
+    assert spent_text(spent, 360.0) == text

@@ -79,16 +79,16 @@ def test_work_of_a_live_process_is_not_resumed(start, experiment, tmp_path):
     line_of(first, "at it")
     before = len(runs(kind=None, tracking_uri=uri))
     second = start(experiment)
-    said = second.stdout.read()
-    assert second.wait(HANG_S) == 2, said
-    (error,) = (line for line in said.splitlines() if line.startswith("error:"))
+    output = second.stdout.read()
+    assert second.wait(HANG_S) == 2, output
+    (error,) = (line for line in output.splitlines() if line.startswith("error:"))
     assert f"error: process {first.pid} is already measuring this study (" in error
     assert len(runs(kind=None, tracking_uri=uri)) == before, "nothing was opened"
     os.kill(first.pid, signal.SIGKILL)
     first.wait(HANG_S)
     third = start(experiment)
-    said = third.stdout.read()
-    assert third.wait(HANG_S) == 0, said
+    output = third.stdout.read()
+    assert third.wait(HANG_S) == 0, output
     assert len(runs(status="FINISHED", tracking_uri=uri)) == 1
 
 
@@ -150,14 +150,14 @@ def test_a_journal_is_written_by_one_process(tmp_path):
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        kept = path.read_bytes()
+        content = path.read_bytes()
         for resume in (True, False):
-            said: list[str] = []
-            here = Journal(path, resume, said.append)
-            assert here.act(["a"], lambda: 2) == 2
-            here.done()
-            assert path.read_bytes() == kept
-            assert said == [
+            messages: list[str] = []
+            journal = Journal(path, resume, messages.append)
+            assert journal.act(["a"], lambda: 2) == 2
+            journal.done()
+            assert path.read_bytes() == content
+            assert messages == [
                 f"another process measures the same and writes {path}: this one keeps nothing that resume=true could go on from"
             ]
         other.kill()

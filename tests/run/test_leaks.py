@@ -12,7 +12,7 @@ from llmtrack.host.console import protect_stream
 from llmtrack.spec.events import Log
 from tests.run.study.test_study import lengths, scripted, study
 
-pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+pytestmark = pytest.mark.usefixtures("_known_ceilings")
 
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUv"
 LEAKS = (
@@ -27,17 +27,7 @@ LEAKS = (
     "github_pat_11ABCDEFG0123456789",
     "my-own-secret-value",
 )
-SECRETS = (
-    "password",
-    "p%40ss",
-    "p:q@r",
-    TOKEN,
-    "pr0xy",
-    "abcdefghijkl",
-    "abcdefgh&",
-    "11ABCDEFG",
-    "my-own-secret",
-)
+SECRETS = ("password", "p%40ss", "p:q@r", TOKEN, "pr0xy", "abcdefghijkl", "abcdefgh&", "11ABCDEFG", "my-own-secret")
 
 PROGRAM = """
 import logging, sys, warnings
@@ -67,11 +57,11 @@ def test_library_output_is_redacted(where):
         capture_output=True,
         text=True,
     )
-    told = process.stdout + process.stderr
-    assert told.count("out ") >= len(LEAKS)
-    assert told.count("logged") >= len(LEAKS)
+    output = process.stdout + process.stderr
+    assert output.count("out ") >= len(LEAKS)
+    assert output.count("logged") >= len(LEAKS)
     # Python shows the line of code that warned or raised, which is this test's own.
-    lines = [line for line in told.splitlines() if line.startswith(("out", "err", "WARNING", "RuntimeError"))]
+    lines = [line for line in output.splitlines() if line.startswith(("out", "err", "WARNING", "RuntimeError"))]
     assert len(lines) >= 3 * len(LEAKS)
     for secret in SECRETS:
         assert not any(secret in line for line in lines), secret

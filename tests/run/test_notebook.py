@@ -21,6 +21,8 @@ import llmtrack.run.study.study
 from llmtrack.errors import UsageError
 from llmtrack.run.notebook import progress_console
 
+pytestmark = pytest.mark.usefixtures("_known_ceilings")
+
 TINY = {
     "model": "synthetic:tiny",
     "max_new_tokens": 4,
@@ -34,11 +36,11 @@ TINY = {
 @pytest.mark.slow(4)
 def test_an_experiment_shows_progress_and_returns_its_runs(uri, tmp_path, capfd):
     study = llmtrack.run("precision", dtypes=["float32", "bfloat16"], tracking_uri=uri, **TINY)
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("precision: Which precision is fastest here")
-    assert "\n  float32: " in said.err
-    assert "Fastest:" not in said.err, "the report is returned"
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("precision: Which precision is fastest here")
+    assert "\n  float32: " in captured.err
+    assert "Fastest:" not in captured.err, "the report is returned"
     assert list(study.runs["scenario"]) == ["float32", "bfloat16"]
     # Where the machine is busy, both are disturbed.
     first = study.reading[0]
@@ -55,8 +57,8 @@ def test_an_experiment_shows_progress_and_returns_its_runs(uri, tmp_path, capfd)
     page = llmtrack.report(study, tmp_path / "written")
     assert "<html" in page.read_text(encoding="utf-8")
     assert llmtrack.report("latest:precision", tmp_path / "again", tracking_uri=uri).is_file()
-    said = capfd.readouterr()
-    assert (said.out, said.err) == ("", "")
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
 
 
 @pytest.mark.slow(4)
@@ -96,18 +98,10 @@ def test_tune_returns_its_runs(monkeypatch):
     [
         ("precison", {}, "there is no experiment 'precison': did you mean precision"),
         ("precision", {"lengths": [1]}, "precision has no parameter lengths: it takes dtypes"),
-        (
-            "precision",
-            {"dtype": "bfloat16"},
-            r"precision has no parameter dtype: did you mean dtypes=bfloat16\?",
-        ),
+        ("precision", {"dtype": "bfloat16"}, r"precision has no parameter dtype: did you mean dtypes=bfloat16\?"),
         ("precision", {"dtype": ["float32", "bfloat16"]}, r"did you mean dtypes=float32,bfloat16\?"),
         ("batching", {"batch_sizes": 4}, r"batching has no parameter batch_sizes: did you mean sizes=4\?"),
-        (
-            "perplexity",
-            {"warmup": 3},
-            "perplexity takes no warmup, which would change nothing here: leave it out",
-        ),
+        ("perplexity", {"warmup": 3}, "perplexity takes no warmup, which would change nothing here: leave it out"),
         ("precision", {"max_new_tokens": 0}, "max_new_tokens"),
         ("precision", {"dtypes": "float32,float3"}, "unknown dtype 'float3'"),
     ],
@@ -134,10 +128,10 @@ def test_a_console_in_a_notebook_writes_to_its_file(monkeypatch):
 
 def test_every_console_is_created_by_one_function():
     folder = Path(llmtrack.__file__).parent
-    made = [
+    modules = [
         path.name for path in folder.rglob("*.py") if re.search(r"\bConsole\(|\(Console\)", path.read_text("utf-8"))
     ]
-    assert made == ["console.py"]
+    assert modules == ["console.py"]
 
 
 def test_callable_packages_import_lazily():

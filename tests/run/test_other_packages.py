@@ -103,19 +103,19 @@ def test_a_broken_executor_is_named_in_one_line(tmp_path, monkeypatch, module, w
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("method", "given", "expected"), [
+@pytest.mark.parametrize(("method", "arguments", "expected"), [
     ("machine", (), "machine returned a list, and not a mapping of facts"),
     ("identify", (None,), "identify returned a list, and not a mapping of tags"),
     ("run", ((), print), "run emitted a str, and not an event such as a Measurement or a Failure"),
 ])  # fmt: skip
-def test_an_executor_with_a_wrong_return_type_is_named_in_one_line(monkeypatch, method, given, expected):
-    def told(self, *asked):
-        return asked[1]("event") if method == "run" else []
+def test_an_executor_with_a_wrong_return_type_is_named_in_one_line(monkeypatch, method, arguments, expected):
+    def broken(self, *arguments):
+        return arguments[1]("event") if method == "run" else []
 
-    monkeypatch.setattr(import_module("plugin_executor").Elsewhere, method, told, raising=False)
+    monkeypatch.setattr(import_module("plugin_executor").Elsewhere, method, broken, raising=False)
     executor = entry.make_executor(Chosen(executor="elsewhere"))
     with pytest.raises(ExtensionError) as caught:
-        getattr(executor, method)(*given)
+        getattr(executor, method)(*arguments)
     assert (
         f"executor elsewhere (plugin_executor:make of the package plugin_executor 1.0) cannot be used: {expected}"
         in str(caught.value)
@@ -142,7 +142,7 @@ def test_an_executor_that_omits_scenarios_is_named(monkeypatch):
     ("plots", [], "plots returned a list, and not a mapping of names to figures"),
 ])  # fmt: skip
 def test_an_experiment_with_a_wrong_return_type_is_named_in_one_line(named, gave, expected):
-    def called(*given):
+    def called(*arguments):
         if isinstance(gave, Exception):
             raise gave
         return gave
@@ -151,7 +151,7 @@ def test_an_experiment_with_a_wrong_return_type_is_named_in_one_line(named, gave
 
     def use():
         requested = replace(declared.experiment(declared.config()), plots=declared.plots, reading=declared.reading)
-        requested.draw(Runs(), lambda *given: [])
+        requested.draw(Runs(), lambda *arguments: [])
         requested.read(Runs())
 
     with pytest.raises(ExtensionError) as caught:
@@ -187,10 +187,7 @@ def test_help_shows_the_parameters_of_a_plugin_experiment():
         ("DECLARED = 1", "it is not a module with main"),
         ("DECLARED = 1; main = print", "its DECLARED is an int, and not a Declaration"),
         ("from plugin_experiment import DECLARED; main = 1", "its main is an int, and not command"),
-        (
-            "from plugin_experiment import DECLARED, main",
-            "it declares an experiment of another name, plugin_words",
-        ),
+        ("from plugin_experiment import DECLARED, main", "it declares an experiment of another name, plugin_words"),
     ],
 )
 def test_a_broken_experiment_is_named_in_one_line(tmp_path, monkeypatch, module, why):
@@ -201,9 +198,9 @@ def test_a_broken_experiment_is_named_in_one_line(tmp_path, monkeypatch, module,
     with pytest.raises(ExtensionError, match=why) as caught:
         named_experiment("words")
     assert "experiment words (broken_words of the package broken_words 1.0)" in str(caught.value)
-    told = CliRunner().invoke(command, ["run", "words"])
-    assert (told.exit_code, told.output.count("\n")) == (2, 1)
-    (result,) = (each for each in looked_at() if each.topic == "experiment words")
+    invoked = CliRunner().invoke(command, ["run", "words"])
+    assert (invoked.exit_code, invoked.output.count("\n")) == (2, 1)
+    (result,) = (finding for finding in looked_at() if finding.topic == "experiment words")
     assert (result.state, why in result.text) == ("broken", True)
 
 
@@ -213,7 +210,7 @@ def looked_at():
 
 
 def test_the_doctor_lists_plugins():
-    findings = {each.topic: (each.state, each.text) for each in looked_at()}
+    findings = {finding.topic: (finding.state, finding.text) for finding in looked_at()}
     assert findings["experiment plugin_words"] == ("ok", "Does the word matter?")
     assert findings["executor elsewhere"] == ("ok", "plugin_executor:make")
 

@@ -28,7 +28,7 @@ from tests.report.test_escape import HOSTILE
 from tests.run.scenarios import generating
 from tests.run.study.test_study import artifacts, lengths, study, suite
 
-pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+pytestmark = pytest.mark.usefixtures("_known_ceilings")
 
 REPORT = {
     "plots/latency.png",
@@ -65,15 +65,15 @@ def full_disk(*_: object, **__: object) -> None:
     ],
 )
 def test_a_failing_part_of_the_report_is_named(tracker, uri, console, monkeypatch, target, lost):
-    how = full_disk if "write" in target or "tempfile" in target else breaks
+    fault = full_disk if "write" in target or "tempfile" in target else breaks
     real = tempfile.TemporaryDirectory
     calls = []
 
-    def first_fails(*given, **named):
+    def first_fails(*arguments, **named):
         calls.append(1)
-        return how() if len(calls) == 1 else real(*given, **named)
+        return fault() if len(calls) == 1 else real(*arguments, **named)
 
-    monkeypatch.setattr(target, first_fails if target.startswith("tempfile") else how)
+    monkeypatch.setattr(target, first_fails if target.startswith("tempfile") else fault)
     if target.startswith("tempfile"):
         calls.append(1)  # Until the report begins.
         monkeypatch.setattr("llmtrack.run.study.study.Parts", lambda: (calls.clear(), Parts())[1])
@@ -210,8 +210,8 @@ class Backwards(InlineExecutor):
 
     def run(self, scenarios, emit):
         """Measure one by one."""
-        for each in reversed(scenarios):
-            super().run([each], emit)
+        for scenario in reversed(scenarios):
+            super().run([scenario], emit)
             time.sleep(0.002)  # MLflow's times are milliseconds
 
 

@@ -61,10 +61,10 @@ def test_program_and_command_generate_the_same_text(task, capsys):
     printed = capsys.readouterr().out
     program, *words = shlex.split(generate_command(VARIANT, task))
     assert program == "llmtrack"
-    said = CliRunner().invoke(main, words, catch_exceptions=False)
-    assert said.exit_code == 0
+    result = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert result.exit_code == 0
     assert printed.strip()
-    assert said.stdout == neutralize(printed)
+    assert result.stdout == neutralize(printed)
 
 
 def test_the_files_name_the_measured_weights():
@@ -91,9 +91,9 @@ def test_a_batched_run_is_reproduced_in_batches():
 
 
 @pytest.mark.slow(4)
-@pytest.mark.usefixtures("_known_bandwidth", "steady_repeats")
+@pytest.mark.usefixtures("_known_ceilings", "steady_repeats")
 def test_the_lines_of_recommend_run_the_model(tracker, uri, console, capsys, monkeypatch):
-    monkeypatch.setattr("llmtrack.report.page.reports.write_report", lambda *of, **how: {})
+    monkeypatch.setattr("llmtrack.report.page.reports.write_report", lambda *of, **instructions: {})
     config = baseline.Config(
         model="synthetic:tiny",
         device="cpu",
@@ -107,19 +107,19 @@ def test_the_lines_of_recommend_run_the_model(tracker, uri, console, capsys, mon
     )
     experiment = replace(baseline.build(config), plots=lambda runs, series: {})
     run_study(experiment, tracker=tracker, executor=InlineExecutor(), console=console)
-    told = CliRunner().invoke(main, ["recommend", "--tracking-uri", uri], catch_exceptions=False)
-    assert told.exit_code == 0
-    how = told.stdout.partition("To run it that way:\n")[2]
-    lines = [line[2:] for line in how.splitlines() if line.startswith("  ") or not line]
+    result = CliRunner().invoke(main, ["recommend", "--tracking-uri", uri], catch_exceptions=False)
+    assert result.exit_code == 0
+    instructions = result.stdout.partition("To run it that way:\n")[2]
+    lines = [line[2:] for line in instructions.splitlines() if line.startswith("  ") or not line]
     command, program = lines[0], "\n".join(lines[1:])
     assert "--dtype bfloat16 --option threads=1" in command
     capsys.readouterr()
     exec(program, {})
     printed = capsys.readouterr().out
     words = shlex.split(command)
-    said = CliRunner().invoke(main, words[words.index("llmtrack") + 1 :], catch_exceptions=False)
-    assert said.exit_code == 0
-    assert said.stdout == neutralize(printed)
+    generated = CliRunner().invoke(main, words[words.index("llmtrack") + 1 :], catch_exceptions=False)
+    assert generated.exit_code == 0
+    assert generated.stdout == neutralize(printed)
     assert printed.strip()
 
 
@@ -130,8 +130,8 @@ def test_a_recipe_keeps_the_options_that_are_not_its_defaults():
 
 
 def test_a_run_without_generation_or_backend_has_no_lines():
-    told = {name: value for name, value in TOLD.items() if name != "max_new_tokens"}
-    assert reproduce_command(Run("id", params=told)) == []
+    params = {name: value for name, value in TOLD.items() if name != "max_new_tokens"}
+    assert reproduce_command(Run("id", params=params)) == []
     assert reproduce_command(run_of(backend="gone")) == []
 
 
@@ -141,9 +141,9 @@ def test_a_prompt_without_tokens_and_an_unknown_option_are_refused_in_one_line()
         (["generate", "--model", "nowhere:x", "a"], "error"),
         (["generate", "--model", "synthetic:tiny", "--chat", "a"], "no chat template"),
     ):
-        said = CliRunner().invoke(main, words)
-        assert said.exit_code == 2
-        assert why in said.output
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 2
+        assert why in result.output
 
 
 def test_messages_use_the_chat_template():
@@ -184,7 +184,7 @@ def test_environment_variables_are_part_of_the_lines():
 def test_random_weights_are_a_warning_wherever_loaded():
     with pytest.warns(UserWarning, match="synthetic:tiny has random weights"):
         llmtrack.load_engine("synthetic:tiny", device="cpu").close()
-    said = CliRunner().invoke(main, ["generate", "--model", "synthetic:tiny", "--max-new-tokens", "2", "a"])
-    assert said.exit_code == 0
-    assert said.stderr.count("random weights") == 1
-    assert "random" not in said.stdout
+    result = CliRunner().invoke(main, ["generate", "--model", "synthetic:tiny", "--max-new-tokens", "2", "a"])
+    assert result.exit_code == 0
+    assert result.stderr.count("random weights") == 1
+    assert "random" not in result.stdout

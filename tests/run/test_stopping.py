@@ -40,7 +40,7 @@ from llmtrack.tracking.write.tracker import Tracker
 from tests.conftest import HANG_S
 from tests.run.study.test_study import lengths
 
-pytestmark = pytest.mark.usefixtures("_known_bandwidth", "_stays_at_the_terminal")
+pytestmark = pytest.mark.usefixtures("_known_ceilings", "_stays_at_the_terminal")
 
 
 def storm():
@@ -81,9 +81,9 @@ def test_ignored_signals_stay_ignored():
     """`nohup` ignores SIGHUP, and background jobs of a shell SIGINT."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with end_on_signal(), defer_signals() as asked:
+        with end_on_signal(), defer_signals() as should_stop:
             signal.raise_signal(signal.SIGHUP)
-            assert not asked()
+            assert not should_stop()
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -92,9 +92,9 @@ def test_signals_wait_for_an_orderly_end():
     done = []
 
     def work():
-        with defer_signals() as asked:
+        with defer_signals() as should_stop:
             storm()
-            done.append(asked())
+            done.append(should_stop())
 
     with pytest.raises(KeyboardInterrupt), end_on_signal():
         work()
@@ -213,8 +213,8 @@ def test_a_signal_waits_until_the_report_is_stored(tracker, uri, console, monkey
 
 
 @pytest.mark.slow(8)
-@pytest.mark.parametrize("made", [lambda: command(declarations()["prompt_length"]), lambda: suite.main])
-def test_there_is_no_gap_between_two_signal_handlers(monkeypatch, made):
+@pytest.mark.parametrize("make_command", [lambda: command(declarations()["prompt_length"]), lambda: suite.main])
+def test_there_is_no_gap_between_two_signal_handlers(monkeypatch, make_command):
     """Ctrl-C ends the command, and SIGTERM arrives as soon as an inner handler is removed."""
     restore = signals._restore
 
@@ -231,7 +231,7 @@ def test_there_is_no_gap_between_two_signal_handlers(monkeypatch, made):
     monkeypatch.setattr(signals, "_restore", gap)
     for module in (entry, suite):
         monkeypatch.setattr(module, "open_executors", struck)
-    assert CliRunner().invoke(made(), []).exit_code == 130
+    assert CliRunner().invoke(make_command(), []).exit_code == 130
 
 
 @pytest.mark.slow(1)
@@ -250,9 +250,9 @@ with exit_codes(make_console()):
 
 
 def test_the_last_line_counts_the_records_in_the_spool(console, monkeypatch, tmp_path):
-    kept = tmp_path / "spool" / "0000000000001-x"
-    kept.mkdir(parents=True)
-    (kept / "entry.json").write_text("{}")
+    record = tmp_path / "spool" / "0000000000001-x"
+    record.mkdir(parents=True)
+    (record / "entry.json").write_text("{}")
     monkeypatch.setenv("LLMTRACK_SPOOL", str(tmp_path / "spool"))
     monkeypatch.setattr(entry.Spool, "names", lambda self: ["0000000000001-x"])
     with pytest.raises(SystemExit), entry.exit_codes(console):
@@ -308,13 +308,13 @@ def test_a_program_ends_with_its_launcher(killed, tmp_path):
         text=True,
         env=os.environ | {"PYTHONPATH": root},
     )
-    child = psutil.Process(int(launcher.stdout.readline()))
+    program = psutil.Process(int(launcher.stdout.readline()))
     try:
-        (launcher if killed == "launcher" else child.parent()).kill()
-        gone, _ = psutil.wait_procs([child], timeout=HANG_S)
+        (launcher if killed == "launcher" else program.parent()).kill()
+        gone, _ = psutil.wait_procs([program], timeout=HANG_S)
         assert gone
     finally:
-        kill_tree(child)
+        kill_tree(program)
         kill_tree(launcher.pid)
         launcher.communicate()
 
@@ -322,13 +322,13 @@ def test_a_program_ends_with_its_launcher(killed, tmp_path):
 def test_killing_a_process_kills_its_descendants(tmp_path):
     code = "import subprocess, sys; p = subprocess.Popen(['sleep', '3600']); print(p.pid, flush=True); p.wait()"
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    child = psutil.Process(int(parent.stdout.readline()))
+    descendant = psutil.Process(int(parent.stdout.readline()))
     kill_tree(parent.pid)
     parent.communicate()
     until = time.monotonic() + HANG_S
-    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
+    while descendant.is_running() and descendant.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
         time.sleep(0.01)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert not descendant.is_running() or descendant.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_system_error_ends_an_experiment_in_one_line(console, capsys):

@@ -17,7 +17,7 @@ from llmtrack.run.suite import run_suite
 from llmtrack.spec.options import config_from
 from llmtrack.spec.task import GenerateTask
 
-pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+pytestmark = pytest.mark.usefixtures("_known_ceilings")
 
 SETTINGS = Settings(
     model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=2, min_seconds=0.0, max_seconds=0.11
@@ -44,7 +44,7 @@ def artifact(uri, run_id, name, folder) -> str:
 
 
 def names(uri, run_id, folder=None) -> set[str]:
-    return {each.path for each in MlflowClient(tracking_uri=uri).list_artifacts(run_id, folder)}
+    return {artifact.path for artifact in MlflowClient(tracking_uri=uri).list_artifacts(run_id, folder)}
 
 
 @pytest.mark.slow(3)
@@ -57,8 +57,8 @@ def test_the_report_holds_every_study(tracker, uri, console, tmp_path):
         remarks=("Quick: <less>.",),
     )
     run_id = result.study.run_id
-    said = console.file.getvalue()
-    assert "Plan: 2 experiments (prompt_length, perplexity), 3 scenarios. " in said
+    printed = console.file.getvalue()
+    assert "Plan: 2 experiments (prompt_length, perplexity), 3 scenarios. " in printed
     assert MlflowClient(tracking_uri=uri).get_run(run_id).data.metrics["scenarios_measured"] == 3
     report = artifact(uri, run_id, "report.html", tmp_path)
     assert report.count("data:image/png;base64,") == 3
@@ -76,7 +76,6 @@ def test_the_report_holds_every_study(tracker, uri, console, tmp_path):
         "plots/prompt_length/latency.png",
         "plots/prompt_length/tokens_per_sec.png",
     }
-    printed = console.file.getvalue()
     assert "Quick: <less>." in printed
     assert "[1/2] prompt_length: 0 of 3 scenarios done" in printed
     assert "[2/2] perplexity: 2 of 3 scenarios done" in printed
@@ -139,12 +138,12 @@ def test_quick_reduces_the_amount_and_nothing_else(name):
     (quick,) = experiments_of([name], Config(quick=True))
     assert (quick.name, quick.question) == (full.name, full.question)
     assert len(quick.scenarios) <= len(full.scenarios)
-    assert sum(each.baseline for each in quick.scenarios) >= 1
-    for each in quick.scenarios:
-        if isinstance(each.task, GenerateTask):
-            assert each.repeat.max_repeats == each.repeat.min_repeats
-            assert each.repeat.max_seconds <= 30
-            assert each.task.max_new_tokens <= 16
+    assert sum(scenario.baseline for scenario in quick.scenarios) >= 1
+    for scenario in quick.scenarios:
+        if isinstance(scenario.task, GenerateTask):
+            assert scenario.repeat.max_repeats == scenario.repeat.min_repeats
+            assert scenario.repeat.max_seconds <= 30
+            assert scenario.task.max_new_tokens <= 16
 
 
 def test_quick_keeps_all_prompts():
@@ -160,8 +159,8 @@ def test_quick_never_increases_a_setting():
 
 def test_every_precision_that_is_timed_is_scored():
     (scoring,) = experiments_of(["perplexity"], Config(dtype="bfloat16"))
-    assert [each.variant.dtype for each in scoring.scenarios] == ["bfloat16", "float32", "float16"]
-    assert [each.baseline for each in scoring.scenarios] == [True, False, False]
+    assert [scenario.variant.dtype for scenario in scoring.scenarios] == ["bfloat16", "float32", "float16"]
+    assert [scenario.baseline for scenario in scoring.scenarios] == [True, False, False]
 
 
 def test_the_remark_lists_the_quick_settings_of_each_experiment():

@@ -41,7 +41,7 @@ def test_two_concurrent_suites_are_both_complete(tmp_path, template_database, mo
     environment = os.environ | {"LLMTRACK_SPOOL": str(tmp_path / "spool")}
     suites = [Forked(measure, uri, environment=environment) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        outputs = list(pool.map(lambda each: each.stdout.read(), suites))
+        outputs = list(pool.map(lambda suite: suite.stdout.read(), suites))
     assert [suite.wait(HANG_S) for suite in suites] == [0, 0], outputs
     tracked = runs(kind=None, tracking_uri=uri)
     assert (tracked["status"] == "FINISHED").all()
@@ -49,7 +49,7 @@ def test_two_concurrent_suites_are_both_complete(tmp_path, template_database, mo
     assert sorted(studies["experiment"]) == sorted(["suite", "baseline", "perplexity"] * 2)
     scenarios = tracked[(tracked["kind"] == "scenario") & tracked["suite_id"].notna()]
     # A disturbed baseline may have been measured twice.
-    assert {tuple(each) for each in scenarios[["suite_id", "experiment"]].to_numpy()} == {
+    assert {tuple(row) for row in scenarios[["suite_id", "experiment"]].to_numpy()} == {
         (suite, experiment)
         for suite in studies.loc[studies["experiment"] == "suite", "study_id"]
         for experiment in ("baseline", "perplexity")

@@ -2,9 +2,9 @@
 
 from tests.run.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
-    _known_bandwidth,
+    _known_ceilings,
     console,
-    said,
+    messages,
     spooled,
     tracker,
     uri,

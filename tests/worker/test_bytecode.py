@@ -31,9 +31,9 @@ def _image(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("_image")
 def test_children_cache_bytecode(tmp_path):
-    told = bytecode.bytecode_environment()
-    assert told["PYTHONPYCACHEPREFIX"] == str(tmp_path / "bytecode")
-    assert told["PYTHONDONTWRITEBYTECODE"] == ""
+    variables = bytecode.bytecode_environment()
+    assert variables["PYTHONPYCACHEPREFIX"] == str(tmp_path / "bytecode")
+    assert variables["PYTHONDONTWRITEBYTECODE"] == ""
     assert os.environ["PYTHONDONTWRITEBYTECODE"] == "1"
 
 

@@ -12,7 +12,7 @@ from llmtrack.worker import device_metrics
 from llmtrack.worker.measuring import EngineCache, measure_group
 from tests.run.scenarios import generating, scoring
 
-pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+pytestmark = pytest.mark.usefixtures("_known_ceilings")
 
 
 class ScriptedGauge:

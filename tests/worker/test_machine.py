@@ -62,10 +62,7 @@ GROUPS = {
         },
         1.0,
     ),
-    "cpuset alone": (
-        {"proc/self/cgroup": "4:cpuset:/x\n", "sys/fs/cgroup/cpuset/x/cpuset.cpus": "0\n"},
-        None,
-    ),
+    "cpuset alone": ({"proc/self/cgroup": "4:cpuset:/x\n", "sys/fs/cgroup/cpuset/x/cpuset.cpus": "0\n"}, None),
     "torn": ({"proc/self/cgroup": "nonsense\n0::/a\n", "sys/fs/cgroup/a/cpu.max": "\n"}, None),
     "none": ({}, None),
 }
@@ -91,7 +88,7 @@ def test_affinity_is_reported_if_not_all_cpus_are_usable(monkeypatch):
 
 
 def test_ranges():
-    assert [ranges(each) for each in ([], [3], [3, 4], [0, 2, 3, 4, 9])] == ["", "3", "3-4", "0,2-4,9"]
+    assert [ranges(numbers) for numbers in ([], [3], [3, 4], [0, 2, 3, 4, 9])] == ["", "3", "3-4", "0,2-4,9"]
 
 
 def test_quota_and_affinity_change_the_environment_id(monkeypatch):

@@ -21,7 +21,7 @@ from llmtrack.worker.measuring import EngineCache, measure_group
 from llmtrack.worker.outcomes import failure_kind
 from tests.run.scenarios import by_name, generating, scoring
 
-pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+pytestmark = pytest.mark.usefixtures("_known_ceilings")
 
 
 class Loader:
@@ -116,23 +116,23 @@ def test_without_a_cache_there_is_no_bandwidth_utilization():
     assert "memory_bandwidth_utilization" not in outcome.metrics
 
 
-@pytest.mark.parametrize(("side", "prompts", "said"), [
+@pytest.mark.parametrize(("side", "prompts", "warns"), [
     ("right", ("abcd", "ab"), True),
     ("right", ("abcd", "abcd"), False),
     ("left", ("abcd", "ab"), False),
 ])  # fmt: skip
-def test_generating_from_right_pads_is_a_warning(side, prompts, said):
+def test_generating_from_right_pads_is_a_warning(side, prompts, warns):
     outcome = by_name(measure(Loader(), generating("one", prompts=prompts, padding_side=side)))["one"]
-    assert any("right padding" in warning for warning in outcome.warnings) is said
+    assert any("right padding" in warning for warning in outcome.warnings) is warns
 
 
 def test_perplexity_is_logged_by_batch_and_measured(tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"text": "abcd"}\n{"text": "ab"}\n{"text": "x"}\n')
     events = measure(Loader(), scoring("ppl", corpus=str(corpus), batch_size=1, verbose=True, max_length=3))
-    told = [event.text for event in events if isinstance(event, Log)]
-    assert "in 2 batches" in told[1]
-    assert told[2:] == [
+    lines = [event.text for event in events if isinstance(event, Log)]
+    assert "in 2 batches" in lines[1]
+    assert lines[2:] == [
         "batch 1/2 - loss 1.0000, tokens 2",
         "batch 2/2 - loss 1.0000, tokens 1",
         "average loss 1.0000 nats, perplexity 2.718 (3 tokens)",
@@ -176,7 +176,7 @@ def test_an_error_fails_its_scenario_only():
     """The first call of the second arm runs out of memory; the other arms succeed."""
     good, bad = Script(0.03, 0.005), Script(0, 0, error=RuntimeError("CUDA out of memory. Tried to allocate"))
     events = measure(Loader(good, bad, good), generating("one"), generating("two"), generating("three"))
-    assert {name: type(each).__name__ for name, each in by_name(events).items()} == {
+    assert {name: type(outcome).__name__ for name, outcome in by_name(events).items()} == {
         "two": "Failure",
         "one": "Measurement",
         "three": "Measurement",
@@ -238,7 +238,7 @@ def test_engine_warnings_are_emitted_once_and_tracked_with_each():
     engines = EngineCache(lambda variant: Warned(loader.clock, *loader.scripts))
     events = measure(loader, generating("one"), generating("two"), engines=engines)
     assert [event for event in events if isinstance(event, Warn)] == [Warn("random weights")]
-    assert all("random weights" in each.warnings for each in by_name(events).values())
+    assert all("random weights" in outcome.warnings for outcome in by_name(events).values())
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_one_loaded_model_serves_each_number_of_threads():
 def test_variants_that_load_differently_share_no_model(one, other):
     assert loaded_as(one) != loaded_as(other)
     loaded = []
-    engines = EngineCache(lambda each: (loaded.append(each), ScriptedEngine(FakeClock(), Script(0.01, 0.01)))[1])
+    engines = EngineCache(lambda variant: (loaded.append(variant), ScriptedEngine(FakeClock(), Script(0.01, 0.01)))[1])
     engines.get(one)
     engines.get(other)
     assert loaded == [one, other]
@@ -386,7 +386,7 @@ def test_variants_that_load_differently_share_no_model(one, other):
 
 def test_an_engine_with_fixed_threads_is_reloaded():
     loaded = []
-    engines = EngineCache(lambda each: (loaded.append(each), ScriptedEngine(FakeClock(), Script(0.01, 0.01)))[1])
+    engines = EngineCache(lambda variant: (loaded.append(variant), ScriptedEngine(FakeClock(), Script(0.01, 0.01)))[1])
     engines.get(variant(threads=1))
     engines.get(variant(threads=2))
     assert loaded == [variant(threads=1), variant(threads=2)]

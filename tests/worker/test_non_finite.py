@@ -18,7 +18,7 @@ from llmtrack.worker.measuring import EngineCache, measure_group
 from tests.engines.models import bigram_engine, chain
 from tests.run.scenarios import MODEL, generating, outcomes, scoring
 
-pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+pytestmark = pytest.mark.usefixtures("_known_ceilings")
 
 
 def broken(change) -> TorchEngine:
@@ -43,7 +43,7 @@ def test_non_finite_weights_fail_timed_and_scored_runs(spoil):
     events = []
     engines = EngineCache(lambda variant: broken(spoil))
     measure_group([generating("timed"), scoring("scored", max_length=16)], engines, events.append)
-    assert [(type(each), each.kind) for each in outcomes(events)] == [(Failure, "non_finite")] * 2
+    assert [(type(outcome), outcome.kind) for outcome in outcomes(events)] == [(Failure, "non_finite")] * 2
 
 
 def test_exporting_a_non_finite_model_is_refused():

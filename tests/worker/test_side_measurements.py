@@ -136,13 +136,7 @@ def test_a_training_survives_failing_side_measurements(monkeypatch, tmp_path):
     outcome = events[-1]
     assert isinstance(outcome, Measurement), outcome
     assert outcome.metrics["steps_done"] == 2
-    for title in (
-        "explanation of the loss",
-        "FLOP count",
-        "sample",
-        "load of the machine",
-        "tracked checkpoint",
-    ):
+    for title in ("explanation of the loss", "FLOP count", "sample", "load of the machine", "tracked checkpoint"):
         assert any(f"{title}" in w and "is missing" in w for w in outcome.warnings), title
 
 

@@ -309,7 +309,7 @@ def inline(script, time_limit, *scenarios):
     return run(InlineExecutor(lambda variant: ScriptedEngine(clock, *script), clock, time_limit), *scenarios)
 
 
-@pytest.mark.usefixtures("_known_bandwidth")
+@pytest.mark.usefixtures("_known_ceilings")
 def test_inline_ends_a_late_scenario_before_its_next_call():
     """Prefill 1 s and 0.1 s per token: 5 tokens take 1.4 s, 41 take 5 s, with a limit of 3 s."""
     slow = generating("slow", max_new_tokens=41)
@@ -322,7 +322,7 @@ def test_inline_ends_a_late_scenario_before_its_next_call():
     assert kinds(inline([Script(1.0, 0.1)], 5.5, slow, ONE)) == {"slow": "measured", "one": "measured"}
 
 
-@pytest.mark.usefixtures("_known_bandwidth")
+@pytest.mark.usefixtures("_known_ceilings")
 def test_inline_keeps_the_result_of_a_late_last_call():
     slow = generating("slow", repeat=ONCE, max_new_tokens=41)
     (outcome,) = by_name(inline([Script(1.0, 0.1)], 3.0, slow)).values()
@@ -424,7 +424,7 @@ def test_a_worker_without_memory_to_start_says_so(monkeypatch, tmp_path, death, 
 
 
 @pytest.mark.slow(1)
-@pytest.mark.usefixtures("_known_bandwidth")
+@pytest.mark.usefixtures("_known_ceilings")
 def test_inline_measures_in_this_process():
     events = run(InlineExecutor(), generating("one", MODEL, ONCE))
     assert kinds(events) == {"one": "measured"}

@@ -89,13 +89,13 @@ def test_an_unknown_model_is_assumed_to_fit(memory):
     assert fits(cpu("org/never-fetched"))
 
 
-@pytest.mark.parametrize(("free_mib", "found"), [(1_820, True), (1_818, False)])
-def test_a_tenth_of_the_memory_stays_free(memory, free_mib, found):
+@pytest.mark.parametrize(("free_mib", "is_predicted_to_fit"), [(1_820, True), (1_818, False)])
+def test_a_tenth_of_the_memory_stays_free(memory, free_mib, is_predicted_to_fit):
     variants = [cpu("synthetic:tiny"), cpu("synthetic:tiny-gpt2")]
-    for each in variants:
-        record(measurement(scenario=generating("one", each), metrics={"peak_memory_mib": 500.0}))
+    for variant in variants:
+        record(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": 500.0}))
     memory(8 * GIB, free_mib * MIB)
-    assert fits(*variants) is found
+    assert fits(*variants) is is_predicted_to_fit
     assert fits(variants[0])
     assert fits()
 
@@ -135,6 +135,7 @@ def test_a_pool_frees_the_least_recently_used_model_first(memory):
     pool.close()
 
 
+@pytest.mark.usefixtures("_known_ceilings")
 def test_variants_that_differ_in_call_settings_share_a_model():
     """The baseline stays loaded while its thread counts are measured; its model is counted and freed once."""
     created = []
@@ -143,7 +144,7 @@ def test_variants_that_differ_in_call_settings_share_a_model():
         created.append(InlineExecutor())
         return created[-1]
 
-    def said(event):
+    def on_event(event):
         assert not isinstance(event, Failure), event.reason
         if isinstance(event, Measurement):
             threads.append(event.facts["threads"])
@@ -153,7 +154,7 @@ def test_variants_that_differ_in_call_settings_share_a_model():
     one, two = (Variant("synthetic:tiny", device="cpu", options=(("threads", count),)) for count in (1, 2))
     assert pool.has_room([one, two]), "they are one model"
     for variant in (one, two, one):
-        pool.run([generating("one", variant)], said)
+        pool.run([generating("one", variant)], on_event)
         assert pool.holds(one)
         assert pool.holds(two)
     assert (threads, len(created)) == ([1, 2, 1], 1)

@@ -13,7 +13,7 @@ from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy
 
 def experiment(name: str, *seconds: float) -> Experiment:
     task = GenerateTask(("a",))
-    timed = [Scenario(f"s{n}", Variant(), task, RepeatPolicy(max_seconds=each)) for n, each in enumerate(seconds)]
+    timed = [Scenario(f"s{n}", Variant(), task, RepeatPolicy(max_seconds=most)) for n, most in enumerate(seconds)]
     return Experiment(
         name,
         "?",
@@ -30,11 +30,7 @@ NEW = "loading, warming up and scoring come on top. The time left is estimated a
 @pytest.mark.parametrize(
     ("experiments", "took", "words"),
     [
-        (
-            [ONE],
-            {"batching": 61.0},
-            "Plan: 3 scenarios, about 1:01: as long as the same took here the last time.",
-        ),
+        ([ONE], {"batching": 61.0}, "Plan: 3 scenarios, about 1:01: as long as the same took here the last time."),
         ([ONE], {}, f"Plan: 3 scenarios. Counted calls take 1:00 at most, and mostly less; {NEW}"),
         ([TWO], {}, "Plan: 1 scenario. The time left is estimated as it goes on."),
         (
@@ -51,7 +47,7 @@ NEW = "loading, warming up and scoring come on top. The time left is estimated a
     ],
 )
 def test_the_announcement(experiments, took, words):
-    number = sum(len(each.scenarios) for each in experiments)
+    number = sum(len(experiment.scenarios) for experiment in experiments)
     assert announcement(experiments, number, took) == words
 
 

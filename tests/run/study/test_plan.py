@@ -15,7 +15,7 @@ GPU = {"devices": "cpu,cuda:0", "bfloat16": "cpu,cuda"}
 MODEL = "synthetic:tiny"
 
 
-def asked(dtype, device="auto", **settings):
+def scenario_in(dtype, device="auto", **settings):
     return generating(dtype, Variant(MODEL, dtype=dtype, device=device), **settings)
 
 
@@ -24,10 +24,10 @@ def names(plan):
 
 
 def same(plan):
-    return [(each.scenario.name, each.measured.name, each.dtype_label) for each in plan.same]
+    return [(same.scenario.name, same.measured.name, same.dtype_label) for same in plan.same]
 
 
-ALL = [asked("float32"), asked("float16"), asked("bfloat16")]
+ALL = [scenario_in("float32"), scenario_in("float16"), scenario_in("bfloat16")]
 
 
 def test_float16_on_a_cpu_is_measured_as_float32_once():
@@ -52,7 +52,7 @@ def test_a_gpu_measures_each_dtype():
 
 
 def test_a_cpu_beside_a_gpu_still_forces_float32():
-    plan = make_plan([asked("float32", "cpu"), asked("float16", "cpu")], GPU)
+    plan = make_plan([scenario_in("float32", "cpu"), scenario_in("float16", "cpu")], GPU)
     assert same(plan) == [("float16", "float32", "float32 (forced on CPU)")]
 
 
@@ -63,13 +63,13 @@ def test_the_first_of_two_equal_scenarios_is_measured():
 
 
 def test_different_work_of_one_dtype_is_measured():
-    plan = make_plan([asked("float32"), asked("float16", max_new_tokens=6)], CPU)
+    plan = make_plan([scenario_in("float32"), scenario_in("float16", max_new_tokens=6)], CPU)
     assert names(plan) == [["float32"], ["float16"]]
     assert plan.same == ()
 
 
 def test_aliases_of_a_dtype_and_a_device_are_equal():
-    plan = make_plan([asked("float32", "cpu"), asked("fp32", "auto")], CPU)
+    plan = make_plan([scenario_in("float32", "cpu"), scenario_in("fp32", "auto")], CPU)
     assert same(plan) == [("fp32", "float32", "float32")]
 
 
@@ -81,9 +81,9 @@ def test_scenarios_of_one_variant_share_a_group():
 
 def test_names_must_be_unique():
     with pytest.raises(UsageError, match="names of their own: float32 is used twice"):
-        make_plan([asked("float32"), asked("float32", max_new_tokens=6)], CPU)
+        make_plan([scenario_in("float32"), scenario_in("float32", max_new_tokens=6)], CPU)
 
 
 def test_an_unknown_dtype_is_refused_before_anything_runs():
     with pytest.raises(UsageError, match="unknown dtype 'int3'"):
-        make_plan([asked("float32"), asked("int3")], CPU)
+        make_plan([scenario_in("float32"), scenario_in("int3")], CPU)

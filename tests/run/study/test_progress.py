@@ -128,12 +128,12 @@ def test_a_terminal_shows_which_experiment_of_the_suite_it_is():
 def test_a_log_is_never_quiet_for_longer_than_a_minute():
     console, clock = log(), FakeTime()
     progress = StudyProgress(console, 2, clock=clock)
-    told = []
+    counts = []
     for _ in range(4):
         progress.tick()
-        told.append(printed(console).count("quiet for"))
+        counts.append(printed(console).count("quiet for"))
         clock.now += 60
-    assert told == [0, 1, 2, 3]
+    assert counts == [0, 1, 2, 3]
     assert "quiet for 1:00, still at: loading" in printed(console)
     assert "quiet for 3:00, still at: loading" in printed(console)
     for number in range(1, 9):

@@ -42,12 +42,12 @@ class Scripted:
 
 
 def measured(*calls):
-    executor, told, first = Scripted(*calls), [], []
+    executor, events, first = Scripted(*calls), [], []
     try:
-        run_undisturbed(executor, (BASE, OTHER.scenario), told.append, first.append)
+        run_undisturbed(executor, (BASE, OTHER.scenario), events.append, first.append)
     except KeyboardInterrupt:
-        told.append("interrupted")
-    return executor, told, first
+        events.append("interrupted")
+    return executor, events, first
 
 
 def test_a_disturbed_baseline_is_remeasured_and_the_newer_counts():
@@ -63,27 +63,27 @@ def test_a_disturbed_baseline_is_remeasured_and_the_newer_counts():
 
 
 def test_a_baseline_is_remeasured_once_only():
-    executor, told, _ = measured([FIRST], [replace(QUIET, disturbed=True)])
+    executor, events, _ = measured([FIRST], [replace(QUIET, disturbed=True)])
     assert len(executor.asked) == 2
-    assert [event.metrics["tokens_per_sec"] for event in told] == [23.0]
+    assert [event.metrics["tokens_per_sec"] for event in events] == [23.0]
 
 
 @pytest.mark.parametrize("events", [[failure(scenario=BASE)], []], ids=["failed", "silent"])
 def test_if_remeasuring_fails_the_first_stays_the_baseline(events):
-    _, told, first = measured([FIRST], events)
-    assert (told, first) == ([FIRST], [])
+    _, outcomes, first = measured([FIRST], events)
+    assert (outcomes, first) == ([FIRST], [])
 
 
 def test_an_interruption_loses_no_measurement():
     for calls in ([[FIRST, KeyboardInterrupt()]], [[FIRST], [KeyboardInterrupt()]]):
-        _, told, first = measured(*calls)
-        assert (told, first) == ([FIRST, "interrupted"], [])
+        _, events, first = measured(*calls)
+        assert (events, first) == ([FIRST, "interrupted"], [])
 
 
 def test_a_quiet_baseline_is_measured_once():
-    executor, told, _ = measured([replace(FIRST, disturbed=False), OTHER])
+    executor, events, _ = measured([replace(FIRST, disturbed=False), OTHER])
     assert len(executor.asked) == 1
-    assert len(told) == 2
+    assert len(events) == 2
 
 
 def rounds(*durations, disturbed_since=()):
@@ -100,18 +100,18 @@ def rounds(*durations, disturbed_since=()):
         [
             measurement(
                 "arm",
-                samples={"total_latency_s": each},
+                samples={"total_latency_s": seconds},
                 warnings=(),
                 metrics={"total_latency_s": 1.0},
                 disturbed=place in disturbed_since,
             )
         ]
-        for place, each in enumerate(durations)
+        for place, seconds in enumerate(durations)
     ]
-    executor, told = Scripted([first], *newer), []
-    run_undisturbed(executor, (first.scenario,), told.append, lambda first: None)
-    ((complete,), requested) = told, executor.asked[1:]
-    return first, complete, [each for (each,) in requested]
+    executor, events = Scripted([first], *newer), []
+    run_undisturbed(executor, (first.scenario,), events.append, lambda first: None)
+    ((complete,), requested) = events, executor.asked[1:]
+    return first, complete, [scenario for (scenario,) in requested]
 
 
 STEADY = (1.0, 1.01, 0.99, 1.0, 1.0, 1.01, 0.99, 1.0)
@@ -149,14 +149,14 @@ def test_a_disturbed_scenario_without_time_is_unchanged():
 
 
 def test_untimed_scenarios_are_not_repeated():
-    told = []
+    events = []
     untimed = measurement("scored", disturbed=True, samples={})
-    run_undisturbed(Scripted([untimed]), (untimed.scenario,), told.append, lambda first: None)
-    assert told == [untimed]
+    run_undisturbed(Scripted([untimed]), (untimed.scenario,), events.append, lambda first: None)
+    assert events == [untimed]
 
 
 @pytest.mark.parametrize(
-    ("durations", "found"),
+    ("durations", "is_disturbed"),
     [
         ([1.0, 1.01, 0.99, 1.0, 1.0], False),
         ([1.0, 3.0, 1.0, 5.0, 1.0], True),
@@ -165,8 +165,8 @@ def test_untimed_scenarios_are_not_repeated():
         ([], False),
     ],
 )
-def test_variation_and_drift_count_as_disturbance(durations, found):
-    assert disturbed(durations) is found
+def test_variation_and_drift_count_as_disturbance(durations, is_disturbed):
+    assert disturbed(durations) is is_disturbed
 
 
 def test_no_test_depends_on_how_busy_the_machine_is(steady_repeats):

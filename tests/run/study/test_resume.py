@@ -27,7 +27,7 @@ from llmtrack.tracking.read.query import runs
 from llmtrack.worker.identity import identify
 from tests.engines.models import small
 
-pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+pytestmark = pytest.mark.usefixtures("_known_ceilings")
 
 SETTINGS = Settings(
     model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=2, min_seconds=0.0, max_seconds=0.11
@@ -61,13 +61,11 @@ def lengths(*values: int, **changes: object):
     return prompt_length.build(config_from(prompt_length.Config, replace(SETTINGS, **changes), lengths=values))
 
 
-@pytest.mark.slow(2)
+@pytest.mark.slow(1)
+@pytest.mark.usefixtures("_unreported")
 @pytest.mark.parametrize(
     "warning",
-    [
-        f"{REPLACED}, and the newer run of the study is its baseline",
-        f"measured in 1 of 2 {CUT_SHORT}",
-    ],
+    [f"{REPLACED}, and the newer run of the study is its baseline", f"measured in 1 of 2 {CUT_SHORT}"],
     ids=["once more", "in all rounds"],
 )
 def test_an_incomplete_measurement_is_resumed(tracker, console, uri, warning):
@@ -96,10 +94,10 @@ def test_only_missing_scenarios_are_measured(tracker, console, uri):
     # Nothing was tracked twice.
     assert sorted(runs(tracking_uri=uri)["scenario"]) == ["prompt_12", "prompt_4", "prompt_8"]
     for result, names in ((first, [4]), (second, [4, 8]), (third, [4, 8, 12])):
-        found = runs(study=result.study.study_id, tracking_uri=uri)
-        assert sorted(found["scenario"]) == sorted(f"prompt_{length}" for length in names)
-        assert set(found["study_id"]) == {result.study.study_id}
-        assert list(found[found["baseline"]]["scenario"]) == ["prompt_4"], "its baseline stays the baseline"
+        tracked = runs(study=result.study.study_id, tracking_uri=uri)
+        assert sorted(tracked["scenario"]) == sorted(f"prompt_{length}" for length in names)
+        assert set(tracked["study_id"]) == {result.study.study_id}
+        assert list(tracked[tracked["baseline"]]["scenario"]) == ["prompt_4"], "its baseline stays the baseline"
     assert len(runs(study="latest", tracking_uri=uri)) == 3
     third_id = third.study.study_id
     assert len(runs(study=third_id, status="FAILED", tracking_uri=uri)) == 0
@@ -120,12 +118,7 @@ def test_a_failed_scenario_is_measured_again(tracker, console):
 def test_other_requests_or_environments_are_measured_again(tracker, console, uri):
     study(tracker, console, lengths(4))
     assert study(tracker, console, lengths(4))[0] == []
-    for changes in (
-        {"dtype": "bfloat16"},
-        {"max_new_tokens": 6},
-        {"min_repeats": 3},
-        {"model": "synthetic:tiny-gpt2"},
-    ):
+    for changes in ({"dtype": "bfloat16"}, {"max_new_tokens": 6}, {"min_repeats": 3}, {"model": "synthetic:tiny-gpt2"}):
         assert study(tracker, console, lengths(4, **changes))[0] == ["prompt_4"], changes
     assert study(tracker, console, lengths(4), threads="2")[0] == ["prompt_4"], "another machine"
     before = len(runs(tracking_uri=uri))
@@ -209,7 +202,7 @@ def test_another_reference_of_the_same_folder_is_compared_with_anew(name, tmp_pa
     scenario = lengths(4).scenarios[0]
     reference = replace(scenario.variant, model=str(tmp_path))
     result = identify(replace(scenario, quality=QualityCheck(reference=reference)))
-    assert {each for each in result if each.startswith("reference_")} == set(REFERENCE_DIGESTS)
+    assert {tag for tag in result if tag.startswith("reference_")} == set(REFERENCE_DIGESTS)
     run = Run("id", environment=result)
     assert resume._measured_the_same(run, result, "")
     assert not resume._measured_the_same(run, {**result, f"reference_{name}": "another"}, "")
@@ -247,8 +240,8 @@ def test_another_calibration_text_is_measured_again(tmp_path):
     text.write_text("one text", encoding="utf-8")
     plain = lengths(4).scenarios[0]
     calibrated = replace(plain, variant=replace(plain.variant, options=(("calibration", str(text)),)))
-    told = {"calibration": "calibration.txt", "calibration_digest": load_corpus(str(text)).digest}
-    run = Run("id", params=told)
+    params = {"calibration": "calibration.txt", "calibration_digest": load_corpus(str(text)).digest}
+    run = Run("id", params=params)
     assert resume._calibrated_the_same(run, calibrated)
     text.write_text("another text", encoding="utf-8")
     assert not resume._calibrated_the_same(run, calibrated)
@@ -266,12 +259,8 @@ def test_another_calibration_text_is_measured_again(tmp_path):
 )
 def test_an_incomplete_run_is_skipped(monkeypatch, warning, taken_over):
     (scenario,) = lengths(4).scenarios
-    ids = {
-        "scenario_id": scenario.scenario_id,
-        "workload_id": resume._workload_id(scenario),
-        "environment_id": "here",
-    }
+    ids = {"scenario_id": scenario.scenario_id, "workload_id": resume._workload_id(scenario), "environment_id": "here"}
     newest_first = Runs([Run("r1", warnings=lines_of(warning), **ids), Run("r0", **ids)])
-    monkeypatch.setattr(resume, "tracked_runs", lambda **asked: newest_first)
+    monkeypatch.setattr(resume, "tracked_runs", lambda **filters: newest_first)
     result = resume.finished_runs([scenario], "here", lambda scenario: {})
     assert [run.run_id for run in result] == taken_over

@@ -20,7 +20,7 @@ from llmtrack.spec.scenario import QualityCheck, Variant
 from llmtrack.spec.task import RepeatPolicy
 from tests.run.scenarios import by_name, generating, in_groups, outcomes, scoring
 
-pytestmark = pytest.mark.usefixtures("_known_bandwidth", "_real_disturbance")
+pytestmark = pytest.mark.usefixtures("_known_ceilings", "_real_disturbance")
 
 POLICY = RepeatPolicy(warmup=1, min_repeats=5, min_seconds=0, max_seconds=60, target_ci=0.05)
 # Seconds of a call on a quiet machine: the last is the fastest.
@@ -78,9 +78,9 @@ def groups(*names, repeat=POLICY, **changes):
     return [[replace(generating(name, variant(name), repeat), **changes)] for name in names or TRUE]
 
 
-def in_turn(machine, *names, executor=None, **asked):
+def in_turn(machine, *names, executor=None, **settings):
     events = []
-    in_groups(executor or machine.pool(), groups(*names, **asked), events.append)
+    in_groups(executor or machine.pool(), groups(*names, **settings), events.append)
     return events
 
 
@@ -92,7 +92,10 @@ def one_after_the_other(machine):
 
 
 def medians(events):
-    return {each.scenario.name: pytest.approx(each.metrics["total_latency_s"], rel=1e-9) for each in outcomes(events)}
+    return {
+        outcome.scenario.name: pytest.approx(outcome.metrics["total_latency_s"], rel=1e-9)
+        for outcome in outcomes(events)
+    }
 
 
 def durations(events, name):
@@ -138,7 +141,7 @@ def test_interleaving_cancels_a_linear_drift():
 @pytest.mark.parametrize("at", [0.5, 3.0, 5.5, 8.0, 10.0, 12.0, 15.0, 18.0])
 def test_a_sudden_slowdown_does_not_change_the_order(at):
     events = in_turn(Machine(lambda now: 3.0 if now > at else 1.0))
-    expected = {name: each.expected for name, each in medians(events).items()}
+    expected = {name: median.expected for name, median in medians(events).items()}
     assert expected["a"] > expected["b"] > expected["c"]
 
 
@@ -150,7 +153,7 @@ def test_all_arms_continue_until_the_widest_is_narrow():
     # As often as their 60 seconds allow.
     assert {name: len(durations(events, name)) for name in TRUE} == {"a": 22, "b": 22, "c": 24}
     assert medians(events) == {name: 3 * seconds for name, seconds in TRUE.items()}
-    assert all(not each.disturbed for each in outcomes(events))
+    assert all(not outcome.disturbed for outcome in outcomes(events))
     assert by_name(events)["a"].warnings[0].startswith("disturbed at first, then repeated")
 
 
@@ -158,11 +161,11 @@ def test_all_arms_continue_until_the_widest_is_narrow():
 def test_laps_end_on_a_machine_that_stays_disturbed():
     turn = iter(range(10_000))
     events = in_turn(Machine(lambda now: 1.0 + 2.0 * (next(turn) % 2)), repeat=replace(POLICY, max_repeats=60))
-    for each in outcomes(events):
-        assert each.disturbed
-        assert any(line.startswith("noisy:") for line in each.warnings)
-        assert each.warnings[-1] == "still disturbed after more repeats"
-        assert sum(each.samples["total_latency_s"]) <= POLICY.max_seconds
+    for outcome in outcomes(events):
+        assert outcome.disturbed
+        assert any(line.startswith("noisy:") for line in outcome.warnings)
+        assert outcome.warnings[-1] == "still disturbed after more repeats"
+        assert sum(outcome.samples["total_latency_s"]) <= POLICY.max_seconds
 
 
 @pytest.mark.parametrize(
@@ -179,8 +182,8 @@ def test_laps_end_on_a_machine_that_stays_disturbed():
 def test_the_maximum_time_holds_for_all_rounds(most, counted):
     events = in_turn(Machine(), repeat=replace(POLICY, max_seconds=most))
     assert [len(durations(events, name)) for name in TRUE] == counted
-    told = [any(line.startswith(ONCE) for line in each.warnings) for each in outcomes(events)]
-    assert told == [count == 1 for count in counted]
+    warned = [any(line.startswith(ONCE) for line in outcome.warnings) for outcome in outcomes(events)]
+    assert warned == [count == 1 for count in counted]
 
 
 def test_the_minimum_time_holds_for_both_rounds():
@@ -196,7 +199,7 @@ def test_models_that_do_not_fit_are_reloaded_for_a_single_lap():
         events = in_turn(machine, executor=executor)
         assert machine.loaded == ["a", "b", "c", "b", "a"]
         assert medians(events) == TRUE
-        log = next(each.text for each in events if isinstance(each, Log))
+        log = next(event.text for event in events if isinstance(event, Log))
         assert log == "  3 models (loaded for each round), measured in turn, there and back"
 
 
@@ -220,7 +223,7 @@ def test_out_of_memory_alone_fails_and_the_others_continue():
     first, *others = outcomes(events)
     assert isinstance(first, Failure)
     assert (first.scenario.name, first.kind) == ("a", "out_of_memory")
-    assert [each.scenario.name for each in others] == ["b", "c"]
+    assert [outcome.scenario.name for outcome in others] == ["b", "c"]
     assert machine.calls.count("a") == 1
 
 
@@ -250,10 +253,10 @@ def interrupted(at, journal=None):
 @pytest.mark.parametrize(("call", "rounds"), [(3, {}), (6, {"a": 1}), (20, {"a": 1, "b": 2, "c": 2})])
 def test_an_interruption_emits_all_completed_rounds(call, rounds):
     _, events = interrupted(call)
-    assert {each.scenario.name: len(set(each.rounds)) for each in outcomes(events)} == rounds
-    for each in outcomes(events):
-        once = len(set(each.rounds)) == 1
-        assert each.warnings == (("measured in 1 of 2 rounds: it was interrupted",) if once else ())
+    assert {outcome.scenario.name: len(set(outcome.rounds)) for outcome in outcomes(events)} == rounds
+    for outcome in outcomes(events):
+        once = len(set(outcome.rounds)) == 1
+        assert outcome.warnings == (("measured in 1 of 2 rounds: it was interrupted",) if once else ())
 
 
 @pytest.mark.slow(1)
@@ -267,7 +270,7 @@ def test_a_killed_study_resumes_at_its_round(tmp_path, tail):
     in_groups(second.pool(), groups(), events.append, Journal(path, True))
     assert "".join(second.calls) == "aaaa", "of the last visit nothing was kept"
     assert medians(events) == TRUE
-    assert all(each.rounds == (1, 1, 1, 2, 2, 2) for each in outcomes(events))
+    assert all(outcome.rounds == (1, 1, 1, 2, 2, 2) for outcome in outcomes(events))
     assert not path.exists(), "nothing is left to be resumed"
     # Without it all is measured anew.
     interrupted(20, Journal(path, False))
@@ -293,17 +296,17 @@ def test_quality_is_scored_after_all_timing():
     machine = Machine()
     check = QualityCheck(replace(scoring("x").task, corpus="builtin", max_length=16))
     events = in_turn(machine, quality=check)
-    steps = [(each.scenario, each.step) for each in events if isinstance(each, Progress)]
+    steps = [(event.scenario, event.step) for event in events if isinstance(event, Progress)]
     first = next(place for place, (_, step) in enumerate(steps) if step == "reading the corpus")
     assert not any("repeat" in step for _, step in steps[first:])
-    for each in outcomes(events):
-        assert each.metrics["total_latency_s"] == pytest.approx(TRUE[each.scenario.name])
-        assert each.metrics["loss"] == pytest.approx(1.0)
-        assert each.facts["corpus"] == "builtin"
-        assert each.items
-        assert [item.values["loss"] for item in each.items] == pytest.approx([1.0] * len(each.items))
-        assert each.scenario.quality == check
-        assert len(each.samples["total_latency_s"]) == 6
+    for outcome in outcomes(events):
+        assert outcome.metrics["total_latency_s"] == pytest.approx(TRUE[outcome.scenario.name])
+        assert outcome.metrics["loss"] == pytest.approx(1.0)
+        assert outcome.facts["corpus"] == "builtin"
+        assert outcome.items
+        assert [item.values["loss"] for item in outcome.items] == pytest.approx([1.0] * len(outcome.items))
+        assert outcome.scenario.quality == check
+        assert len(outcome.samples["total_latency_s"]) == 6
     assert machine.loaded == ["a", "b", "c"]
 
 
@@ -330,19 +333,19 @@ def test_a_text_is_scored_twice_and_both_speeds_count():
     events = []
     groups_of_texts = [[scoring(name, variant(name), batch_size=None)] for name in seconds]
     in_groups(pool, groups_of_texts, events.append)
-    for each in outcomes(events):
-        tokens, batches = each.metrics["tokens_scored"], len(each.series["batch_loss"])
-        spent = batches * sum(seconds[each.scenario.name])
-        assert each.metrics["score_tokens_per_sec"] == pytest.approx(2 * tokens / spent)
-        assert each.metrics["loss"] == pytest.approx(1.0)
+    for outcome in outcomes(events):
+        tokens, batches = outcome.metrics["tokens_scored"], len(outcome.series["batch_loss"])
+        spent = batches * sum(seconds[outcome.scenario.name])
+        assert outcome.metrics["score_tokens_per_sec"] == pytest.approx(2 * tokens / spent)
+        assert outcome.metrics["loss"] == pytest.approx(1.0)
 
 
 def test_scenarios_of_one_variant_are_not_interleaved_by_rounds():
     machine, events = Machine(), []
     scenarios = [generating(f"a{number}", variant("a"), POLICY) for number in range(2)]
     in_groups(machine.pool(), [scenarios], events.append)
-    assert [each.rounds for each in outcomes(events)] == [(), ()]
-    assert [len(each.samples["total_latency_s"]) for each in outcomes(events)] == [5, 5]
+    assert [outcome.rounds for outcome in outcomes(events)] == [(), ()]
+    assert [len(outcome.samples["total_latency_s"]) for outcome in outcomes(events)] == [5, 5]
 
 
 def test_unneeded_models_are_freed_before_a_study():

@@ -45,45 +45,45 @@ class Workers:
 
 @pytest.fixture
 def workers():
-    made = Workers()
-    yield made
-    made.pool.close()
+    workers = Workers()
+    yield workers
+    workers.pool.close()
 
 
-def asked(**changes):
+def groups(**changes):
     variants = {dtype: replace(MODEL, dtype=dtype) for dtype in ("float32", "bfloat16")}
-    return [[replace(generating(name, each, FEW), **changes)] for name, each in variants.items()]
+    return [[replace(generating(name, variant, FEW), **changes)] for name, variant in variants.items()]
 
 
 @pytest.mark.slow(4)
 def test_workers_keep_their_models_and_quality_is_unchanged(workers):
     events = []
-    in_groups(workers.pool, asked(quality=CHECK), events.append)
+    in_groups(workers.pool, groups(quality=CHECK), events.append)
     result = by_name(events)
     assert set(result) == {"float32", "bfloat16"}
-    loaded = [each.text for each in events if isinstance(each, Log) and each.text.startswith("Loaded:")]
+    loaded = [event.text for event in events if isinstance(event, Log) and event.text.startswith("Loaded:")]
     assert len(loaded) == 2
     assert len(workers.pids) == 2
-    for each in result.values():
-        assert isinstance(each, Measurement)
-        assert each.rounds == (1, 1, 2, 2)
-        assert each.summaries["total_latency_s"].n == 4
-        assert each.scenario.repeat == FEW
+    for outcome in result.values():
+        assert isinstance(outcome, Measurement)
+        assert outcome.rounds == (1, 1, 2, 2)
+        assert outcome.summaries["total_latency_s"].n == 4
+        assert outcome.scenario.repeat == FEW
     alone = []
     executor = InlineExecutor()
-    for group in asked(quality=CHECK):
+    for group in groups(quality=CHECK):
         executor.run(group, alone.append)
     executor.close()
-    for name, each in by_name(alone).items():
+    for name, outcome in by_name(alone).items():
         compared = [*QUALITY, *(DRIFT if name == "bfloat16" else ())]
-        assert {key: result[name].metrics[key] for key in compared} == {key: each.metrics[key] for key in compared}
-        assert result[name].series["batch_loss"] == each.series["batch_loss"]
-        assert result[name].items == each.items
-        assert ("loss_change" in each.items[0].values) == (name == "bfloat16")
+        assert {key: result[name].metrics[key] for key in compared} == {key: outcome.metrics[key] for key in compared}
+        assert result[name].series["batch_loss"] == outcome.series["batch_loss"]
+        assert result[name].items == outcome.items
+        assert ("loss_change" in outcome.items[0].values) == (name == "bfloat16")
         # How near it came to the device's ceilings depends on how busy the machine is.
-        of_ceilings = {*each.facts, *result[name].facts} & {"ceilings_in_doubt", *BOUNDS}
-        assert {*each.facts} - of_ceilings == {*result[name].facts} - of_ceilings
-        assert {key for key in each.tags if "digest" in key} == {key for key in result[name].tags if "digest" in key}
+        of_ceilings = {*outcome.facts, *result[name].facts} & {"ceilings_in_doubt", *BOUNDS}
+        assert {*outcome.facts} - of_ceilings == {*result[name].facts} - of_ceilings
+        assert {key for key in outcome.tags if "digest" in key} == {key for key in result[name].tags if "digest" in key}
 
 
 @pytest.mark.slow(4)
@@ -97,15 +97,15 @@ def test_a_worker_killed_in_a_round_is_replaced(workers):
             killed.append(workers.pids[1])
             os.kill(killed[0], signal.SIGKILL)
 
-    in_groups(workers.pool, asked(), kill_once)
+    in_groups(workers.pool, groups(), kill_once)
     assert killed
     result = by_name(events)
     assert len(outcomes(events)) == 2
     # Maybe it was killed for lack of memory: the other model was freed meanwhile, and then loaded again.
     assert len(workers.pids) == 4
-    for each in result.values():
-        assert isinstance(each, Measurement)
-        assert each.rounds == (1, 1, 2, 2)
+    for outcome in result.values():
+        assert isinstance(outcome, Measurement)
+        assert outcome.rounds == (1, 1, 2, 2)
 
 
 @pytest.mark.slow(4)
@@ -118,10 +118,7 @@ def test_an_interruption_ends_the_workers_and_keeps_completed_rounds(workers):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        in_groups(workers.pool, asked(), interrupt)
+        in_groups(workers.pool, groups(), interrupt)
     result = by_name(events)
-    assert {name: each.rounds for name, each in result.items()} == {
-        "float32": (1, 1),
-        "bfloat16": (1, 1, 2, 2),
-    }
+    assert {name: outcome.rounds for name, outcome in result.items()} == {"float32": (1, 1), "bfloat16": (1, 1, 2, 2)}
     assert result["float32"].warnings[-1] == "measured in 1 of 2 rounds: it was interrupted"

@@ -24,19 +24,11 @@ from llmtrack.spec.task import PerplexityTask
 from tests.forking import ForkedWorker
 from tests.run.scenarios import generating, outcomes
 
-pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+pytestmark = pytest.mark.usefixtures("_known_ceilings")
 
 REFERENCE = Variant("reference", device="cpu")
 CHECK = QualityCheck(PerplexityTask(max_length=32, batch_size=2), REFERENCE, 100)
-SCORED = (
-    "loss",
-    "perplexity",
-    "bits_per_byte",
-    "tokens_scored",
-    "bytes_scored",
-    "documents_scored",
-    "loss_stderr",
-)
+SCORED = ("loss", "perplexity", "bits_per_byte", "tokens_scored", "bytes_scored", "documents_scored", "loss_stderr")
 DRIFT = ("kl_divergence", "top1_agreement", "reference_perplexity_ratio", "tokens_compared")
 
 
@@ -71,11 +63,11 @@ def scenario(workers=2, reference=REFERENCE):
     return replace(generating("one"), quality=replace(CHECK, perplexity=task, reference=reference))
 
 
-def run(executor, asked):
+def run(executor, scenario):
     events = []
-    run_scenarios(executor, (asked,), events.append)
+    run_scenarios(executor, (scenario,), events.append)
     (result,) = outcomes(events)
-    assert result.scenario == asked
+    assert result.scenario == scenario
     return result
 
 
@@ -90,14 +82,7 @@ def test_shared_scoring_has_the_results_of_one_worker():
     assert result.series["batch_loss"] == alone.series["batch_loss"]
     assert result.items == alone.items
     assert "top1_agreement" in result.items[0].values
-    for name in (
-        "corpus_digest",
-        "scored_tokens_digest",
-        "reference",
-        "reference_tokens",
-        "batch_size",
-        "stride",
-    ):
+    for name in ("corpus_digest", "scored_tokens_digest", "reference", "reference_tokens", "batch_size", "stride"):
         assert result.facts[name] == alone.facts[name]
     assert result.facts["score_workers"] == 2
     assert "workers" not in result.facts, "what is timed is of the same configuration"
@@ -109,8 +94,8 @@ def test_shared_scoring_has_the_results_of_one_worker():
 @pytest.mark.parametrize("kind", ["killed", "out_of_memory"])
 def test_a_scoring_failure_keeps_the_speed(kind):
     def lose(shards, emit):
-        for each in shards:
-            emit(Failure(each, kind, "no memory is left"))
+        for shard in shards:
+            emit(Failure(shard, kind, "no memory is left"))
 
     result = run(Two(lose, retries=1), scenario())
     assert result.metrics["total_latency_s"] > 0
@@ -121,8 +106,8 @@ def test_a_scoring_failure_keeps_the_speed(kind):
 
 def test_a_non_finite_loss_fails_the_scenario():
     def spoil(shards, emit):
-        for each in shards:
-            emit(Failure(each, "non_finite", "the loss is not finite"))
+        for shard in shards:
+            emit(Failure(shard, "non_finite", "the loss is not finite"))
 
     assert run(Two(spoil), scenario()).kind == "non_finite"
 
@@ -131,7 +116,7 @@ def test_without_the_reference_the_scores_are_kept():
     result = run(Two(), scenario(reference=Variant("gone")))
     assert result.metrics["loss"] == pytest.approx(1.0)
     assert "kl_divergence" not in result.metrics
-    assert any("it could not be compared with the reference: " in each for each in result.warnings)
+    assert any("it could not be compared with the reference: " in warning for warning in result.warnings)
 
 
 def test_an_interruption_while_scoring_keeps_the_timing():
@@ -144,7 +129,7 @@ def test_an_interruption_while_scoring_keeps_the_timing():
 
     with pytest.raises(KeyboardInterrupt):
         run_scenarios(Two(), (scenario(),), take)
-    (result,) = (each for each in events if isinstance(each, Measurement))
+    (result,) = (event for event in events if isinstance(event, Measurement))
     assert result.metrics["total_latency_s"] > 0
     assert "it was interrupted" in result.warnings[-1]
 

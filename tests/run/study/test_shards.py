@@ -68,7 +68,7 @@ class Fake:
         self.begun = threading.Barrier(2)
 
     def run(self, scenarios, emit):
-        self.alone += [each.name for each in scenarios]
+        self.alone += [scenario.name for scenario in scenarios]
 
     @contextmanager
     def start_workers(self, workers):
@@ -82,10 +82,10 @@ class Fake:
             if not first:
                 first.append(True)
                 self.begun.wait(HANG_S)
-            for each in scenarios:
-                self.asked.append((worker, each.task.number))
-                emit(Progress(each.name, "batch 1/2", 0.5))
-                emit(self.behave(worker, each))
+            for scenario in scenarios:
+                self.asked.append((worker, scenario.task.number))
+                emit(Progress(scenario.name, "batch 1/2", 0.5))
+                emit(self.behave(worker, scenario))
 
         return run
 
@@ -111,12 +111,12 @@ def test_shards_are_merged_into_one_measurement_and_progress():
     assert done.metrics["load_time_s"] == 16.0, "of the worker that took longest"
     assert done.part is None
     assert sorted(number for _, number in fake.asked) == list(range(16))
-    told = [each for each in events if isinstance(each, Progress)]
-    assert {each.scenario for each in told} == {"text"}
-    shares = [each.done for each in told]
+    progress = [event for event in events if isinstance(event, Progress)]
+    assert {event.scenario for event in progress} == {"text"}
+    shares = [event.done for event in progress]
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.5 / 16, 1.0)
-    assert told[-1].step == "16/16 shards, 2 workers"
+    assert progress[-1].step == "16/16 shards, 2 workers"
     assert set(done.metrics) <= set(METRIC_BY_NAME)
     assert set(done.facts) <= set(PARAM_BY_NAME)
 
@@ -124,23 +124,17 @@ def test_shards_are_merged_into_one_measurement_and_progress():
 def test_the_speed_counts_the_slowest_worker():
     shards = shards_of(scoring("text"), scoring("text").task, 16)
     # Twelve shards of half a second by one worker, four of two by the other: 16 tokens in 8 s.
-    done = [(0, measured(each, 0.5)) for each in shards[:12]] + [(1, measured(each, 2.0)) for each in shards[12:]]
+    done = [(0, measured(shard, 0.5)) for shard in shards[:12]] + [(1, measured(shard, 2.0)) for shard in shards[12:]]
     result = merge_shards(scoring("text"), scoring("text").task, done)
     assert result.metrics["score_tokens_per_sec"] == 2.0
-    assert result.texts["shards.txt"].splitlines()[:2] == [
-        "shard\tworker\tnode\ttokens\tseconds",
-        "1\t1\t\t1\t0.500",
-    ]
+    assert result.texts["shards.txt"].splitlines()[:2] == ["shard\tworker\tnode\ttokens\tseconds", "1\t1\t\t1\t0.500"]
 
 
 def test_nodes_and_warnings_of_workers_are_listed_once():
     shards = shards_of(scoring("text"), scoring("text").task, 16)
     done = [
-        (
-            each.task.number % 2,
-            measured(each, tags={"node": "ab"[each.task.number % 2]}, warnings=("random",)),
-        )
-        for each in shards
+        (shard.task.number % 2, measured(shard, tags={"node": "ab"[shard.task.number % 2]}, warnings=("random",)))
+        for shard in shards
     ]
     result = merge_shards(scoring("text"), scoring("text").task, done)
     assert result.tags["node"] == "a, b"
@@ -159,7 +153,7 @@ def test_only_a_lost_shard_is_scored_again():
     numbers = [number for _, number in fake.asked]
     assert sorted(numbers) == sorted([*range(16), 3])
     assert "  text [shard 4/16]: the worker was killed; it is scored again" in [
-        each.text for each in events if isinstance(each, Log)
+        event.text for event in events if isinstance(event, Log)
     ]
 
 
@@ -221,7 +215,7 @@ def test_the_number_of_workers_changes_the_id_but_one_is_the_default():
     alone, two = scoring("text"), scoring("text", workers=2)
     assert alone.scenario_id != two.scenario_id
     assert alone.scenario_id == "3b35f60a00ab56fe"
-    works = [workload_id(each.task, "d") for each in (alone, two, *shards_of(two, two.task, 2))]
+    works = [workload_id(scenario.task, "d") for scenario in (alone, two, *shards_of(two, two.task, 2))]
     assert len(set(works)) == 1, "it is resumed, and compared with what one worker scored"
 
 
@@ -239,7 +233,7 @@ def test_an_executor_with_one_worker_warns():
     events = run(InlineExecutor(load), scoring("text", workers=2, max_length=32))
     assert isinstance(outcome(events), Measurement)
     assert "workers" not in outcome(events).facts
-    assert any("one worker" in each.text for each in events if isinstance(each, Warn))
+    assert any("one worker" in event.text for event in events if isinstance(event, Warn))
 
 
 @pytest.mark.slow(5)
@@ -284,7 +278,7 @@ def test_two_real_workers_score_as_one_although_one_is_killed():
         assert result.series["batch_loss"] == alone.series["batch_loss"]
         assert result.facts["scored_tokens_digest"] == alone.facts["scored_tokens_digest"]
         assert result.facts["workers"] == 2
-    assert not any(each.lives() for each in started)
+    assert not any(worker.lives() for worker in started)
 
 
 NOISY = Variant("fine", backend="noisy", device="cpu")
@@ -327,9 +321,9 @@ def test_ctrl_c_ends_scoring_workers_and_resume_scores_only_that_text(
     first = Scripted(start=Interrupting)
     with pytest.raises(KeyboardInterrupt), end_on_signal():
         run_study(experiment, tracker=tracker, executor=first, console=console)
-    assert not any(each.lives() for each in started)
+    assert not any(worker.lives() for worker in started)
     assert len(noisy_backend.read_text().splitlines()) == 2
-    assert not [each for each in threading.enumerate() if each.name.startswith("llmtrack-shards")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("llmtrack-shards")]
     assert sorted(runs(tracking_uri=uri)["scenario"]) == ["one"]
     assert list(studies(tracking_uri=uri)["outcome"]) == ["killed"]
     second = Scripted(start=ForkedWorker)

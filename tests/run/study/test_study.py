@@ -22,7 +22,7 @@ from llmtrack.tracking.read.query import runs, studies
 from llmtrack.worker import generate
 from tests.run.scenarios import generating
 
-pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+pytestmark = pytest.mark.usefixtures("_known_ceilings")
 
 SETTINGS = Settings(
     model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=2, min_seconds=0.0, max_seconds=0.11
@@ -220,17 +220,17 @@ def suite(tracker, console, *experiments, executor=None, quick=False):
 def test_a_suite_ties_its_studies_together(tracker, uri, console):
     result = suite(tracker, console, lengths(4, 8), perplexity.build(config_from(perplexity.Config, SETTINGS)))
     assert result.exit_code == 0
-    found = studies(tracking_uri=uri).set_index("experiment")
-    assert set(found.index) == {"suite", "prompt_length", "perplexity"}
+    tracked = studies(tracking_uri=uri).set_index("experiment")
+    assert set(tracked.index) == {"suite", "prompt_length", "perplexity"}
     suite_id = result.study.study_id
-    assert dict(found["suite_id"].fillna("none")) == {
+    assert dict(tracked["suite_id"].fillna("none")) == {
         "suite": "none",
         "prompt_length": suite_id,
         "perplexity": suite_id,
     }
     assert set(runs(tracking_uri=uri)["suite_id"]) == {suite_id}
     assert len(runs(tracking_uri=uri)) == 3
-    assert {"table.csv", "table.md", "table.png", "reading.md"} <= set(artifacts(uri, found.loc["suite", "run_id"]))
+    assert {"table.csv", "table.md", "table.png", "reading.md"} <= set(artifacts(uri, tracked.loc["suite", "run_id"]))
     note = MlflowClient(tracking_uri=uri).get_run(result.study.run_id).data.tags["mlflow.note.content"]
     for name in ("prompt_4", "prompt_8", "perplexity_float32"):
         assert f"[{name}](#/experiments/" in note
@@ -247,9 +247,9 @@ def test_a_broken_experiment_does_not_stop_the_others(tracker, uri, console):
     assert result.exit_code == 1
     assert result.results["broken"] is None
     assert result.results["perplexity"].exit_code == 0
-    found = studies(tracking_uri=uri).set_index("experiment")
-    assert found.loc["suite", "status"] == "FAILED"
-    assert found.loc["perplexity", "status"] == "FINISHED"
+    tracked = studies(tracking_uri=uri).set_index("experiment")
+    assert tracked.loc["suite", "status"] == "FAILED"
+    assert tracked.loc["perplexity", "status"] == "FINISHED"
     assert runs(kind=None, status="RUNNING", tracking_uri=uri).empty
     assert "broken could not be run" in console.file.getvalue()
 

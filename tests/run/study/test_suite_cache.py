@@ -32,9 +32,9 @@ def experiment(name, *lengths, **changes):
 
 
 @pytest.mark.slow(4)
-@pytest.mark.usefixtures("_known_bandwidth")
-@pytest.mark.parametrize("how", MODES)
-def test_a_shared_scenario_is_measured_twice_reused_or_pooled(how, tracker, uri, console):
+@pytest.mark.usefixtures("_known_ceilings")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_shared_scenario_is_measured_twice_reused_or_pooled(mode, tracker, uri, console):
     clock, calls = FakeClock(), []
 
     class Engine(ScriptedEngine):
@@ -50,29 +50,29 @@ def test_a_shared_scenario_is_measured_twice_reused_or_pooled(how, tracker, uri,
         tracker=tracker,
         executor=InlineExecutor(lambda variant: Engine(clock, *scripts), clock),
         console=console,
-        same=how,
+        same=mode,
     )
     assert result.exit_code == 0
-    found = tracked_runs(tracking_uri=uri)
+    tracked = tracked_runs(tracking_uri=uri)
     (both,) = (run for run in result.results["two"].tracked if run.scenario == "prompt_4")
     count = both.spread("tokens_per_sec").n
-    if how == REUSE:
+    if mode == REUSE:
         assert calls.count(4) == 1 + 7, "a warm-up, and as often as the one that asks for most"
         assert both.run_id in {run.run_id for run in result.results["one"].tracked}
-        said = console.file.getvalue()
-        assert f"prompt_4: not measured again, reused: one, run {both.run_id}" in said
+        printed = console.file.getvalue()
+        assert f"prompt_4: not measured again, reused: one, run {both.run_id}" in printed
         # Whoever reads the study later finds the run again, by the link that the study keeps.
         later = tracked_runs(study=result.results["two"].study.study_id, tracking_uri=uri)
         assert both.run_id in {run.run_id for run in later}
-        assert len(found) == 3
+        assert len(tracked) == 3
     else:
         assert calls.count(4) == 1 + 5 + 1 + 7
-        assert len(found) == 4
-    assert count == (12 if how == POOL else 7)
-    if how == POOL:
+        assert len(tracked) == 4
+    assert count == (12 if mode == POOL else 7)
+    if mode == POOL:
         assert list(json.loads(both.params["pooled"])) == ["one/prompt_4", "two/prompt_4"]
-    told = recommend(with_samples(found, uri), Limits())
-    named = [name for name, _ in told.ruled_out] + [told.scenario]
+    recommendation = recommend(with_samples(tracked, uri), Limits())
+    named = [name for name, _ in recommendation.ruled_out] + [recommendation.scenario]
     assert len(named) == len(set(named))
 
 
@@ -107,7 +107,4 @@ def test_pooled_repeats_are_merged_and_keep_their_names():
     assert pooled.scenario == second.scenario
     assert pooled.samples["total_latency_s"] == (1.0, 1.1, 2.0, 2.1)
     assert pooled.metrics["total_latency_s"] == 1.55
-    assert json.loads(pooled.facts["pooled"]) == {
-        "a/one": {"total_latency_s": 1.0},
-        "b/two": {"total_latency_s": 2.0},
-    }
+    assert json.loads(pooled.facts["pooled"]) == {"a/one": {"total_latency_s": 1.0}, "b/two": {"total_latency_s": 2.0}}

@@ -44,12 +44,7 @@ def logged(tracker, study, name, speed, at, **own):
     tracker.log(
         study,
         measurement(
-            name,
-            scenario=scenario(name),
-            facts=facts_of(**own),
-            metrics={SPEED: speed},
-            started_at=at,
-            ended_at=at + 1,
+            name, scenario=scenario(name), facts=facts_of(**own), metrics={SPEED: speed}, started_at=at, ended_at=at + 1
         ),
     )
 
@@ -103,13 +98,13 @@ def test_earlier_ratios_shape_the_forecast_and_new_samples_outweigh_them():
         }
         return Predictor(priors, Baseline(priors["base"], 0.1, 0.2, log_goodness=math.log(10.0)), Workload())
 
-    usual, told = predictor(None), predictor(12.0)
+    usual, informed = predictor(None), predictor(12.0)
     known = {"base": math.log(10.0)}
-    before, after = usual.predict(known), told.predict(known)
+    before, after = usual.predict(known), informed.predict(known)
     # Between what its runtime promises and 12 times the baseline, nearer to the latter; its kin gains, too.
     assert before["fast"].mean < after["fast"].mean < math.log(120.0)
     assert math.log(120.0) - after["fast"].mean < after["fast"].mean - before["fast"].mean
     assert before["kin"].mean < after["kin"].mean < after["fast"].mean
     assert after["fast"].sd < before["fast"].sd
-    now = told.predict({**known, "fast": math.log(60.0)})
+    now = informed.predict({**known, "fast": math.log(60.0)})
     assert now["fast"].mean == pytest.approx(math.log(60.0), abs=0.1)

@@ -27,8 +27,8 @@ def tried(objective="decode_tokens_per_sec", narrowed="", machine=MACHINE, task=
     return make_space(Variant(), task, objective, machine, parse_space(narrowed))
 
 
-def names(found):
-    return [each.name for each in found.candidates]
+def names(space):
+    return [candidate.name for candidate in space.candidates]
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +46,15 @@ class _Options(ThreadOption):
 def test_candidates_are_ordered_by_their_changes_to_the_baseline():
     result = tried()
     assert names(result)[0] == "torch-float32"
-    assert [each.changes for each in result.candidates] == sorted(each.changes for each in result.candidates)
+    assert [candidate.changes for candidate in result.candidates] == sorted(
+        candidate.changes for candidate in result.candidates
+    )
     assert len(set(names(result))) == len(names(result))
 
 
 def test_each_recipe_is_tried_with_each_number_of_threads():
     result = names(tried())
-    for recipe in (each for each in recipes() if each.capability is None):
+    for recipe in (recipe for recipe in recipes() if recipe.capability is None):
         for threads in ("", "-threads_2", "-threads_1"):
             assert f"{recipe.backend}-{recipe.name}{threads}" in result
 
@@ -90,25 +92,27 @@ def test_candidates_that_cannot_run_are_left_out_with_the_reason(monkeypatch):
 def test_batches_are_tried_for_objectives_that_gain_by_them(objective):
     result = tried(objective, "backend=torch threads=0 precision=float32")
     assert names(result) == ["torch-float32", "torch-float32-batch_2", "torch-float32-batch_4"]
-    assert [each.task.batch_size for each in result.candidates] == [1, 2, 4]
+    assert [candidate.task.batch_size for candidate in result.candidates] == [1, 2, 4]
 
 
 @pytest.mark.parametrize("option", ["block_size", "symmetric", "calibration"])
 def test_recipe_options_are_tried_if_the_space_names_them(option):
     requested = {"block_size": "64,256", "symmetric": "true,false", "calibration": "builtin,pydoc"}[option]
     result = tried(narrowed=f"backend=onnx recipe=* threads=0 {option}={requested}").candidates
-    for recipe in (each for each in recipes() if each.backend == "onnx"):
-        defaults = {each.name: each.default for config in recipe.option_types for each in parameters(config)}
-        own = [each for each in result if each.variant.quantization == recipe.name]
-        told = [dict(each.variant.options).get(option, defaults.get(option)) for each in own]
+    for recipe in (recipe for recipe in recipes() if recipe.backend == "onnx"):
+        defaults = {
+            parameter.name: parameter.default for config in recipe.option_types for parameter in parameters(config)
+        }
+        own = [candidate for candidate in result if candidate.variant.quantization == recipe.name]
+        values = [dict(candidate.variant.options).get(option, defaults.get(option)) for candidate in own]
         # One that takes no such option is tried as it is.
-        assert sorted(map(format_value, told)) == (sorted(requested.split(",")) if option in defaults else ["none"])
-    assert len({each.name for each in result}) == len(result)
+        assert sorted(map(format_value, values)) == (sorted(requested.split(",")) if option in defaults else ["none"])
+    assert len({candidate.name for candidate in result}) == len(result)
 
 
 def test_speed_options_are_not_tried_for_the_model_size():
     result = names(tried("model_size_mib"))
-    assert {f"onnx-{each.name}" for each in recipes() if each.backend == "onnx"} <= set(result)
+    assert {f"onnx-{recipe.name}" for recipe in recipes() if recipe.backend == "onnx"} <= set(result)
     assert not any("threads" in name or "batch" in name or "no_cache" in name for name in result)
 
 
@@ -141,8 +145,8 @@ def test_common_options_are_neither_varied_nor_named():
     narrowed = {"backend": ("torch",), "precision": ("float32", "bfloat16")}
     task = GenerateTask(("text",), prompt_tokens=8)
     result = make_space(Variant(options=(("threads", 1),)), task, "decode_tokens_per_sec", MACHINE, narrowed).candidates
-    assert [each.name for each in result] == ["torch-float32", "torch-bfloat16"]
-    assert {each.variant.options for each in result} == {(("threads", 1),)}
+    assert [candidate.name for candidate in result] == ["torch-float32", "torch-bfloat16"]
+    assert {candidate.variant.options for candidate in result} == {(("threads", 1),)}
 
 
 def test_a_space_is_narrowed_by_patterns_and_the_baseline_stays():
@@ -150,14 +154,7 @@ def test_a_space_is_narrowed_by_patterns_and_the_baseline_stays():
         "torch-float32",
         *(
             f"onnx-{name}-threads_2"
-            for name in (
-                "float32",
-                "int8-weight-only",
-                "int8-dynamic",
-                "int8-per-token",
-                "int8-static",
-                "int8-mixed",
-            )
+            for name in ("float32", "int8-weight-only", "int8-dynamic", "int8-per-token", "int8-static", "int8-mixed")
         ),
     ]
 
@@ -169,10 +166,7 @@ def test_a_space_is_narrowed_by_patterns_and_the_baseline_stays():
         ("backend", "invalid space 'backend'"),
         ("backend=nowhere", "space backend=nowhere is nothing that can run here: use .*onnx"),
         ("backend=onnx precision=int8-dynamic", "precision=int8-dynamic .*: use recipe=int8-dynamic"),
-        (
-            "recipe=int8-dynamic,int8-dynamix",
-            "recipe=int8-dynamix is nothing that can run here: use .*int8-dynamic",
-        ),
+        ("recipe=int8-dynamic,int8-dynamix", "recipe=int8-dynamix is nothing that can run here: use .*int8-dynamic"),
         ("backend=torch precision=float32 threads=0", "nothing but the baseline is left"),
         ("batch_size=two", "space batch_size=two is not possible"),
         ("threads=many", "threads 'many' is not a whole number"),

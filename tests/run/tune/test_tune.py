@@ -28,12 +28,7 @@ from llmtrack.tracking.read.query import runs, tracked_runs
 
 TASK = GenerateTask(("abc",), max_new_tokens=5)
 # Seconds a step, nats a token, and seconds to load, by quantization.
-WAYS = {
-    "none": (0.1, 1.0, 1.0),
-    "small": (0.05, 1.002, 2.0),
-    "lossy": (0.02, 1.5, 2.0),
-    "slow": (0.3, 1.0, 1.0),
-}
+WAYS = {"none": (0.1, 1.0, 1.0), "small": (0.05, 1.002, 2.0), "lossy": (0.02, 1.5, 2.0), "slow": (0.3, 1.0, 1.0)}
 
 
 SHORT = replace(load_corpus("builtin"), texts=tuple(text[:40] for text in load_corpus("builtin").texts[:12]))
@@ -95,14 +90,9 @@ def space(ways=WAYS) -> Space:
 
 
 @pytest.fixture
-def go(tracker, console, monkeypatch, _known_bandwidth):
-    def tuned(machine, seconds=600.0, resume=False, ways=None, **asked):
-        arguments = {
-            "corpus": SHORT,
-            "scoring": PerplexityTask(),
-            "most_perplexity": 1.01,
-            **asked,
-        }
+def go(tracker, console, monkeypatch, _known_ceilings):
+    def tuned(machine, seconds=600.0, resume=False, ways=None, **settings):
+        arguments = {"corpus": SHORT, "scoring": PerplexityTask(), "most_perplexity": 1.01, **settings}
         return run_tune(
             replace(tune.build(tune.Config()), plots=lambda runs, series: {}),
             space(ways or machine.ways),
@@ -120,7 +110,7 @@ def go(tracker, console, monkeypatch, _known_bandwidth):
 @pytest.fixture
 def _no_pictures(monkeypatch):
     """Skip the report's plots, which these tests do not look at."""
-    monkeypatch.setattr(report_of_study, "write_report", lambda *of, **how: {})
+    monkeypatch.setattr(report_of_study, "write_report", lambda *of, **options: {})
 
 
 def places(uri):
@@ -143,7 +133,7 @@ def test_the_fastest_within_the_bound_wins_and_the_others_say_why_not(go, uri, c
     assert why["none"] == "small is better, measured afresh"
     assert why["slow"] in ("small is better", "none is better")
     # How much better, the sentence and the table say, from the same samples: a reason gives no second ratio.
-    assert not any(re.search(r"\dx", each) for each in why.values())
+    assert not any(re.search(r"\dx", reason) for reason in why.values())
     # What is hopeless is scored by nobody, and what has been told is scored no further.
     assert "slow" not in machine.scored
     answer = result.reading[0]
@@ -179,11 +169,11 @@ def test_a_proven_answer_has_its_ratio_however_many_candidates_were_tried(go, ur
     # 34 s of samples for the others; a proof of 4 against 4 takes 6 s.
     result = go(machine, seconds=60.0 if others else 14.0)
     assert result.exit_code == 0
-    found = re.match(r"Run small for scripted on cpu: 5\.\d+x \(.* measured afresh (\d+) times", result.reading[0])
-    assert found, result.reading[0]
+    match = re.match(r"Run small for scripted on cpu: 5\.\d+x \(.* measured afresh (\d+) times", result.reading[0])
+    assert match, result.reading[0]
     tracked = runs(tracking_uri=uri).set_index("scenario")
     for name in ("none", "small"):
-        assert len(raw_samples(tracked.loc[name, "run_id"], uri)["decode_tokens_per_sec"]) == int(found[1])
+        assert len(raw_samples(tracked.loc[name, "run_id"], uri)["decode_tokens_per_sec"]) == int(match[1])
         assert tracked.loc[name, "race_proofs"] == 1
 
 
@@ -203,9 +193,9 @@ def test_the_baseline_of_a_second_proof_has_the_samples_of_that_proof_alone(go, 
     machine = Machine({"none": (0.1, 1.0, 1.0), "good": (0.02, 1.0, 1.0), "next": (0.02, 1.0, 1.0)})
     result = go(machine)
     assert (result.exit_code, machine.loaded.count("none")) == (0, 3)
-    found = re.match(r"Run next for scripted on cpu: .* measured afresh (\d+) times against (\d+)", result.reading[0])
-    assert found, result.reading[0]
-    assert found[1] == found[2]
+    match = re.match(r"Run next for scripted on cpu: .* measured afresh (\d+) times against (\d+)", result.reading[0])
+    assert match, result.reading[0]
+    assert match[1] == match[2]
     tracked = runs(tracking_uri=uri).set_index("scenario")
     assert list(tracked.loc[["none", "next"], "race_proofs"]) == [2, 2]
 
@@ -225,8 +215,8 @@ def test_the_quality_of_the_answer_is_scored_on_the_whole_text(go, uri, monkeypa
     machine = Machine({"none": (0.1, 1.0, 1.0), "small": (0.02, 1.002, 1.0), "next": (0.05, 1.001, 1.0)})
     result = go(machine)
     place, why = places(uri)
-    said = "+0.803 %" if winner == "small" else "+2.02 %"
-    assert f"perplexity {said}" in why["small"]
+    increase = "+0.803 %" if winner == "small" else "+2.02 %"
+    assert f"perplexity {increase}" in why["small"]
     places_then = {
         "small": {"none": "dropped", "small": "winner", "next": "dropped"},
         "next": {"none": "open", "small": "dropped", "next": "unproven"},

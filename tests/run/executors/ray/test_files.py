@@ -74,11 +74,11 @@ def test_a_missing_or_different_file_is_fetched(model, changed):
     parcel = sent(model)
     for path in (model / "config.json", model / "sub" / "weights.bin"):
         path.write_text("other") if changed == "other" else path.unlink()
-    here = unpack(parcel, as_it_is)
-    assert here != str(model)
-    assert here.endswith("/mine")
-    assert digest_of(files.Path(here)) == parcel.digest
-    assert unpack(parcel, never) == here, "it is kept"
+    copy = unpack(parcel, as_it_is)
+    assert copy != str(model)
+    assert copy.endswith("/mine")
+    assert digest_of(files.Path(copy)) == parcel.digest
+    assert unpack(parcel, never) == copy, "it is kept"
 
 
 def test_a_single_file_keeps_its_name(tmp_path):
@@ -86,8 +86,8 @@ def test_a_single_file_keeps_its_name(tmp_path):
     path.write_text("hello")
     parcel = sent(path)
     path.unlink()
-    here = files.Path(unpack(parcel, as_it_is))
-    assert (here.name, here.read_text()) == ("text.txt", "hello")
+    copy = files.Path(unpack(parcel, as_it_is))
+    assert (copy.name, copy.read_text()) == ("text.txt", "hello")
 
 
 def test_a_file_changed_in_transit_is_refused(model):
@@ -113,8 +113,10 @@ def test_file_names_are_localized_on_the_node_and_restored_for_the_driver():
     there = localized(to_json(scenario), names)
     assert there["variant"]["model"] == "/cache/sent-1/mine, org/name"
     assert "/cache/sent-2/t.txt" in str(there["task"])
-    told = Measurement(scenario, "w", {"model_id": "/cache/sent-1/mine"}, {}, files={"f": "/cache/sent-1/mine/f"})
-    back = unlocalized(event_to_json(told), names)["data"]
+    measurement = Measurement(
+        scenario, "w", {"model_id": "/cache/sent-1/mine"}, {}, files={"f": "/cache/sent-1/mine/f"}
+    )
+    back = unlocalized(event_to_json(measurement), names)["data"]
     assert back["facts"] == {"model_id": "models/mine"}
     assert back["files"] == {"f": "/cache/sent-1/mine/f"}, "where a file is stays where it is"
 
@@ -133,11 +135,11 @@ def written_by(model):
 
 def test_output_files_of_a_worker_are_fetched(model):
     outcome, fetch = written_by(model)
-    kept = with_files(outcome, "node b", fetch)
-    assert kept.warnings == ()
-    assert kept.files["here.json"] == outcome.files["here.json"], "what is here already is not fetched"
-    assert files.Path(kept.files["there.bin"]).read_bytes() == b"\0" * 9
-    assert digest_of(files.Path(kept.model_folder)) == digest_of(model)
+    fetched = with_files(outcome, "node b", fetch)
+    assert fetched.warnings == ()
+    assert fetched.files["here.json"] == outcome.files["here.json"], "what is here already is not fetched"
+    assert files.Path(fetched.files["there.bin"]).read_bytes() == b"\0" * 9
+    assert digest_of(files.Path(fetched.model_folder)) == digest_of(model)
 
 
 @pytest.mark.parametrize("why", ["too big", "gone"])
@@ -148,14 +150,11 @@ def test_output_files_that_stay_on_a_node_are_a_warning(model, monkeypatch, why)
     def lost(path):
         raise LostAnswerError("the node died")
 
-    kept = with_files(outcome, "node b", fetch if why == "too big" else lost)
-    assert kept == replace(
-        outcome,
-        files={"here.json": outcome.files["here.json"]},
-        model_folder="",
-        warnings=kept.warnings,
+    fetched = with_files(outcome, "node b", fetch if why == "too big" else lost)
+    assert fetched == replace(
+        outcome, files={"here.json": outcome.files["here.json"]}, model_folder="", warnings=fetched.warnings
     )
-    (warning,) = kept.warnings
+    (warning,) = fetched.warnings
     assert warning.startswith("files stayed on node b (more than 0 MiB are not sent)")
     assert warning.endswith(": /nowhere/mine, /nowhere/mine/sub/weights.bin")
 
@@ -177,10 +176,10 @@ def test_missing_files_fail_each_scenario_without_measuring(model, monkeypatch):
     executor = node.ProcessExecutor(Patience())
     monkeypatch.setattr(node, "_idle", (executor, dict(os.environ)))
     monkeypatch.setattr(executor, "machine", dict)
-    told = []
+    messages = []
     scenarios = [to_json(generating(name, Variant(str(model)))) for name in "ab"]
-    node.measure(told.append, Patience(), False, {}, scenarios, [parcel])
-    events = [files_event["event"] for files_event in told if "event" in files_event]
-    assert [each["kind"] for each in events] == [Failure.__name__] * 2
-    assert all(each["data"]["kind"] == "load" and "is not there" in each["data"]["reason"] for each in events)
-    assert told[-1] == {"ended": True}
+    node.measure(messages.append, Patience(), False, {}, scenarios, [parcel])
+    events = [files_event["event"] for files_event in messages if "event" in files_event]
+    assert [event["kind"] for event in events] == [Failure.__name__] * 2
+    assert all(event["data"]["kind"] == "load" and "is not there" in event["data"]["reason"] for event in events)
+    assert messages[-1] == {"ended": True}

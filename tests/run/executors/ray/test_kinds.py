@@ -16,7 +16,7 @@ def node(name, cpus=16.0, facts=FACTS, versions=VERSIONS, **resources):
 
 
 def names(kinds):
-    return [[each.name for each in kind.nodes] for kind in kinds]
+    return [[node.name for node in kind.nodes] for kind in kinds]
 
 
 def test_a_whole_node_means_all_cpus_and_gpus():
@@ -65,14 +65,14 @@ def test_a_cluster_without_the_requested_resources_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "versions"),
     [
         ({"torch": "2.9.0"}, "torch 2.9.0 (here 2.13.0)"),
         ({"llmtrack": "0.1.0 (xyz)"}, "llmtrack 0.1.0 (xyz) (here 0.1.0 (abc))"),
         ({"transformers": "", "python": "3.12"}, "python 3.12 (here 3.11), transformers missing (here 5.0)"),
     ],
 )
-def test_a_node_of_other_versions_is_excluded_in_one_line(changed, said):
+def test_a_node_of_other_versions_is_excluded_in_one_line(changed, versions):
     fit, lines = split_by_version([node("a"), node("b", versions={**VERSIONS, **changed})], VERSIONS)
-    assert [each.name for each in fit] == ["a"]
-    assert lines == [f"node b measures nothing: it has {said}; install the same there"]
+    assert [usable.name for usable in fit] == ["a"]
+    assert lines == [f"node b measures nothing: it has {versions}; install the same there"]

@@ -20,7 +20,7 @@ from tests.run.scenarios import generating, outcomes
 
 ONE, TWO, THREE = (generating(name) for name in ("one", "two", "three"))
 FACTS = {"machine": "x86_64", "cpu": "A", "threads": "4"}
-KIND = Kind("A", tuple(Node(each, f"node {each}", place=f"host {each}") for each in "ab"), {"CPU": 1.0})
+KIND = Kind("A", tuple(Node(name, f"node {name}", place=f"host {name}") for name in "ab"), {"CPU": 1.0})
 DIED = {"lost": "the node died", "final": False}
 
 
@@ -28,8 +28,8 @@ def at(node):
     return {"where": FACTS, "node": node}
 
 
-def event(told):
-    return {"event": event_to_json(told)}
+def event(content):
+    return {"event": event_to_json(content)}
 
 
 def measured(scenario):
@@ -43,7 +43,7 @@ def run(cluster, *scenarios):
 
 
 def names(events):
-    return [(each.scenario.name, type(each).__name__) for each in outcomes(events)]
+    return [(outcome.scenario.name, type(outcome).__name__) for outcome in outcomes(events)]
 
 
 ENDED = {"ended": True}
@@ -72,8 +72,8 @@ def test_the_rest_of_a_lost_group_continues_elsewhere():
     events = run(cluster, ONE, TWO, THREE)
     assert names(events) == [("one", "Measurement"), ("two", "Measurement"), ("three", "Measurement")]
     assert cluster.asked == [(["a", "b"], ["one", "two", "three"]), (["b"], ["two", "three"])]
-    told = [each.text for each in events if isinstance(each, Log)]
-    assert told == ["  two: the node died on node a; what is unfinished is tried again elsewhere"]
+    lines = [event.text for event in events if isinstance(event, Log)]
+    assert lines == ["  two: the node died on node a; what is unfinished is tried again elsewhere"]
     assert cluster.ended == ["task 1", "task 2"], "no letter of a lost task is heard any more"
 
 
@@ -99,9 +99,9 @@ def test_a_group_lost_while_loading_fails_as_a_whole():
 
 def test_an_outcome_between_losses_resets_the_retries():
     scenarios = [generating(str(number)) for number in range(5)]
-    attempts = [[at("ab"[number % 2]), measured(each), DIED] for number, each in enumerate(scenarios[:4])]
+    attempts = [[at("ab"[number % 2]), measured(scenario), DIED] for number, scenario in enumerate(scenarios[:4])]
     cluster = FakeCluster(*attempts, [at("a"), measured(scenarios[4]), ENDED])
-    assert names(run(cluster, *scenarios)) == [(each.name, "Measurement") for each in scenarios]
+    assert names(run(cluster, *scenarios)) == [(scenario.name, "Measurement") for scenario in scenarios]
 
 
 def test_without_a_node_the_rest_fails():
@@ -145,14 +145,14 @@ def test_a_task_without_all_outcomes_is_retried():
     assert names(run(cluster, ONE, TWO)) == [("one", "Measurement"), ("two", "Measurement")]
 
 
-@pytest.mark.parametrize(("place", "asked"), [("host b", ["b"]), ("host c", None)], ids=["there", "not there"])
-def test_a_training_resumes_on_the_node_of_its_checkpoints(tmp_path, place, asked):
+@pytest.mark.parametrize(("place", "asked_nodes"), [("host b", ["b"]), ("host c", None)], ids=["there", "not there"])
+def test_a_training_resumes_on_the_node_of_its_checkpoints(tmp_path, place, asked_nodes):
     training = training_in(tmp_path / "out")
     note_home(training.task, Node("old", "node old", place=place))
     cluster = FakeCluster([at("b"), measured(training), ENDED])
     (result,) = outcomes(run(cluster, training))
-    assert [nodes for nodes, _ in cluster.asked] == ([asked] if asked else [])
-    if not asked:
+    assert [nodes for nodes, _ in cluster.asked] == ([asked_nodes] if asked_nodes else [])
+    if not asked_nodes:
         assert "its checkpoints are on host c, which is not among the nodes" in result.reason
 
 

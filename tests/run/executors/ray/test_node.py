@@ -43,7 +43,7 @@ def test_an_idle_worker_is_reused_for_the_same_devices_only(monkeypatch, variabl
         monkeypatch.setenv(variable, value)
         with node._worker(Patience(), False) as worker:
             assert worker is created[-1]
-    assert [each.open for each in created] == left
+    assert [worker.open for worker in created] == left
 
 
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
@@ -62,7 +62,7 @@ This process on node 10.0.0.2 was started with:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (
             RuntimeError(MISMATCH),
@@ -76,9 +76,9 @@ This process on node 10.0.0.2 was started with:
         (ValueError(), "ValueError; start one with `ray start --head`"),
     ],
 )
-def test_a_connection_error_has_rays_text_and_a_remedy(error, said):
+def test_a_connection_error_has_rays_text_and_a_remedy(error, message):
     line = cluster._connection_error(error)
-    assert line.startswith(said)
+    assert line.startswith(message)
     assert "\n" not in line
     assert len(cluster._connection_error(RuntimeError("long " * 1000))) < 1000
 
