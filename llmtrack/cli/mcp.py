@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import sys
 import threading
@@ -312,18 +311,18 @@ def _point(run: Run, metric: str) -> Point:
     from llmtrack import metrics as schema
 
     spread = run.spread(metric)
-    value = run.number(metric)
+    low, high, n = (spread.low, spread.high, spread.n) if spread else (None, None, None)
     return Point(
         run.run_id,
         run.study_id,
         run.experiment,
         run.scenario,
         _start_time(run),
-        math.nan if value is None else value,
+        run.metrics[metric],
         schema.metric(metric).unit,
-        spread.low if spread else None,
-        spread.high if spread else None,
-        spread.n if spread else None,
+        low,
+        high,
+        n,
         run.environment_id,
         run.model_uri or None,
     )

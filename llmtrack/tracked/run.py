@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 
 from llmtrack import metrics as schema
 from llmtrack.spec.outcome import CUT_SHORT, REPLACED
 
-STATUSES = FINISHED, FAILED, KILLED, RUNNING, SCHEDULED = (
-    "FINISHED",
-    "FAILED",
-    "KILLED",
-    "RUNNING",
-    "SCHEDULED",
-)
+STATUSES = FINISHED, FAILED, KILLED, RUNNING, SCHEDULED = ("FINISHED", "FAILED", "KILLED", "RUNNING", "SCHEDULED")
 
 # Descriptions of unfinished states, for one and for several runs.
 STATES = {
@@ -112,23 +106,23 @@ class Run:
     kind: str = ""
     experiment: str = ""
     study_id: str = ""
-    suite_id: str = ""
     mlflow_experiment: str = ""
     outcome: str = ""
     failure: str = ""
     reason: str = ""
+    warnings: tuple[str, ...] = ()
     same_as: str = ""
     baseline: bool | None = None
     position: int | None = None
+    start_time: datetime | None = None
+    end_time: datetime | None = None
+    suite_id: str = ""
     question: str = ""
     asked: str = ""
     scenario_id: str = ""
     workload_id: str = ""
     environment_id: str = ""
     model_uri: str = ""
-    start_time: datetime | None = None
-    end_time: datetime | None = None
-    warnings: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=MetricValues)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -229,31 +223,8 @@ class Run:
         return replace(self, params={**self.params, "scenario": scenario}, **changes)
 
 
-IDENTITY = (
-    "run_id",
-    "run_name",
-    "status",
-    "kind",
-    "experiment",
-    "study_id",
-    "mlflow_experiment",
-    "outcome",
-    "failure",
-    "reason",
-    "warnings",
-    "same_as",
-    "baseline",
-    "position",
-    "start_time",
-    "end_time",
-    "suite_id",
-    "question",
-    "asked",
-    "scenario_id",
-    "workload_id",
-    "environment_id",
-    "model_uri",
-)
+_GROUPS = ("params", "metrics", "environment", "samples", "floors", "family")
+IDENTITY = tuple(field.name for field in fields(Run) if field.name not in _GROUPS)
 """Names of the identity values (not params, metrics or environment), in column order."""
 
 
