@@ -122,7 +122,7 @@ class Server:
 
     def stop(self) -> None:
         if self._process is not None:
-            os.kill(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
@@ -139,6 +139,7 @@ def _serve(folder: Path, command: Sequence[str]) -> None:
     import mlflow.server
     from mlflow.cli import cli
 
+    os.setsid()  # to end its processes, too
     with open(folder / "server.log", "ab") as log:
         for standard in (1, 2):
             os.dup2(log.fileno(), standard)

@@ -21,8 +21,12 @@ from llmtrack.tracking.read.filters import RunFilter
 from llmtrack.tracking.read.query import runs, tracked_runs
 from llmtrack.tracking.uri import sqlite_path
 
-KEYS = ("llmtrack.kind", "llmtrack.experiment", "llmtrack.study_id", "llmtrack.env.cpu", "llmtrack.baseline")
-KEYS += (
+KEYS = (
+    "llmtrack.kind",
+    "llmtrack.experiment",
+    "llmtrack.study_id",
+    "llmtrack.env.cpu",
+    "llmtrack.baseline",
     "llmtrack.digest.dtype",
     "llmtrack.digest.output_digest",
     "llmtrack.spread",
@@ -48,17 +52,7 @@ TEXTS = (
     "",
     '{"loss":{"sd":0.5,"n":3}}',
 )
-PARAMS = (
-    "model",
-    "model_id",
-    "scenario",
-    "batch_size",
-    "dtype",
-    "use_cache",
-    "tokens_per_sec",
-    "status",
-    "x y",
-)
+PARAMS = ("model", "model_id", "scenario", "batch_size", "dtype", "use_cache", "tokens_per_sec", "status", "x y")
 METRICS = (
     "tokens_per_sec",
     "tokens_per_sec.low",
