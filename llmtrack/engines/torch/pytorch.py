@@ -35,7 +35,7 @@ from llmtrack.engines.torch.scoring import Passes, Scores
 from llmtrack.engines.torch.stamps import Stamps
 from llmtrack.engines.torch.step import emulation_warning, hidden_bytes, model_size_bytes, step_of, stored_dtypes
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
-from llmtrack.models.load import SHARDED, SPREAD, load_model
+from llmtrack.models.load import SHARDED, SPREAD, LoadedModel, load_model
 from llmtrack.models.probe_cache import ProbeCache
 from llmtrack.quantize.recipe import Recipe, find_recipe
 from llmtrack.spec.options import chosen
@@ -85,13 +85,7 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
     batching: Batching | None = None
     probe_cache = loaded.probes
     if recipe is not None:
-        pad_id = tokens.pad_id(loaded.tokenizer, loaded.model.config.get_text_config().vocab_size)
-        passes = agreeing_passes(loaded.model, pad_id, probe_cache)
-        if recipe.rounds_activations or recipe.depends_on_batch:
-            step, _ = step_of(loaded.model, passes.modules, probe_cache)
-            batching = batching_of(loaded.model, passes, step, pad_id, probe_cache)
-        if batching and recipe.depends_on_batch:
-            batching = replace(batching, scoring=MIXED)
+        passes, batching = _probe_before(recipe, loaded)
         settled = recipe.resolve_options(variant.options)
         facts |= {**settled, **(recipe.run(loaded.model, options=settled) or {})}
         warnings += recipe.warnings
@@ -116,6 +110,17 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
         batching=batching,
         probe_cache=probe_cache,
     )
+
+
+def _probe_before(recipe: Recipe, loaded: LoadedModel) -> tuple[Passes, Batching | None]:
+    """Probe a float model; return its passes, and which rows may share a batch if the recipe would change the answer."""
+    pad_id = tokens.pad_id(loaded.tokenizer, loaded.model.config.get_text_config().vocab_size)
+    passes = agreeing_passes(loaded.model, pad_id, loaded.probes)
+    if not (recipe.rounds_activations or recipe.depends_on_batch):
+        return passes, None
+    step, _ = step_of(loaded.model, passes.modules, loaded.probes)
+    batching = batching_of(loaded.model, passes, step, pad_id, loaded.probes)
+    return passes, replace(batching, scoring=MIXED) if recipe.depends_on_batch else batching
 
 
 def _is_builtin(recipe: Recipe) -> bool:
