@@ -56,10 +56,11 @@ def let_onnxruntime_wait_idle() -> None:
     """Let ONNX Runtime's threads sleep while they wait: beside other tests, spinning doubles the CPU time of a graph."""
     try:
         import onnxruntime
+        from onnxruntime.capi.onnxruntime_pybind11_state import SessionOptions
     except ImportError:  # without the extra
         return
 
-    class IdleOptions(onnxruntime.SessionOptions):  # type: ignore[misc]
+    class IdleOptions(SessionOptions):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.add_session_config_entry("session.intra_op.allow_spinning", "0")

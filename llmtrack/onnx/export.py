@@ -74,9 +74,9 @@ def supports(architecture: str) -> bool:
 def _check(loaded: LoadedModel, path: Path) -> Parity | str:
     """Return the parity of a graph with PyTorch, or why it cannot be run: another kind of attention may still work."""
     try:
-        results = [parity(loaded, OnnxDecoder(path))]
+        results = [parity(loaded, OnnxDecoder(path, spin=False))]
         # Quantized models derived from it have another graph for rows without pads.
-        if results[0].holds and (decoder := OnnxDecoder(path, floats=True)).has_unpadded:
+        if results[0].holds and (decoder := OnnxDecoder(path, floats=True, spin=False)).has_unpadded:
             results.append(parity(loaded, decoder, pads=False))
         return max(results, key=lambda result: (not result.holds, result.share))
     except MemoryError:

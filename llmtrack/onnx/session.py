@@ -113,6 +113,7 @@ class OnnxDecoder:
         provider: execution provider.
         graph_optimization: one of `GRAPH_OPTIMIZATIONS`; the first two allow the separate graph for rows without pads.
         floats: whether to allow that graph without quantized products, too.
+        spin: whether waiting threads spin, as by default; beside other programs that takes a multiple of the CPU time.
 
     Raises:
         ScenarioError: ONNX Runtime cannot run the graph, or it is not a decoder with a KV cache.
@@ -127,9 +128,12 @@ class OnnxDecoder:
         provider: str = "CPUExecutionProvider",
         graph_optimization: str = "all",
         floats: bool = False,
+        spin: bool = True,
     ) -> None:
         ort = onnxruntime()
         self._options = ort.SessionOptions()
+        if not spin:
+            self._options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._options.intra_op_num_threads = threads
         self._options.graph_optimization_level = _level(ort, graph_optimization)
         self._source, self._provider = source, provider

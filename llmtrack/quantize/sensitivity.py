@@ -139,7 +139,7 @@ def inputs_of(
 
 def mean_loss(source: Path | ModelProto, rows: Sequence[Sequence[int]]) -> float:
     """Compute the mean negative log-likelihood in nats of rows of tokens, each scored alone by a graph or its file."""
-    decoder = OnnxDecoder(source) if isinstance(source, Path) else _open(source)
+    decoder = OnnxDecoder(source, spin=False) if isinstance(source, Path) else _open(source)
     total = 0.0
     for row in rows:
         logits = torch.from_numpy(next_token_logits(decoder, row[:-1]))[None]
@@ -152,10 +152,10 @@ def mean_loss(source: Path | ModelProto, rows: Sequence[Sequence[int]]) -> float
 def _open(model: ModelProto) -> OnnxDecoder:
     """Open a graph, by way of a temporary file only if it is too large for a message."""
     if graph.weight_bytes(model) <= graph.MAX_EMBEDDED_BYTES:
-        return OnnxDecoder(model)
+        return OnnxDecoder(model, spin=False)
     with tempfile.TemporaryDirectory() as folder:
         graph.save(model, Path(folder, MODEL_FILE))
-        return OnnxDecoder(Path(folder, MODEL_FILE))
+        return OnnxDecoder(Path(folder, MODEL_FILE), spin=False)
 
 
 def _built(

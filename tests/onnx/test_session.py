@@ -1,4 +1,4 @@
-"""`auto` is a GPU only if this build of ONNX Runtime supports it."""
+"""Sessions of ONNX Runtime: their device, and how their threads wait."""
 
 from __future__ import annotations
 
@@ -24,3 +24,23 @@ def test_auto_is_a_gpu_only_if_onnx_runtime_can_use_it(monkeypatch, requested, p
     monkeypatch.setattr(session, "onnxruntime", lambda: SimpleNamespace(get_available_providers=lambda: available))
     monkeypatch.setattr(session, "resolve_device", lambda requested: gpu)
     assert session.find_device(requested, provider) == expected
+
+
+def test_threads_spin_in_a_session_to_time_and_sleep_in_one_to_build(exported, monkeypatch):
+    import onnxruntime
+
+    from llmtrack.engines.onnx import open_folder
+    from llmtrack.quantize.sensitivity import mean_loss
+
+    entries = []
+
+    class Recorded(onnxruntime.SessionOptions.__base__):  # without what the tests set
+        def add_session_config_entry(self, key, value):
+            entries.append((key, value))
+            super().add_session_config_entry(key, value)
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Recorded)
+    open_folder(exported)
+    assert entries == []
+    mean_loss(exported / session.MODEL_FILE, [[1, 2, 3]])
+    assert entries == [("session.intra_op.allow_spinning", "0")]
