@@ -13,7 +13,7 @@ PARAMETERS = {
     "min_repeats": "2",
     "min_seconds": "0",
     # Seconds per scenario: the calls of a tiny model vary too much for their intervals to become narrow.
-    "max_seconds": "0.2",
+    "max_seconds": "0.05",
     # The tiny model's context holds 1,024 tokens.
     "lengths": "16,128",
     # Suite.
@@ -44,8 +44,8 @@ REAL_MODEL = "messages = "
 
 CODE = {
     '"packaged:smollm2"': '"synthetic:tiny"',
-    "max_new_tokens=32": "max_new_tokens=2, policy=llmtrack.RepeatPolicy(max_seconds=0.2)",
-    "min_seconds=0.0": "min_seconds=0.0, max_seconds=0.2",
+    "max_new_tokens=32": "max_new_tokens=2, policy=llmtrack.RepeatPolicy(max_seconds=0.05)",
+    "min_seconds=0.0": "min_seconds=0.0, max_seconds=0.05",
 }
 
 # Files of the reader that documents mention.
