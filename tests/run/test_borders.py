@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from experiments import baseline
+from llmtrack.run import main as entry
+from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.tracking.read.query import runs, studies
 from tests.conftest import HANG_S
 from tests.extensions import scripted_backend
+from tests.forking import Forked
 from tests.search_path import with_folders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,19 +26,11 @@ QUICK = ["--model", "synthetic:tiny", "--device", "cpu", "--max-new-tokens", "4"
 QUICK += ["--min-repeats", "2", "--min-seconds", "0", "--warmup", "0"]
 
 
-def command(module, *arguments, path=(), **settings):
-    environment = os.environ | {
-        "PYTHONPATH": with_folders(*path, ROOT),
-        "OMP_NUM_THREADS": "1",
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        **settings,
-    )
+def measure(*arguments):
+    """Measure as the command does, in a process group of its own."""
+    os.setsid()
+    os.dup2(1, 2)
+    baseline.main(arguments)
 
 
 @pytest.mark.slow(1)
@@ -53,9 +49,7 @@ print(sorted({"torch", "transformers", "onnxruntime", "optimum"} & set(sys.modul
 
 @pytest.mark.slow(6)
 @pytest.mark.parametrize(
-    ("number", "word"),
-    [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")],
-    ids=["SIGTERM", "Ctrl-C"],
+    ("number", "word"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")], ids=["SIGTERM", "Ctrl-C"]
 )
 def test_a_command_ended_by_a_signal_leaves_no_process(tmp_path, uri, monkeypatch, number, word):
     """During a measurement: the signal's exit code, a killed study, no worker."""
@@ -63,21 +57,15 @@ def test_a_command_ended_by_a_signal_leaves_no_process(tmp_path, uri, monkeypatc
     monkeypatch.setenv("PACED_LOG", str(tmp_path))
     # Its first call of so many tokens goes on for minutes.
     changes = ["--backend", "paced", "--model", "s-1.hangs-long", "--max-new-tokens", "13"]
-    arguments = [*QUICK, *changes, "--tracking-uri", uri]
-    process = command(
-        "experiments.baseline",
-        *arguments,
-        path=[site],
-        cwd=tmp_path,
-        start_new_session=True,
-    )
+    environment = os.environ | {"PYTHONPATH": with_folders(site, ROOT), "OMP_NUM_THREADS": "1"}
+    process = Forked(measure, *QUICK, *changes, "--tracking-uri", uri, environment=environment)
     while not (tmp_path / "once long").exists() and process.poll() is None:
         time.sleep(0.05)
-    process.send_signal(number)
-    said, _ = process.communicate(timeout=HANG_S)
-    assert process.returncode == 128 + number, said
-    assert f"{word}: what was measured is tracked; the same command with resume=true goes on from there" in said
-    assert "Traceback" not in said
+    os.kill(process.pid, number)
+    code, output = process.wait(HANG_S), process.stdout.read()
+    assert code == 128 + number, output
+    assert f"{word}: what was measured is tracked; the same command with resume=true goes on from there" in output
+    assert "Traceback" not in output
     assert runs(kind=None, status="RUNNING", tracking_uri=uri).empty
     (own,) = studies(tracking_uri=uri).to_dict("records")
     assert (own["status"], own["outcome"]) == ("KILLED", "killed")
@@ -98,10 +86,6 @@ def test_a_command_ended_by_a_signal_leaves_no_process(tmp_path, uri, monkeypatc
     ],
 )
 def test_a_user_error_is_one_message_and_exit_code_2(tmp_path, uri, monkeypatch, capsys, arguments, message):
-    from experiments import baseline
-    from llmtrack.run import main as entry
-    from llmtrack.run.executors.inline import InlineExecutor
-
     monkeypatch.setattr(entry, "make_executors", lambda settings: [InlineExecutor()])
     with pytest.raises(SystemExit) as ended:
         baseline.main([*QUICK, "--tracking-uri", uri, *arguments])

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import mlflow
 import pytest
 from click.testing import CliRunner
 from mlflow import MlflowClient
@@ -101,10 +102,10 @@ def test_tune_registers_a_proven_answer(tracker, uri, monkeypatch, capsys, exit_
     with pytest.raises(SystemExit) as ended:
         tune.run(tune.Config(register="smollm2"))
     assert ended.value.code == exit_code
-    told = (
+    expected = (
         "Registered: models:/smollm2@champion is version 1; serve it: mlflow models serve -m models:/smollm2@champion"
     )
-    assert (told in " ".join(capsys.readouterr().out.split())) == (exit_code == 0)
+    assert (expected in " ".join(capsys.readouterr().out.split())) == (exit_code == 0)
     assert len(MlflowClient(uri).search_registered_models()) == (exit_code == 0)
 
 
@@ -118,9 +119,9 @@ def test_an_answer_that_cannot_be_registered_is_kept(tracker, uri, monkeypatch, 
     with pytest.raises(SystemExit) as ended:
         tune.run(tune.Config(register="smollm2"))
     assert ended.value.code == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "not registered (run" in told
-    assert f"llmtrack promote {run_id} --as smollm2@champion" in told
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "not registered (run" in printed
+    assert f"llmtrack promote {run_id} --as smollm2@champion" in printed
 
 
 def test_tune_refuses_an_invalid_name_before_measuring():
@@ -167,6 +168,7 @@ def _served(model: str, uri: str, folder: Path):  # noqa: F811
 @pytest.mark.slow(60)
 def test_a_promoted_run_serves_the_output_of_generate(tracker, uri, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     make_here(monkeypatch)
     experiment = quantization.build(
         quantization.Config(
@@ -184,7 +186,8 @@ def test_a_promoted_run_serves_the_output_of_generate(tracker, uri, tmp_path, mo
     result = run_study(experiment, tracker=tracker, executor=InlineExecutor(), console=make_console())
     assert result.exit_code == 0
     client = MlflowClient(uri)
-    for number, run in enumerate(each for each in result.tracked if each.text("model_uri")):
+    with_model = [run for run in result.tracked if run.text("model_uri")]
+    for number, run in enumerate(with_model):
         done = CliRunner().invoke(main, ["promote", run.run_id[:8], "--as", "tiny@champion", "--tracking-uri", uri])
         assert done.exit_code == 0, done.output
         before = f" (before: version {number})" if number else ""
@@ -198,17 +201,19 @@ def test_a_promoted_run_serves_the_output_of_generate(tracker, uri, tmp_path, mo
         (second,) = runs_of_id(run.run_id, uri)
         words = shlex.split(generate_command(variant_of(second)))
         words[words.index("--max-new-tokens") + 1] = str(NEW_TOKENS)
-        said_by_command = CliRunner().invoke(main, [ASKED if each == PROMPT else each for each in words[1:]])
+        said_by_command = CliRunner().invoke(main, [ASKED if word == PROMPT else word for word in words[1:]])
         assert said_by_command.exit_code == 0, said_by_command.output
 
-        folder = tmp_path / f"served-{number}"
-        folder.mkdir()
-        with _served("models:/tiny@champion", uri, folder) as port:
-            body = json.dumps({"inputs": [ASKED], "params": {"max_new_tokens": NEW_TOKENS}}).encode()
-            request = urllib.request.Request(
-                f"http://127.0.0.1:{port}/invocations", body, {"Content-Type": "application/json"}
-            )
-            (answer,) = json.loads(urllib.request.urlopen(request, timeout=HANG_S).read())["predictions"]
+        params = {"max_new_tokens": NEW_TOKENS}
+        if run is with_model[-1]:
+            with _served("models:/tiny@champion", uri, tmp_path) as port:
+                body = json.dumps({"inputs": [ASKED], "params": params}).encode()
+                request = urllib.request.Request(
+                    f"http://127.0.0.1:{port}/invocations", body, {"Content-Type": "application/json"}
+                )
+                (answer,) = json.loads(urllib.request.urlopen(request, timeout=HANG_S).read())["predictions"]
+        else:  # as the server does, without its start of seconds
+            (answer,) = mlflow.pyfunc.load_model("models:/tiny@champion").predict([ASKED], params=params)
         assert answer == said_by_command.stdout.removesuffix("\n")
         assert answer
 

@@ -15,13 +15,14 @@ from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask, TrainTask
 from llmtrack.tracking.read.query import runs
 from llmtrack.worker.identity import check
+from tests.forking import ForkedWorker
 from tests.run.scenarios import MODEL
 
 QUICK = ["--model", "synthetic:tiny", "--device", "cpu"]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a folder without a model, an invalid GGUF file, and a text that is not UTF-8."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -48,33 +49,33 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_missing_model_or_text_is_refused_without_a_run(
-    here, uri, monkeypatch, capsys, experiment, arguments, message
+    folder, uri, monkeypatch, capsys, experiment, arguments, message
 ):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(entry, "make_executors", lambda settings: [InlineExecutor()])
     monkeypatch.setattr("experiments.tune.make_executor", lambda settings: InlineExecutor())
     with pytest.raises(SystemExit) as ended:
         experiment.main([*QUICK, *arguments, "--tracking-uri", uri])
-    said = capsys.readouterr()
-    (line,) = [each for each in (said.out + said.err).splitlines() if "error: " in each] or [said]
+    captured = capsys.readouterr()
+    (line,) = [line for line in (captured.out + captured.err).splitlines() if "error: " in line] or [captured]
     assert ended.value.code == 2
     assert message in line
-    assert "Traceback" not in said.out + said.err
+    assert "Traceback" not in captured.out + captured.err
     assert runs(kind=None, tracking_uri=uri).empty
 
 
-def scenarios(**asked):
+def scenarios(**names):
     """Return one scenario of each kind that names a model or a text."""
-    model, text = asked.get("model", MODEL.model), asked.get("text", "builtin")
+    model, text = names.get("model", MODEL.model), names.get("text", "builtin")
     variant = Variant(model, device="cpu")
     generate, score = GenerateTask(("a",)), PerplexityTask(corpus=text)
-    told = Variant(MODEL.model, options=(("calibration", text),), backend="onnx", quantization="int4-gptq")
+    calibrated = Variant(MODEL.model, options=(("calibration", text),), backend="onnx", quantization="int4-gptq")
     return {
         "scored": Scenario("a", variant, score),
         "trained": Scenario("a", variant, TrainTask(corpus=text)),
         "scored beside": Scenario("a", variant, generate, quality=QualityCheck(score)),
         "compared with": Scenario("a", MODEL, generate, quality=QualityCheck(reference=variant)),
-        "calibrated": Scenario("a", told if "text" in asked else variant, generate),
+        "calibrated": Scenario("a", calibrated if "text" in names else variant, generate),
     }
 
 
@@ -82,20 +83,20 @@ NAMED = [({"model": "./empty"}, kind) for kind in scenarios()]
 NAMED += [({"text": "novel.txt"}, kind) for kind in scenarios() if kind != "compared with"]
 
 
-@pytest.mark.parametrize(("asked", "kind"), NAMED)
-def test_every_kind_of_model_and_text_is_checked(here, asked, kind):
-    (name,) = asked.values()
+@pytest.mark.parametrize(("names", "kind"), NAMED)
+def test_every_kind_of_model_and_text_is_checked(folder, names, kind):
+    (name,) = names.values()
     with pytest.raises(LlmtrackError, match=name):
-        check([scenarios()["scored"], scenarios(**asked)[kind]])
+        check([scenarios()["scored"], scenarios(**names)[kind]])
 
 
-def test_existing_models_and_texts_are_accepted(here):
+def test_existing_models_and_texts_are_accepted(folder):
     check(list(scenarios().values()))
 
 
-@pytest.mark.slow(4)
-def test_a_worker_refuses_in_the_same_words(here):
-    executor = ProcessExecutor()
+@pytest.mark.slow(1)
+def test_a_worker_refuses_in_the_same_words(folder):
+    executor = ProcessExecutor(start=ForkedWorker)
     try:
         with pytest.raises(UsageError, match="no corpus 'novel"):
             executor.check([scenarios(text="novel.txt")["scored"]])

@@ -18,12 +18,12 @@ def _own_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "copy_bandwidth", ceilings.copy_bandwidth)  # given back afterwards
 
 
-@pytest.mark.slow(6)
+@pytest.mark.slow(3)
 def test_no_file_stays_open_and_no_record_remains(tracker, uri):
-    result, readings = soak(tracker, 24, 8)
-    assert (result.measured, result.failed, result.problems) == (24, 0, ())
+    result, readings = soak(tracker, 12, 4)
+    assert (result.measured, result.failed, result.problems) == (12, 0, ())
     assert readings[-1].files <= readings[0].files
-    assert len(runs(tracking_uri=uri)) == 24
+    assert len(runs(tracking_uri=uri)) == 12
     assert tracker.spool.names() == []
 
 
@@ -32,7 +32,7 @@ def test_memory_and_descriptors_are_flat_over_200_scenarios():
     """Of measuring and tracking: 8 MiB over the last 150 scenarios would be 50 KiB each."""
     result, readings = soak(Untracked(), 200, 50)
     assert (result.measured, result.failed) == (200, 0)
-    assert [each.scenarios for each in readings] == [50, 100, 150, 200]
+    assert [reading.scenarios for reading in readings] == [50, 100, 150, 200]
     assert readings[-1].files <= readings[0].files
     assert readings[-1].rss_mib < readings[0].rss_mib + 8
 

@@ -20,6 +20,7 @@ from llmtrack.run.executors import worker_process
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.executors.timeouts import Patience
+from llmtrack.run.executors.worker_process import WorkerProcess
 from llmtrack.spec.events import Log, Progress, SoFar, event_to_json
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import QualityCheck, Variant
@@ -54,13 +55,18 @@ def run(executor, *scenarios):
 
 
 def kinds(events):
-    return {name: each.kind if isinstance(each, Failure) else "measured" for name, each in by_name(events).items()}
+    return {
+        name: outcome.kind if isinstance(outcome, Failure) else "measured" for name, outcome in by_name(events).items()
+    }
 
 
 @pytest.mark.slow(12)
-def test_a_killed_worker_loses_one_scenario(executor, monkeypatch):
-    """One model in real workers: facts of the machine, identity, outcomes, then a kill during a measurement."""
+def test_a_killed_worker_loses_one_scenario(monkeypatch, request):
+    """One model in a real worker: facts of the machine, identity, outcomes, then a kill during a measurement."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    kinds_of_worker = iter((WorkerProcess, ForkedWorker))
+    executor = ProcessExecutor(start=lambda: next(kinds_of_worker)())
+    request.addfinalizer(executor.close)
     machine = executor.machine()
     assert machine["devices"].startswith("cpu")
     assert machine["threads"] == "1"
@@ -136,21 +142,21 @@ class FakeWorker:
 
     pid = 0
 
-    def __init__(self, *told):
-        self.told, self.jobs, self.waited, self.ended = list(told), [], [], False
+    def __init__(self, *messages):
+        self.told, self.jobs, self.waited, self.ended = list(messages), [], [], False
 
     def lives(self):
         return not self.ended
 
     def send(self, job):
-        self.jobs.append([each["name"] for each in job.get("measure", [])])
+        self.jobs.append([scenario["name"] for scenario in job.get("measure", [])])
 
     def receive(self, seconds):
         self.waited.append(seconds)
-        told = self.told.pop(0)
-        if told is TimeoutError:
+        message = self.told.pop(0)
+        if message is TimeoutError:
             raise TimeoutError
-        return {"event": event_to_json(told)} if dataclasses.is_dataclass(told) else told
+        return {"event": event_to_json(message)} if dataclasses.is_dataclass(message) else message
 
     def ask_to_end(self):
         pass
@@ -218,10 +224,7 @@ def test_a_broken_matplotlib_does_not_prevent_measuring(monkeypatch):
 
 
 def test_a_death_between_two_scenarios_is_blamed_on_the_next():
-    workers = (
-        FakeWorker(READY, Progress("one", "repeat 1"), done(ONE), None),
-        FakeWorker(READY, done(THREE), DONE),
-    )
+    workers = (FakeWorker(READY, Progress("one", "repeat 1"), done(ONE), None), FakeWorker(READY, done(THREE), DONE))
     events = run(faked(*workers), ONE, TWO, THREE)
     assert kinds(events) == {"one": "measured", "two": "killed", "three": "measured"}
     assert [worker.jobs for worker in workers] == [[["one", "two", "three"]], [["three"]]]
@@ -248,12 +251,12 @@ def test_a_hanging_worker_is_killed_and_the_others_continue(step):
     assert "time_limit" in by_name(events)["two"].reason
 
 
-@pytest.mark.parametrize("told", [(), (READY,), (READY, Log("exporting ..."))])
-def test_a_second_hang_while_loading_fails_all_scenarios(told):
+@pytest.mark.parametrize("messages", [(), (READY,), (READY, Log("exporting ..."))])
+def test_a_second_hang_while_loading_fails_all_scenarios(messages):
     """One hang may be chance; after a second one, every scenario is expected to hang."""
-    once = faked(FakeWorker(*told, TimeoutError), FakeWorker(READY, done(TWO), done(THREE), DONE))
+    once = faked(FakeWorker(*messages, TimeoutError), FakeWorker(READY, done(TWO), done(THREE), DONE))
     assert kinds(run(once, ONE, TWO, THREE)) == {"one": "timeout", "two": "measured", "three": "measured"}
-    twice = faked(FakeWorker(*told, TimeoutError), FakeWorker(*told, TimeoutError))
+    twice = faked(FakeWorker(*messages, TimeoutError), FakeWorker(*messages, TimeoutError))
     assert kinds(run(twice, ONE, TWO, THREE)) == dict.fromkeys(("one", "two", "three"), "timeout")
 
 
@@ -331,7 +334,7 @@ def test_inline_keeps_the_result_of_a_late_last_call():
 
 def test_timeouts_of_a_silent_worker():
     """300 s to start, an hour to load, then 5 minutes and ten times max_seconds (60); or time_limit."""
-    told = (
+    messages = (
         READY,
         Log("exporting"),
         Progress("one", "warm-up"),
@@ -339,10 +342,10 @@ def test_timeouts_of_a_silent_worker():
         done(ONE),
         DONE,
     )
-    worker = FakeWorker(*told)
+    worker = FakeWorker(*messages)
     run(faked(worker), ONE)
     assert worker.waited == [300, 3600, 3600, 900, 3600, 3600]
-    worker = FakeWorker(*told)
+    worker = FakeWorker(*messages)
     run(faked(worker, patience=Patience(time_limit=20)), ONE)
     assert worker.waited == [300, 20, 20, 20, 20, 20]
 
@@ -380,13 +383,13 @@ def test_a_stopped_or_deaf_worker_is_killed(noisy_backend, monkeypatch, hang, ki
 
 
 @pytest.mark.slow(2)
-def test_closing_kills_a_stopped_worker_and_its_children(executor, noisy_backend):
+def test_closing_kills_a_stopped_worker_and_its_children(forked, noisy_backend):
     variant = Variant("has a child", backend="noisy", device="cpu")
-    assert kinds(run(executor, generating("one", variant, ONCE))) == {"one": "measured"}
-    child = int((noisy_backend.parent / "child").read_text())
-    os.kill(executor._worker.pid, signal.SIGSTOP)
-    executor.close()
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert kinds(run(forked, generating("one", variant, ONCE))) == {"one": "measured"}
+    pid = int((noisy_backend.parent / "child").read_text())
+    os.kill(forked._worker.pid, signal.SIGSTOP)
+    forked.close()
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.slow(1)
@@ -407,7 +410,7 @@ def test_a_worker_that_cannot_start_is_one_line(monkeypatch, tmp_path):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize(
-    ("death", "said"),
+    ("death", "reason"),
     [
         ("raise MemoryError", "ended before it could start, for lack of memory: free some"),
         ("raise OSError(12, 'Cannot allocate memory')", "ended before it could start, for lack of memory: free some"),
@@ -416,10 +419,10 @@ def test_a_worker_that_cannot_start_is_one_line(monkeypatch, tmp_path):
         ("import os; os.kill(os.getpid(), 9)", "was killed before it could start, most likely for lack of memory: free"),
     ],
 )  # fmt: skip
-def test_a_worker_without_memory_to_start_says_so(monkeypatch, tmp_path, death, said):
+def test_a_worker_without_memory_to_start_says_so(monkeypatch, tmp_path, death, reason):
     (tmp_path / "torch.py").write_text(death)
     monkeypatch.setenv("PYTHONPATH", with_folders(tmp_path))
-    with pytest.raises(LlmtrackError, match=f"^the worker process {said}"):
+    with pytest.raises(LlmtrackError, match=f"^the worker process {reason}"):
         ProcessExecutor().machine()
 
 

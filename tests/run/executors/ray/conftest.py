@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from llmtrack.host.signals import signal_handlers_restored
+from llmtrack.host.signals import STOPPING, signal_handlers_restored
 from llmtrack.run.executors.ray.executor import RayExecutor
-from llmtrack.run.executors.timeouts import Patience
 from tests.conftest import HANG_S
 from tests.extensions import scripted_backend
+from tests.run.executors.ray.noticing import Noticing
 
 NODES = 2
 # Without the programs of a head that nobody here asks.
@@ -48,13 +50,13 @@ class TwoNodes:
 
     def kill(self, node: str) -> None:
         """Kill a node by its name, as a power cut would."""
-        (found,) = (each for each in self.ray.worker_nodes if each.node_id[:6] in node)
-        self.ray.remove_node(found, allow_graceful=False)
+        (victim,) = (worker for worker in self.ray.worker_nodes if worker.node_id[:6] in node)
+        self.ray.remove_node(victim, allow_graceful=False)
 
 
 def tell(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """Set environment variables of nodes, workers and drivers, but not of this process's other children."""
-    told = {
+    variables = {
         "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(Path(__file__).parents[4])]),
         "PACED_LOG": str(folder),
         "OMP_NUM_THREADS": "1",
@@ -65,7 +67,7 @@ def tell(patch: pytest.MonkeyPatch, folder: Path) -> None:
         "RAY_health_check_initial_delay_ms": "500",
         "RAY_health_check_period_ms": "300",
     }
-    for name, value in told.items():
+    for name, value in variables.items():
         patch.setenv(name, value)
     patch.syspath_prepend(str(folder / "site"))
 
@@ -99,20 +101,42 @@ def two_kinds(two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         two_nodes.kill(next(iter(nodes)).node_id[:6])
     two_nodes.fill(labels={"llmtrack-kind": "cooled"})
     yield two_nodes
-    for each in nodes.copy():
-        two_nodes.kill(each.node_id[:6])
+    for node in nodes.copy():
+        two_nodes.kill(node.node_id[:6])
+
+
+@contextmanager
+def opened(cluster: TwoNodes) -> Iterator[RayExecutor]:
+    """Open the cluster's executor; Ray's own SIGTERM handler would end a driver before it tracks its results."""
+    from llmtrack.run.executors.ray.executor import open_cluster
+
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    lines: list[str] = []
+    patience = Noticing(starting=HANG_S, loading=HANG_S, step=HANG_S)
+    (executor,) = open_cluster(cluster.address, "same", "node", patience, lines.append)
+    try:
+        assert lines[-1].startswith("measures on 2 nodes: ")
+        assert {number: signal.getsignal(number) for number in STOPPING} == handlers
+        yield executor
+    finally:
+        executor.close()
+    assert {number: signal.getsignal(number) for number in STOPPING} == handlers
 
 
 @pytest.fixture
 def executor(cluster: TwoNodes) -> Iterator[RayExecutor]:
-    from llmtrack.run.executors.ray.executor import open_cluster
+    with opened(cluster) as executor:
+        yield executor
 
-    said: list[str] = []
-    patience = Patience(starting=HANG_S, step=HANG_S)
-    (opened,) = open_cluster(cluster.address, "same", "node", patience, said.append)
-    assert said[-1].startswith("measures on 2 nodes: ")
-    yield opened
-    opened.close()
+
+@pytest.fixture(scope="class")
+def shared_executor(two_nodes: TwoNodes) -> Iterator[RayExecutor]:
+    """An executor for several tests that kill no node: to connect takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        tell(patch, two_nodes.folder)
+        two_nodes.fill()
+        with opened(two_nodes) as executor:
+            yield executor
 
 
 class FakeCluster:
@@ -138,7 +162,7 @@ class FakeCluster:
 
         from llmtrack.run.executors.ray.cluster import RayTask
 
-        self.asked.append((list(nodes), [each["name"] for each in scenarios]))
+        self.asked.append((list(nodes), [scenario["name"] for scenario in scenarios]))
         letters: queue.SimpleQueue = queue.SimpleQueue()
         for letter in self.attempts.pop(0):
             letters.put(letter)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,11 +16,12 @@ import pytest
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
-from llmtrack.host.signals import STOPPING
+from llmtrack.report.terminal import make_console
+from llmtrack.run import main as entry
 from llmtrack.run.executors.inline import InlineExecutor
-from llmtrack.run.executors.ray.cluster import Cluster
 from llmtrack.run.executors.ray.executor import Stopped
 from llmtrack.run.executors.timeouts import Patience
+from llmtrack.run.settings import RunOptions
 from llmtrack.run.study.scoring import run_scenarios
 from llmtrack.run.study.shards import SHARDS_EACH
 from llmtrack.run.study.study import run_study
@@ -30,7 +30,8 @@ from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import PerplexityTask, RepeatPolicy
 from llmtrack.tracking.read.query import runs, studies
-from tests.conftest import HANG_S
+from tests.conftest import HANG_S, draw_nothing
+from tests.forking import Forked
 from tests.run.scenarios import generating, outcomes
 
 # Without time for more: what other work disturbs would be held back, and repeated further.
@@ -50,108 +51,72 @@ def experiment(*scenarios):
     return Experiment("paced", "How long?", scenarios, lambda runs, series: {}, lambda runs: [])
 
 
-@pytest.mark.slow(5)
-def test_connecting_restores_the_signal_handlers(cluster):
-    """Ray's own SIGTERM handler would end the driver before it tracks its results."""
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    opened = Cluster(cluster.address)
-    try:
-        assert {number: signal.getsignal(number) for number in STOPPING} == before
-    finally:
-        opened.close()
-    assert {number: signal.getsignal(number) for number in STOPPING} == before
+class TestOnOneExecutor:
+    @pytest.mark.slow(40)
+    @pytest.mark.usefixtures("_unreported")
+    def test_groups_are_measured_concurrently_each_alone_on_a_node(self, shared_executor, tracker, uri, console):
+        """Four groups on two nodes: each run names its node, and none overlaps another there."""
+        scenarios = [
+            paced(f"{model}{number}", f"s-10{model}", new=2 + number) for model in range(4) for number in range(2)
+        ]
+        result = run_study(experiment(*scenarios), tracker=tracker, executor=shared_executor, console=console)
+        assert result.measured == len(scenarios), console.file.getvalue()
+        tracked = runs(tracking_uri=uri)
+        assert sorted(tracked["scenario"]) == sorted(scenario.name for scenario in scenarios)
+        assert set(tracked["status"]) == {"FINISHED"}
+        assert tracked["environment_id"].nunique() == 1, "nodes of one kind are one environment"
+        places = {node: group.sort_values("start_time") for node, group in tracked.groupby("env.node")}
+        assert set(places) == {node.name for node in shared_executor.kind.nodes}
+        for group in places.values():
+            assert (group["start_time"].iloc[1:].values >= group["end_time"].iloc[:-1].values).all()
+
+    @pytest.mark.slow(15)
+    def test_a_hanging_worker_is_ended_by_the_time_limit(self, shared_executor):
+        events = []
+        model = "s-10.hangs-always"
+        shared_executor.run([paced("hangs", model, new=13), paced("goes on", model)], events.append)
+        hung, after = outcomes(events)
+        assert (hung.scenario.name, hung.kind) == ("hangs", "timeout")
+        assert "no sign of life for 0:01 (at: repeat 1)" in hung.reason
+        assert isinstance(after, Measurement)
+
+    @pytest.mark.slow(5)
+    def test_stopping_ends_the_workers_and_keeps_results(self, shared_executor):
+        """Like Ctrl-C: running groups end, waiting ones do not begin, so that this test is the last of its executor."""
+        events, ended = [], []
+
+        def measure():
+            try:
+                model = "s-20.hangs-stopped"
+                shared_executor.run([paced("done", model), paced("runs", model, 13)], take)
+            except Stopped as stopped:
+                ended.append(stopped)
+
+        def take(event):
+            events.append(event)
+            if isinstance(event, Measurement):
+                threading.Thread(target=shared_executor.stop).start()
+
+        thread = threading.Thread(target=measure)
+        thread.start()
+        thread.join(HANG_S)
+        assert ended
+        assert [outcome.scenario.name for outcome in outcomes(events)] == ["done"]
+        with pytest.raises(Stopped):
+            shared_executor.run([paced("too late")], events.append)
 
 
-@pytest.mark.slow(40)
-@pytest.mark.usefixtures("_unreported")
-def test_groups_are_measured_concurrently_each_alone_on_a_node(executor, tracker, uri, console):
-    """Four groups on two nodes: each run names its node, and none overlaps another there."""
-    scenarios = [paced(f"{model}{number}", f"s-10{model}", new=2 + number) for model in range(4) for number in range(2)]
-    result = run_study(experiment(*scenarios), tracker=tracker, executor=executor, console=console)
-    assert result.measured == len(scenarios), console.file.getvalue()
-    tracked = runs(tracking_uri=uri)
-    assert sorted(tracked["scenario"]) == sorted(each.name for each in scenarios)
-    assert set(tracked["status"]) == {"FINISHED"}
-    assert tracked["environment_id"].nunique() == 1, "nodes of one kind are one environment"
-    places = {node: group.sort_values("start_time") for node, group in tracked.groupby("env.node")}
-    assert set(places) == {each.name for each in executor.kind.nodes}
-    for group in places.values():
-        assert (group["start_time"].iloc[1:].values >= group["end_time"].iloc[:-1].values).all()
-
-
-class Noticing(Patience):
-    """Times out soon for a scenario that is known to hang, so that no test depends on the machine's speed."""
-
-    def seconds(self, at, scenarios):
-        hangs = at.scenario == "hangs" and at.step == "repeat 1"
-        return 1.0 if hangs else super().seconds(at, scenarios)
-
-
-@pytest.mark.slow(25)
-def test_a_hanging_worker_is_ended_by_the_time_limit(cluster):
-    from llmtrack.run.executors.ray.executor import open_cluster
-
-    patience = Noticing(starting=HANG_S, loading=HANG_S, step=HANG_S)
-    (executor,) = open_cluster(cluster.address, "same", "CPU=1", patience, lambda line: None)
-    events = []
-    try:
-        executor.run(
-            [paced("hangs", "s-10.hangs-always", new=13), paced("goes on", "s-10.hangs-always")],
-            events.append,
-        )
-    finally:
-        executor.close()
-    hung, after = outcomes(events)
-    assert (hung.scenario.name, hung.kind) == ("hangs", "timeout")
-    assert "no sign of life for 0:01 (at: repeat 1)" in hung.reason
-    assert isinstance(after, Measurement)
-
-
-@pytest.mark.slow(15)
-def test_stopping_ends_the_workers_and_keeps_results(executor):
-    """Like Ctrl-C: running groups end, waiting ones do not begin."""
-    events, ended = [], []
-
-    def measure():
-        try:
-            model = "s-20.hangs-stopped"
-            executor.run([paced("done", model), paced("runs", model, 13)], take)
-        except Stopped as stopped:
-            ended.append(stopped)
-
-    def take(event):
-        events.append(event)
-        if isinstance(event, Measurement):
-            threading.Thread(target=executor.stop).start()
-
-    thread = threading.Thread(target=measure)
-    thread.start()
-    thread.join(HANG_S)
-    assert ended
-    assert [each.scenario.name for each in outcomes(events)] == ["done"]
-    with pytest.raises(Stopped):
-        executor.run([paced("too late")], events.append)
-
-
-DRIVER = """
-import sys
-import pytest
-from llmtrack.report.terminal import make_console
-from llmtrack.run.main import exit_codes, open_executor, open_tracker
-from llmtrack.run.settings import RunOptions
-from llmtrack.run.study.study import run_study
-from tests.conftest import draw_nothing
-from tests.run.executors.ray.test_ray import experiment, round_of
-
-draw_nothing(pytest.MonkeyPatch())
-address, uri, model = sys.argv[1:]
-settings = RunOptions(executor="ray", address=address, resources="CPU=1", tracking_uri=uri, resume=True)
-console = make_console()
-with exit_codes(console), open_executor(settings) as executor:
-    tracker = open_tracker(settings)
-    result = run_study(experiment(*round_of(model)), tracker=tracker, executor=executor, console=console, resume=True)
-    sys.exit(result.exit_code)
-"""
+def drive(address, uri, model):
+    """Measure as a command does."""
+    os.dup2(1, 2)
+    draw_nothing(pytest.MonkeyPatch())
+    settings = RunOptions(executor="ray", address=address, resources="CPU=1", tracking_uri=uri, resume=True)
+    console = make_console()
+    with entry.exit_codes(console), entry.open_executor(settings) as executor:
+        tracker = entry.open_tracker(settings)
+        paced_study = experiment(*round_of(model))
+        result = run_study(paced_study, tracker=tracker, executor=executor, console=console, resume=True)
+        sys.exit(result.exit_code)
 
 
 def round_of(model):
@@ -161,18 +126,12 @@ def round_of(model):
     return [paced(name, model, new) for name, new in (("one", 2), ("two", 13), ("three", 4))]
 
 
-def started(address, uri, model, folder):
+def started(address, uri, model):
     """Start a driver, and wait until it has tracked its first scenario."""
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, address, uri, model],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    driver = Forked(drive, address, uri, model, environment=os.environ)
     until = time.monotonic() + HANG_S
     while statuses(uri) != [("one", "FINISHED")]:
-        assert driver.poll() is None, driver.communicate()[0]
+        assert driver.poll() is None, driver.stdout.read()
         assert time.monotonic() < until
         time.sleep(0.5)
     return driver
@@ -186,59 +145,54 @@ def statuses(uri):
 def workers():
     """Return the worker processes of this cluster on this machine."""
     result = []
-    for each in psutil.process_iter():
+    for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if (
-                "llmtrack.worker.process" in each.cmdline()
-                and each.environ().get("PACED_LOG") == os.environ["PACED_LOG"]
+                "llmtrack.worker.process" in process.cmdline()
+                and process.environ().get("PACED_LOG") == os.environ["PACED_LOG"]
             ):
-                result.append(each)
+                result.append(process)
     return result
 
 
 @pytest.mark.slow(45)
-def test_a_restarted_driver_measures_only_what_is_missing(cluster, uri, tmp_path):
+def test_a_restarted_driver_measures_only_what_is_missing(cluster, uri):
     model = "synthetic:tiny"
-    first = started(cluster.address, uri, model, tmp_path)
+    first = started(cluster.address, uri, model)
     assert workers()
-    first.kill()
-    first.wait()
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait(HANG_S)
     until = time.monotonic() + HANG_S
     while workers():
         assert time.monotonic() < until, "workers end with the driver"
         time.sleep(0.5)
-    second = subprocess.run(
-        [sys.executable, "-c", DRIVER, cluster.address, uri, model],
-        cwd=tmp_path,
-        timeout=HANG_S,
-        capture_output=True,
-        text=True,
-    )
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert "resume: 1 of 3 scenarios is measured already" in second.stdout
+    second = Forked(drive, cluster.address, uri, model, environment=os.environ)
+    code, output = second.wait(HANG_S), second.stdout.read()
+    assert code == 0, output
+    assert "resume: 1 of 3 scenarios is measured already" in output
     assert statuses(uri) == [("one", "FINISHED"), ("three", "FINISHED"), ("two", "FINISHED")]
     assert sorted(studies(tracking_uri=uri)["outcome"]) == ["finished", "killed"]
 
 
 @pytest.mark.slow(30)
 @pytest.mark.parametrize(
-    ("number", "model"),
-    [(signal.SIGTERM, "s-20.hangs-terminated"), (signal.SIGINT, "s-20.text-long")],
+    ("number", "model", "local"),
+    [(signal.SIGTERM, "s-20.hangs-terminated", True), (signal.SIGINT, "s-20.text-long", False)],
     ids=["terminated", "interrupted while two workers score"],
 )
-def test_a_terminated_driver_tracks_its_results_and_leaves_no_process(cluster, uri, tmp_path, number, model):
+def test_a_terminated_driver_tracks_its_results_and_leaves_no_process(cluster, uri, number, model, local):
     """Nor of a cluster that it started itself."""
-    driver = started("local", uri, model, tmp_path)
+    driver = started("local" if local else cluster.address, uri, model)
     until = time.monotonic() + HANG_S
-    while "text" in model and len(workers()) < min(2, os.cpu_count()):
+    while "text" in model and len(workers()) < 2:
         assert time.monotonic() < until
         time.sleep(0.2)
-    below = psutil.Process(driver.pid).children(recursive=True)
-    assert any(each.name() == "raylet" for each in below)
-    driver.send_signal(number)
-    said, _ = driver.communicate(timeout=HANG_S)
-    assert driver.returncode == 128 + number, said
-    assert "what was measured is tracked" in said
+    below = psutil.Process(driver.pid).children(recursive=True) + workers()
+    assert any(process.name() == "raylet" for process in below) == local
+    os.kill(driver.pid, number)
+    code, output = driver.wait(HANG_S), driver.stdout.read()
+    assert code == 128 + number, output
+    assert "what was measured is tracked" in output
     assert statuses(uri) == [("one", "FINISHED")]
     assert list(studies(tracking_uri=uri)["outcome"]) == ["killed"]
     _, alive = psutil.wait_procs(below, timeout=HANG_S)
@@ -259,16 +213,16 @@ def test_a_killed_node_loses_only_its_current_scenario(cluster, executor):
     model = "s-20.hangs-second"
     executor.run([paced("first", model), paced("second", model, 13), paced("third", model, 4)], kill_once)
     result = outcomes(events)
-    assert [each.scenario.name for each in result] == ["first", "second", "third"]
-    assert all(isinstance(each, Measurement) for each in result), result
-    assert {each.tags["node"] for each in result[1:]}.isdisjoint(killed)
-    assert any("the node died" in getattr(each, "text", "") for each in events)
+    assert [outcome.scenario.name for outcome in result] == ["first", "second", "third"]
+    assert all(isinstance(outcome, Measurement) for outcome in result), result
+    assert {outcome.tags["node"] for outcome in result[1:]}.isdisjoint(killed)
+    assert any("the node died" in getattr(event, "text", "") for event in events)
 
 
 @pytest.mark.slow(30)
 def test_a_text_is_scored_on_both_nodes_and_lost_shards_on_the_other(cluster, executor):
     scenario = text("text", "s-20", workers=None)
-    names = [each.name for each in executor.kind.nodes]
+    names = [node.name for node in executor.kind.nodes]
     events, killed = [], []
 
     def kill_once(event):
@@ -294,7 +248,7 @@ def test_a_text_is_scored_on_both_nodes_and_lost_shards_on_the_other(cluster, ex
     for name in ("loss", "loss_stderr", "perplexity", "tokens_scored", "bits_per_byte", "documents_scored"):
         assert result.metrics[name] == expected.metrics[name]
     assert result.series["batch_loss"] == expected.series["batch_loss"]
-    shares = [each.done for each in events if isinstance(each, Progress)]
+    shares = [event.done for event in events if isinstance(event, Progress)]
     assert shares[-1] == 1.0
 
 
@@ -309,8 +263,10 @@ def test_each_kind_of_hardware_is_measured(two_kinds, uri, tracker, console):
     )
     try:
         results = [
-            run_study(experiment(paced("one"), paced("two", new=3)), tracker=tracker, executor=each, console=console)
-            for each in executors
+            run_study(
+                experiment(paced("one"), paced("two", new=3)), tracker=tracker, executor=executor, console=console
+            )
+            for executor in executors
         ]
     finally:
         executors[0].close()
