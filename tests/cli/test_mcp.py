@@ -52,7 +52,7 @@ def fingerprint(uri: str) -> dict[str, str]:  # noqa: F811
 
 
 @pytest.mark.slow(3)
-def test_newestare_listed_newest_first(studies, uri):  # noqa: F811
+def test_studies_are_listed_newest_first(studies, uri):  # noqa: F811
     listed = Tools(uri).list_studies()
     assert [study.study_id for study in listed] == [study.study_id for study in reversed(studies)]
     assert {(study.experiment, study.status, study.scenarios_measured) for study in listed} == {
