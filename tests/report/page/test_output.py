@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
-from llmtrack.report.page.output import mlflow_server, write_report
+import pytest
+from rich.console import Console
+
+from llmtrack.report.page.html import Report
+from llmtrack.report.page.output import Parts, ReportContext, mlflow_server, write_report
 from llmtrack.report.tables.summary import summary_table
 from tests.report.artificial_runs import BASE, make_runs
 
@@ -34,3 +38,10 @@ def test_report_files(tmp_path):
 )
 def test_a_link_holds_no_credentials(uri, expected):
     assert mlflow_server(uri) == expected
+
+
+@pytest.mark.parametrize(("experiment_id", "runs_at"), [("7", "http://host/#/experiments/7/runs/"), (None, "")])
+def test_a_report_links_to_runs_only_within_an_mlflow_experiment(tmp_path, experiment_id, runs_at):
+    context = ReportContext("r1", experiment_id, "http://host", tmp_path, Console(file=io.StringIO()), Parts())
+    page = Report("title", "question?", "r1", (), (), (), {}, None)
+    assert context.with_links(page).runs_at == runs_at
