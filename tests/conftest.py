@@ -187,6 +187,9 @@ def _restore_mlflow_state() -> Iterator[None]:
     # A store set by a test takes precedence over the environment's, even for `mlflow run` in this process.
     if (service := sys.modules.get("mlflow.tracking._tracking_service.utils")) is not None:
         service._tracking_uri = None
+    # Likewise an experiment, which does not exist in another test's store.
+    if (fluent := sys.modules.get("mlflow.tracking.fluent")) is not None:
+        fluent._active_experiment_id = None
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ from llmtrack.engines.torch.eager import EagerDecoding
 from llmtrack.engines.torch.fast.compiled import Compiler
 from llmtrack.engines.torch.fast.compiled_layers import CompiledLayers
 from llmtrack.engines.torch.probes import Batching, agreeing_passes, batching_of
-from llmtrack.engines.torch.scoring import Passes, Scores
+from llmtrack.engines.torch.scoring import Passes, Scorer
 from llmtrack.engines.torch.stamps import Stamps
 from llmtrack.engines.torch.step import emulation_warning, hidden_bytes, model_size_bytes, step_of, stored_dtypes
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
@@ -207,7 +207,7 @@ class TorchEngine(WithTokenizer):
         compiled = self._decoding.name != EagerDecoding.name
         compile_scoring = compiled and (self._device.type == "cuda" or compiler is not None)
         around = CompiledLayers(model, compiler).used if compile_scoring else nullcontext
-        self._scores = Scores(model, self._passes, sharing, around)
+        self._scorer = Scorer(model, self._passes, sharing, around)
         self._info = EngineInfo(
             model_id=model_id or getattr(model.config, "_name_or_path", "") or type(model).__name__,
             device=str(self._device),
@@ -275,7 +275,7 @@ class TorchEngine(WithTokenizer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Engine.score`."""
         with threads_set(self._threads):
-            return self._scores.score(input_ids, attention_mask, scored)
+            return self._scorer.score(input_ids, attention_mask, scored)
 
     @torch.inference_mode()
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
@@ -306,5 +306,5 @@ class TorchEngine(WithTokenizer):
 
     def close(self) -> None:
         """Free the model."""
-        del self.model, self._passes, self._scores, self._decoding
+        del self.model, self._passes, self._scorer, self._decoding
         empty_cache(self._device)

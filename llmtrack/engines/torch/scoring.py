@@ -65,8 +65,8 @@ class Passes:
             return self.of(self._model, input_ids.to(self.device), attention_mask.to(self.device)).logits
 
 
-class Scores:
-    """Scores rows with a model, applying the head to a chunk of tokens at a time.
+class Scorer:
+    """Score rows with a model, applying the head to a chunk of tokens at a time.
 
     Args:
         model: a causal language model on its device, in `eval()`.

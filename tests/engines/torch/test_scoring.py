@@ -136,7 +136,7 @@ def test_a_model_that_transforms_its_logits_is_scored_by_them(name):
     engine = small(name.split(",")[0], **ODD_HEADS[name])
     sums, _ = score_all(engine, ROWS, 3, "right")
     assert sums == pytest.approx([reference(engine, row) for row in ROWS], rel=1e-6)
-    assert engine._scores._head is None
+    assert engine._scorer._head is None
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral", "qwen3"])
@@ -144,7 +144,7 @@ def test_a_plain_model_is_scored_by_its_head(architecture):
     engine = small(architecture)
     sums, _ = score_all(engine, ROWS, 3, "left")
     assert sums == pytest.approx([reference(engine, row) for row in ROWS], rel=1e-6)
-    assert engine._scores._head is engine.model.lm_head
+    assert engine._scorer._head is engine.model.lm_head
 
 
 def test_half_precision_sums_are_close(tiny, tiny_in_bfloat16):
