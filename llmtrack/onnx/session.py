@@ -160,7 +160,7 @@ class OnnxDecoder:
             self.session._model_bytes = None
         except Exception as error:
             raise ScenarioError(
-                f"ONNX Runtime cannot run {getattr(source, 'name', 'the graph')}: {in_words(error)[:300]}",
+                f"ONNX Runtime cannot run {source.name if isinstance(source, Path) else 'the graph'}: {in_words(error)[:300]}",
                 kind="unsupported",
             ) from error
         self._pads = unpadded is None

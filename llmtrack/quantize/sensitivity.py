@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,10 +95,12 @@ def leave_out(
             graph.graft(model, donor, {layer_of[layer.node].result for layer in ranked[:number]})
         return model
 
-    exact = mean_loss(base, job.rows)
-    number, attempts = fewest_left_out(
-        lambda number: mean_loss(without(number), job.rows), len(layers), exact + math.log1p(bound)
-    )
+    def loss_of(model: ModelProto) -> float:
+        with opened(model, job.target) as decoder:
+            return mean_loss(decoder, job.rows)
+
+    exact = loss_of(base)
+    number, attempts = fewest_left_out(lambda number: loss_of(without(number)), len(layers), exact + math.log1p(bound))
     steps = tuple({"left_out": attempt.left_out, "increase": math.expm1(attempt.loss - exact)} for attempt in attempts)
     return without(number), _built(ranked, layer_of, number, steps)
 
@@ -131,15 +134,14 @@ def inputs_of(
     model.graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sources if name not in outputs
     )
-    decoder = _open(model)
-    for row in rows:
-        values = decoder.inspect(np.array([row]), sources)
-        yield {name: array.reshape(-1, array.shape[-1]) for name, array in zip(sources, values, strict=True)}
+    with opened(model) as decoder:
+        for row in rows:
+            values = decoder.inspect(np.array([row]), sources)
+            yield {name: array.reshape(-1, array.shape[-1]) for name, array in zip(sources, values, strict=True)}
 
 
-def mean_loss(source: Path | ModelProto, rows: Sequence[Sequence[int]]) -> float:
-    """Compute the mean negative log-likelihood in nats of rows of tokens, each scored alone by a graph or its file."""
-    decoder = OnnxDecoder(source, spin=False) if isinstance(source, Path) else _open(source)
+def mean_loss(decoder: OnnxDecoder, rows: Sequence[Sequence[int]]) -> float:
+    """Compute the mean negative log-likelihood in nats of rows of tokens, each scored alone."""
     total = 0.0
     for row in rows:
         logits = torch.from_numpy(next_token_logits(decoder, row[:-1]))[None]
@@ -149,13 +151,19 @@ def mean_loss(source: Path | ModelProto, rows: Sequence[Sequence[int]]) -> float
     return total / sum(len(row) - 1 for row in rows)
 
 
-def _open(model: ModelProto) -> OnnxDecoder:
-    """Open a graph, by way of a temporary file only if it is too large for a message."""
+@contextmanager
+def opened(model: ModelProto, folder: Path | None = None) -> Iterator[OnnxDecoder]:
+    """Open a graph from memory, or from a temporary file if it is too large for a message.
+
+    Args:
+        folder: place of the file, which a decoder may open more than once; None for the system's.
+    """
     if graph.weight_bytes(model) <= graph.MAX_EMBEDDED_BYTES:
-        return OnnxDecoder(model, spin=False)
-    with tempfile.TemporaryDirectory() as folder:
-        graph.save(model, Path(folder, MODEL_FILE))
-        return OnnxDecoder(Path(folder, MODEL_FILE), spin=False)
+        yield OnnxDecoder(model, spin=False)
+        return
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        graph.save(model, Path(scratch, MODEL_FILE))
+        yield OnnxDecoder(Path(scratch, MODEL_FILE), spin=False)
 
 
 def _built(

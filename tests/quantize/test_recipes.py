@@ -43,7 +43,7 @@ def apply(label: str, source: Path, target: Path, **options):
 @pytest.fixture(scope="module")
 def exact_loss(exported) -> float:
     """Return the loss of the exported float model."""
-    return mean_loss(exported / MODEL_FILE, HELD_OUT)
+    return mean_loss(OnnxDecoder(exported / MODEL_FILE), HELD_OUT)
 
 
 @pytest.fixture(scope="module", params=[recipe.label for recipe in recipes() if recipe.backend == "onnx"])
@@ -56,7 +56,7 @@ def built(request, exported, tmp_path_factory):
 @pytest.mark.slow(1)
 def test_each_recipe_makes_a_smaller_model_with_nearly_the_same_loss(built, exported, exact_loss):
     folder, findings = built
-    assert abs(mean_loss(folder / MODEL_FILE, HELD_OUT) - exact_loss) < 0.15
+    assert abs(mean_loss(OnnxDecoder(folder / MODEL_FILE), HELD_OUT) - exact_loss) < 0.15
     small, large = (path.stat().st_size for path in (folder / MODEL_FILE, exported / MODEL_FILE))
     assert small < 0.6 * large
     # Four layers of seven, and the head unless it is stored separately.
@@ -102,7 +102,7 @@ def test_each_calibration_method(method, exported, exact_loss, tmp_path):
     apply("onnx/int8-static", exported, tmp_path / "out", calibration_method=method, keep_quality="none")
     operators = [node.op_type for node in graph.load(tmp_path / "out" / MODEL_FILE).graph.node]
     assert operators.count("DequantizeLinear") > 28
-    assert abs(mean_loss(tmp_path / "out" / MODEL_FILE, HELD_OUT) - exact_loss) < 0.3
+    assert abs(mean_loss(OnnxDecoder(tmp_path / "out" / MODEL_FILE), HELD_OUT) - exact_loss) < 0.3
 
 
 def test_an_unknown_calibration_method_is_refused(exported, tmp_path):
@@ -118,8 +118,8 @@ def test_gemm_layers_are_quantized(label, exported_gpt2, tmp_path):
     operators = {node.op_type for node in model.graph.node}
     assert operators & {"MatMulNBits", "MatMulInteger"}
     assert built.facts["linear_layers"] > 4
-    exact = mean_loss(exported_gpt2 / MODEL_FILE, HELD_OUT)
-    assert abs(mean_loss(tmp_path / "out" / MODEL_FILE, HELD_OUT) - exact) < 0.15
+    exact = mean_loss(OnnxDecoder(exported_gpt2 / MODEL_FILE), HELD_OUT)
+    assert abs(mean_loss(OnnxDecoder(tmp_path / "out" / MODEL_FILE), HELD_OUT) - exact) < 0.15
 
 
 @pytest.mark.parametrize(("block", "symmetric"), [(16, True), (64, False)])
@@ -146,7 +146,7 @@ def test_a_tied_head_in_4_bits_is_also_the_embedding(block, exported, exact_loss
     values = steps * np.repeat(scales, block, axis=1)
     assert np.abs(values - embedding(exported)).max() <= 1.01 * float(np.abs(scales).max())
     # Lookups and the head use the same numbers, which shows in the logits.
-    loss = mean_loss(tmp_path / "out" / MODEL_FILE, HELD_OUT)
+    loss = mean_loss(OnnxDecoder(tmp_path / "out" / MODEL_FILE), HELD_OUT)
     assert abs(loss - exact_loss) < 0.15
 
 
@@ -184,8 +184,8 @@ def spoiled(exported, tmp_path_factory) -> Path:
     scale(PLANTED, (7, slice(None)), 1 / 3000.0)
     graph.save(model, folder / MODEL_FILE)
     shutil.copy(exported / "config.json", folder)
-    assert mean_loss(folder / MODEL_FILE, HELD_OUT) == pytest.approx(
-        mean_loss(exported / MODEL_FILE, HELD_OUT), abs=1e-3
+    assert mean_loss(OnnxDecoder(folder / MODEL_FILE), HELD_OUT) == pytest.approx(
+        mean_loss(OnnxDecoder(exported / MODEL_FILE), HELD_OUT), abs=1e-3
     )
     return folder
 
@@ -221,7 +221,9 @@ def test_the_most_sensitive_layer_stays_in_float(spoiled, tmp_path):
     assert built.attempts[0]["left_out"] == 0
     assert built.attempts[0]["increase"] > 0.002
     assert PLANTED in {layer.module for layer in graph.linears(graph.load(tmp_path / "out" / MODEL_FILE))}
-    increase = mean_loss(tmp_path / "out" / MODEL_FILE, rows) - mean_loss(spoiled / MODEL_FILE, rows)
+    increase = mean_loss(OnnxDecoder(tmp_path / "out" / MODEL_FILE), rows) - mean_loss(
+        OnnxDecoder(spoiled / MODEL_FILE), rows
+    )
     assert increase <= math.log(1.002) + 1e-6
 
 
@@ -240,7 +242,7 @@ def test_layers_too_sensitive_for_4_bits_get_8_and_the_bound_holds(exported, tmp
     assert sorted(bits) == [4] * (28 - len(left_out)) + [8] * (len(left_out) + 1)  # and the head
     # On the held-out row.
     files = (tmp_path / "out" / MODEL_FILE, exported / MODEL_FILE)
-    loss, exact = (mean_loss(file, rows[:: weight_only.HELD_OUT]) for file in files)
+    loss, exact = (mean_loss(OnnxDecoder(file), rows[:: weight_only.HELD_OUT]) for file in files)
     assert loss - exact <= math.log(1.15) + 1e-6
 
 
@@ -252,8 +254,8 @@ def test_gptq_loses_less_than_rounding_to_the_nearest(exported, tmp_path):
         (tmp_path / name).mkdir()
         recipe = find_recipe("onnx", name)
         recipe.apply(Job(exported, tmp_path / name, recipe.resolve_options(()), rows))
-        losses[name] = mean_loss(tmp_path / name / MODEL_FILE, rows)
-    exact = mean_loss(exported / MODEL_FILE, rows)
+        losses[name] = mean_loss(OnnxDecoder(tmp_path / name / MODEL_FILE), rows)
+    exact = mean_loss(OnnxDecoder(exported / MODEL_FILE), rows)
     assert abs(losses["int4-gptq"] - exact) < 0.5 * abs(losses["int4-weight-only"] - exact)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.quantize.conftest import MISSING
 
 pytest.importorskip("onnx", reason=MISSING)
+from llmtrack.onnx import graph, session
 from llmtrack.quantize.sensitivity import (
     DYNAMIC,
     STATIC,
@@ -18,6 +19,8 @@ from llmtrack.quantize.sensitivity import (
     Rounding,
     fewest_left_out,
     layer_error,
+    mean_loss,
+    opened,
     quantize_activation,
     quantize_weight,
     worst_first,
@@ -117,3 +120,16 @@ def test_the_number_keeps_the_bound_and_is_near_the_minimum(layers, least):
     assert number >= min(least, layers)
     if least <= layers and number < layers:
         assert number - least <= max(1, number // 8)
+
+
+def test_a_graph_too_large_for_a_message_stays_in_its_file_while_it_is_used(exported, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime", reason=MISSING)
+    model, rows = graph.load(exported / session.MODEL_FILE), [[1, 2, 3, 4]]
+    with opened(model, tmp_path) as decoder:
+        expected = mean_loss(decoder, rows)
+        assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(graph, "MAX_EMBEDDED_BYTES", 0)
+    monkeypatch.setattr(session, "_MOST_SCORES", 0)  # a long prompt opens the graph again
+    with opened(model, tmp_path) as decoder:
+        assert mean_loss(decoder, rows) == pytest.approx(expected, abs=1e-5)
+    assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime", reason=MISSING)
 from onnx import numpy_helper
 
 from llmtrack.onnx import graph
-from llmtrack.onnx.session import MODEL_FILE
+from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 from llmtrack.quantize.sensitivity import inputs_of, mean_loss
 from llmtrack.quantize.smooth import channel_ranges, smooth
 
@@ -28,7 +28,9 @@ def test_a_smoothed_graph_is_equivalent_and_its_channels_are_balanced(exported, 
     # The inputs of queries, keys and values, of gate and up, and of down; not the output of attention.
     assert smooth(model, channel_ranges(inputs_of(model, layers, ROWS))) == 4 * 3
     graph.save(model, tmp_path / MODEL_FILE)
-    assert mean_loss(tmp_path / MODEL_FILE, ROWS) == pytest.approx(mean_loss(exported / MODEL_FILE, ROWS), abs=1e-5)
+    assert mean_loss(OnnxDecoder(tmp_path / MODEL_FILE), ROWS) == pytest.approx(
+        mean_loss(OnnxDecoder(exported / MODEL_FILE), ROWS), abs=1e-5
+    )
     weights = graph.weights_of(model)
     layers = [layer for layer in graph.linears(model) if layer.result != "logits"]
     ranges = channel_ranges(inputs_of(model, layers, ROWS))
