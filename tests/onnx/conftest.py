@@ -1,3 +1,3 @@
 """Small exported models, shared with the tests of recipes."""
 
-from tests.quantize.conftest import _one_thread, exported, exported_gpt2, onnx_cache  # noqa: F401 - fixtures
+from tests.quantize.conftest import exported, exported_gpt2, onnx_cache  # noqa: F401 - fixtures

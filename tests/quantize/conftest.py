@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,6 @@ from llmtrack.host.packages import available
 from tests.conftest import made_once
 
 MISSING = "the onnx extra is not installed: the rest of llmtrack works without it"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Run ONNX Runtime with one thread: idle threads spin, and other tests run at the same time."""
-    from llmtrack.onnx.session import OnnxDecoder
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(OnnxDecoder.__init__.__kwdefaults__, "threads", 1)
-        yield
 
 
 def _exported(factory: pytest.TempPathFactory, preset: str) -> Path:
