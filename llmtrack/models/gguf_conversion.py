@@ -8,7 +8,9 @@ was trained on.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from llmtrack.models.gguf_file import open_gguf, read_metadata
 from llmtrack.models.safe_view import LOCAL, isolated_file
 
 if TYPE_CHECKING:
+    from gguf import GGUFReader
     from tokenizers import Tokenizer
 
 
@@ -74,9 +77,11 @@ def describe(path: Path) -> Path:
     digest = file_digest(path)
 
     def build(folder: Path) -> dict[str, str]:
-        metadata = read_metadata(open_gguf(path))
-        bytelevel.write(*_tokenizer(path, metadata), folder)
-        _write_config(path, folder, metadata)
+        reader = open_gguf(path)
+        metadata = read_metadata(reader)
+        with _read_once(reader, path):
+            bytelevel.write(*_tokenizer(path, metadata), folder)
+            _write_config(path, folder, metadata)
         return {"gguf_sha256": digest}
 
     return build_once(f"{safe_name(path.stem)}-about-gguf{digest[:16]}-v{CONVERTER_VERSION}", build)
@@ -92,12 +97,30 @@ def convert_gguf(path: Path, folder: Path) -> dict[str, str]:
 
     reader = open_gguf(path)
     weights = Weights(sum(int(tensor.n_elements) for tensor in reader.tensors))
-    with room_for(folder, weights.stored()), timed_step("converting a GGUF file to safetensors", path.name):
+    step = timed_step("converting a GGUF file to safetensors", path.name)
+    with room_for(folder, weights.stored()), step, _read_once(reader, path):
         metadata = read_metadata(reader)
         tokenizer, settings = _tokenizer(path, metadata)
         bytelevel.write(tokenizer, settings, folder)
         _write_model(path, folder, metadata)
     return {"converted_by": f"transformers {transformers.__version__}"}
+
+
+@contextmanager
+def _read_once(reader: GGUFReader, path: Path) -> Iterator[None]:
+    """Let transformers take the open reader of a file: it would read the metadata anew for each of config and weights.
+
+    It also derives the names of all tensors once per module, which takes as long again.
+    """
+    import gguf
+
+    original, names = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader = lambda file: reader if path.samefile(file) else original(file)  # type: ignore[assignment, misc]
+    gguf.get_tensor_name_map = cache(names)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = original, names  # type: ignore[misc]
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:

@@ -35,6 +35,21 @@ def test_a_gguf_file_becomes_an_ordinary_model_once(tmp_path, monkeypatch):
     torch.testing.assert_close(cached.model(ids).logits, loaded.model(ids).logits)
 
 
+@pytest.mark.parametrize("pre", ["smollm", "unknown"])
+@pytest.mark.parametrize("make", [gguf_conversion.ensure, gguf_conversion.describe])
+def test_a_file_is_read_once(tmp_path, monkeypatch, make, pre):
+    """Reading the metadata, with a token or a merge at a time, takes most of a small model's conversion."""
+    import gguf
+
+    read = []
+    start = gguf.GGUFReader.__init__
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", lambda self, *given: read.append(given) or start(self, *given))
+    reader = gguf.GGUFReader
+    make(write_gguf(tmp_path / "x.gguf", pre))
+    assert len(read) == 1
+    assert gguf.GGUFReader is reader
+
+
 def test_the_tokenizer_matches_the_metadata(tmp_path):
     tokenizer = load(write_gguf(tmp_path / "x.gguf")).tokenizer
     hello = VOCABULARY.index("hello")
