@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 REQUIRE = "LLMTRACK_REQUIRE_BROWSER"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Start Chromium for this module only: an open page of MLflow keeps polling, and takes a tenth of a core."""
     if lacking := chromium.missing():
         if os.environ.get(REQUIRE):
             pytest.fail(f"{lacking}, and {REQUIRE} is set")
@@ -29,19 +30,19 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tracked(browser: Browser, server: Server) -> Tracked:  # noqa: F811
     """Measure the study; requests the browser first, without which no study is needed."""
     return measure(server.uri)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def documents(tracked: Tracked, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return MLflow's id of an experiment with two runs that scored the same documents."""
     return score(tracked.server, tmp_path_factory.mktemp("spool"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _shared(browser: Browser, tracked: Tracked) -> Tab:
     return Tab(browser, tracked.server)
 
