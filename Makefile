@@ -17,6 +17,8 @@ LOCKED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 # Python compiles what is imported when it is: all that is installed are 20,000 files, which takes a minute. And it keeps that,
 # also where an image of a container says that it must not: else each of a hundred processes compiles all of it again.
 export PYTHONDONTWRITEBYTECODE :=
+# Half of the system's time in the tests would be faults of small pages: have malloc request huge ones (glibc).
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 INSTALL := $(BIN)/python install.py $(LOCKED)
 DEMO_URI ?= sqlite:///$(CURDIR)/mlflow.db
 

@@ -36,6 +36,14 @@ def temporary(tmp_path, monkeypatch) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("own", [None, "glibc.malloc.check=0"])
+def test_it_requests_huge_pages_unless_the_user_sets_malloc(monkeypatch, own):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if own:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    assert run_isolated("asking", os.getenv, "GLIBC_TUNABLES") == (own or "glibc.malloc.hugetlb=1")
+
+
 def test_its_own_temporary_files_are_removed(temporary):
     leftover = Path(run_isolated("leaving", tempfile.mkdtemp))
     assert leftover.is_relative_to(temporary)
