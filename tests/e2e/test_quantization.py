@@ -9,10 +9,13 @@ from __future__ import annotations
 import csv
 import io
 import re
+from functools import partial
 
 import pytest
 
 from llmtrack.host.packages import available
+from llmtrack.quantize import calibration
+from llmtrack.quantize.calibration import calibration_rows
 from tests.conftest import make_here
 from tests.e2e.test_entry_points import ok
 from tests.e2e.test_mlflow_run import QUICK, TINY, study_of
@@ -34,9 +37,10 @@ def test_recipes_keep_the_quality_of_the_real_model(run_here, tracked, smollm2_s
     make_here(monkeypatch)
     recipes = ",".join(name.replace("onnx-", "onnx/") for name in BOUNDS)
     parameters = {**QUICK, "recipes": recipes, "prompt_tokens": 32, "reference_tokens": 256}
-    # A quarter of what is calibrated with by default keeps the bounds, and the search takes a quarter of its time; the beginnings
-    # of the documents tell the recipes apart as their wholes do, which test_entry_points.py scores.
-    parameters |= {"calibration_tokens": 512, "max_length": 32}
+    # A sixteenth of what is calibrated with by default keeps the bounds, and the search takes a sixteenth of its time; the
+    # beginnings of the documents tell the recipes apart as their wholes do, which test_entry_points.py scores.
+    monkeypatch.setattr(calibration, "calibration_rows", partial(calibration_rows, width=32))
+    parameters |= {"calibration_tokens": 128, "max_length": 32}
     output = ok(run_here("quantization", model=smollm2_spec, **parameters))
     runs = tracked.runs().set_index("scenario")
     assert set(runs["status"]) == {"FINISHED"}
