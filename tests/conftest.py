@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import platformdirs
 import pytest
@@ -26,6 +26,9 @@ from llmtrack.host.libraries import gc_paused
 from llmtrack.host.transformers_compat import hidden_from_transformers
 from llmtrack.measure import ceilings, disturbances, gauges, statistics
 from llmtrack.models import durations
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
 
 # Before torch is imported: threads only cost time with models this small and tests in parallel.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -250,6 +253,28 @@ def steady_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(statistics, limit, math.inf)
 
 
+def share_statements(patch: pytest.MonkeyPatch) -> None:
+    """Compile MLflow's statements once for all SQLite databases, not anew for each, and do not wait for the disk.
+
+    A killed process loses nothing without that, only a machine that stops.
+    """
+    from mlflow.store.db import utils
+    from sqlalchemy import event
+
+    create = utils.create_sqlalchemy_engine
+    first = create("sqlite://")
+    first.connect().close()  # now its dialect knows SQLite's version
+
+    def created(uri: str) -> Engine:
+        engine = create(uri)
+        if engine.dialect.name == "sqlite":
+            engine.dialect, engine._compiled_cache = first.dialect, first._compiled_cache
+            event.listen(engine, "connect", lambda opened, record: opened.execute("PRAGMA synchronous = OFF"))
+        return engine
+
+    patch.setattr(utils, "create_sqlalchemy_engine", created)
+
+
 @pytest.fixture(scope="session")
 def template_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty database of MLflow: creating one takes seconds of migrations, copying it none."""
@@ -263,6 +288,7 @@ def template_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
     # MLflow reads all its migrations for each of hundreds of databases; the last one does not change.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utils, "_get_latest_schema_revision", cache(utils._get_latest_schema_revision))
+        share_statements(patch)
         yield made_once(tmp_path_factory, "migrated", migrate) / "mlflow.db"
 
 

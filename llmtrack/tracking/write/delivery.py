@@ -172,8 +172,10 @@ class Delivery:
 
     def _warn_of_local_artifacts(self, client: MlflowClient) -> None:
         """Warn if files would be stored on this machine's disk, where a remote server cannot find them."""
+        if urlsplit(self.tracking_uri).scheme not in ("http", "https"):
+            return
         location = client.get_experiment(self.experiment_id or "").artifact_location
-        if urlsplit(self.tracking_uri).scheme in ("http", "https") and urlsplit(location).scheme in ("", "file"):
+        if urlsplit(location).scheme in ("", "file"):
             self._notify_once(
                 f"{self.display_uri} serves no artifacts itself (--no-serve-artifacts): plots and tables go to {location} on the "
                 "disk of this machine, where the server finds them only if it runs here",
