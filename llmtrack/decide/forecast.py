@@ -132,7 +132,7 @@ class Forecast:
         """Predict each candidate from the measurements so far; empty if the baseline failed."""
         if self._predictor is None:
             return {}
-        samples = sum(map(len, self._race.samples.values()))
+        samples = self._race.count
         if self._predictions[0] != samples:
             measured = self._race.calmly_compared(name for name in self._goal.names if self._race.samples[name])
             predictions = self._predictor.predict({name: self._race.goodness(name) for name in measured})

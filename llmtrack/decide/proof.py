@@ -78,6 +78,7 @@ class Proofs:
     objective: str
     baseline: str
     _samples: dict[str, dict[str, list[Sample]]] = field(init=False, default_factory=dict)
+    _claims: dict[str, Difference | None] = field(init=False, default_factory=dict)
 
     def __contains__(self, name: str | None) -> bool:
         return name in self._samples
@@ -91,6 +92,7 @@ class Proofs:
     def add(self, name: str, samples: dict[str, list[Sample]]) -> None:
         """Add the result of a candidate's duel with the baseline."""
         self._samples[name] = samples
+        self._claims.clear()  # corrected for one more
 
     def least(self) -> int:
         """Return the least samples of each side that can be significant in one more comparison."""
@@ -110,6 +112,11 @@ class Proofs:
 
     def claim(self, name: str) -> Difference | None:
         """Return a candidate's difference from the baseline, or None without samples."""
+        if name not in self._claims:
+            self._claims[name] = self._claim(name)
+        return self._claims[name]
+
+    def _claim(self, name: str) -> Difference | None:
         samples = self.samples(name)
         before, after = samples.get(self.baseline), samples.get(name)
         if not before or not after:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -87,11 +88,13 @@ class _Fit:
 
     Attributes:
         index: position of each candidate in the arrays.
+        goodness: effect of each candidate.
         covariance: of the effects, up to the noise variance.
         variance: of the noise, with its degrees of freedom.
     """
 
     index: Mapping[str, int]
+    goodness: Mapping[str, float]
     effects: np.ndarray
     covariance: np.ndarray
     component: np.ndarray
@@ -108,6 +111,9 @@ class Race:
     Args:
         better: whether `higher` or `lower` samples are better.
         exact: whether samples have no noise, like a size.
+
+    Attributes:
+        count: number of all samples.
     """
 
     names: Sequence[str]
@@ -126,6 +132,9 @@ class Race:
         self.samples = {name: [] for name in self.names}
         self._index = {name: index for index, name in enumerate(self.names)}
         self._sign = 1 if self.better == "higher" else -1
+        self.count = 0
+        # Means of each candidate's log samples, of which higher ones are better.
+        self._means: dict[str, float] = {}
         # Of the blocks before the current one: the calm ones, and the disturbed ones.
         self._sums = {1.0: self._sums_of({}), _DISTURBED_WEIGHT: self._sums_of({})}
         # Pairs: blocks that both were sampled in, and whether one of those before the current one was calm.
@@ -141,7 +150,7 @@ class Race:
     @property
     def tried(self) -> list[str]:
         """Remaining candidates with at least one sample."""
-        return [name for name in self.names if self.is_tried(name)]
+        return [name for name in self.names if name not in self.dropped and self.samples[name]]
 
     def is_tried(self, name: str) -> bool:
         """Return whether a candidate remains and has a sample."""
@@ -167,6 +176,8 @@ class Race:
         if not 0 < value < math.inf:
             raise ValueError(f"a ratio needs samples above 0, and {name} has {value}")
         self.samples[name].append(value)
+        self.count += 1
+        self._means[name] = self._sign * np.mean(np.log(self.samples[name]))
         block = self._blocks[-1]
         if name not in block:
             index, others = self._index[name], [self._index[other] for other in block]
@@ -200,8 +211,7 @@ class Race:
 
     def goodness(self, name: str) -> float:
         """Return the fitted log of a candidate's samples; higher is better."""
-        fit = self._fit()
-        return float(fit.effects[fit.index[name]])
+        return self._fit().goodness[name]
 
     def leader(self, among: Iterable[str] | None = None) -> str | None:
         """Return the best eligible candidate, or the best of the given ones; None if there is none.
@@ -337,13 +347,15 @@ class Race:
             if calm_freedom >= _LEAST_FREEDOM:
                 variance, freedom = calm_variance, calm_freedom
         # Effects are relative within a connected component; an isolated candidate is placed by its own samples.
-        means = np.array([self._sign * np.mean(np.log(self.samples[name])) for name in names])
+        means = np.array([self._means[name] for name in names])
         levels = np.zeros(len(names))
         for number in np.unique(component):
             inside = component == number
             levels[inside] = float(np.mean(means[inside] - effects[inside]))
         index = {name: position for position, name in enumerate(names)}
-        return _Fit(index, effects + levels, covariance, component, variance, freedom)
+        effects = effects + levels
+        goodness = dict(zip(names, effects.tolist(), strict=True))
+        return _Fit(index, goodness, effects, covariance, component, variance, freedom)
 
     def _all_sums(self) -> dict[float, _Sums]:
         """Return the normal equations of the calm and of the disturbed blocks, including the current one."""
@@ -385,6 +397,7 @@ def _components(linked: np.ndarray) -> np.ndarray:
         component = reached
 
 
+@lru_cache(4096)
 def t_quantile(chance: float, freedom: float) -> float:
     """Return the one-sided quantile of Student's t distribution."""
     # The same as `scipy.stats.t`, whose import takes a second.

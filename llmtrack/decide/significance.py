@@ -102,6 +102,7 @@ def least_p(n_baseline: int, n_candidate: int) -> float:
     return min(1.0, 2 / math.comb(n_baseline + n_candidate, n_baseline))
 
 
+@lru_cache(1024)
 def enough_repeats(tests: int, alpha: float = ALPHA, sides: int = 2) -> int:
     """Return the repeats of each side needed for significance among some tests, which are one- or two-sided."""
     return next(

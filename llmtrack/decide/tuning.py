@@ -154,6 +154,8 @@ class Tuning(Evidence):
             if self.model_of(name) in undecided:
                 continue  # The same model: decide first whether it is within the bound.
             first_s, prediction = self.forecast.first_s(name), predictions.get(name)
+            if not self.fits(first_s, 0.0):
+                continue
             far_better = prediction is not None and prediction.mean > bar + math.log(self.goal.rules.far)
             after_s = max(answer_s, self.forecast.prove_s(name)) if with_proof and not far_better else 0.0
             if not self.fits(first_s, after_s):
@@ -350,8 +352,8 @@ class Tuning(Evidence):
         if best is not None:
             value = self.race.samples[best][-1]
             ratio = self.race.ratio(best, self.goal.baseline) if self.race.samples[self.goal.baseline] else None
-        samples = sum(map(len, self.race.samples.values()))
-        self._measurer.show(SearchState(action, self.spent, best or "", value, ratio, len(self.race.alive), samples))
+        state = SearchState(action, self.spent, best or "", value, ratio, len(self.race.alive), self.race.count)
+        self._measurer.show(state)
 
     def _report_dropped(self) -> None:
         for name in self.race.dropped:

@@ -147,7 +147,7 @@ def run_tune(
             finally:
                 with defer_signals():
                     tracked = _track(study, tracker, trials, tuning)
-            samples = sum(map(len, tuning.race.samples.values()))
+            samples = tuning.race.count
             progress.line(f"  {plural(samples, 'sample')}, {spent_text(tuning.spent, goal.seconds)}")
             for outcome in tracked.values():
                 progress.ended(outcome.scenario.name, _line(outcome))
