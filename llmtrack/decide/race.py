@@ -327,7 +327,7 @@ class Race:
         # NumPy's mean of one or two values takes as long as all other work for a sample.
         differences = np.array([sum(values) / len(values) - sum(others) / len(others) for _, values, others in pairs])
         size = sum(1 / len(values) + 1 / len(others) for _, values, others in pairs) / len(pairs)
-        residuals = differences - np.average(differences, weights=weights)
+        residuals = differences - (differences * weights).sum() / weights.sum()
         return float((weights * residuals**2).sum() / (len(pairs) - 1) / size)
 
     def _fit(self) -> _Fit:
@@ -349,7 +349,7 @@ class Race:
         # Effects are relative within a connected component; an isolated candidate is placed by its own samples.
         means = np.array([self._means[name] for name in names])
         levels = np.zeros(len(names))
-        for number in np.unique(component):
+        for number in set(component.tolist()):
             inside = component == number
             levels[inside] = float(np.mean(means[inside] - effects[inside]))
         index = {name: position for position, name in enumerate(names)}
@@ -382,7 +382,7 @@ def _solve(sums: _Sums, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
     covariance = np.linalg.pinv(normal, rcond=1e-9, hermitian=True)
     effects = covariance @ right
     component = _components(normal)
-    freedom = sums.count - sums.blocks - (len(indices) - len(np.unique(component)))
+    freedom = sums.count - sums.blocks - (len(indices) - len(set(component.tolist())))
     variance = max(0.0, sums.squares - float(effects @ right)) / freedom if freedom > 0 else 0.0
     return effects, covariance, component, variance, freedom
 

@@ -145,8 +145,12 @@ def _exact_tails(ranks: np.ndarray, n: int) -> tuple[float, float]:
     # ways[k, s]: number of choices of k ranks with sum s.
     ways = np.zeros((n + 1, total + 1))
     ways[0, 0] = 1
-    for rank in map(int, ranks):
-        ways[1:, rank:] += ways[:-1, : total + 1 - rank].copy()
+    reached = 0
+    for number, rank in enumerate(map(int, ranks), start=1):
+        # Of so many ranks there are no more to choose, and no larger sums; with fewer, the others are too few for n.
+        least, most = max(1, n - (len(ranks) - number)), min(number, n)
+        ways[least : most + 1, rank : reached + rank + 1] += ways[least - 1 : most, : reached + 1].copy()
+        reached += rank
     probabilities = ways[n] / ways[n].sum()
     return float(probabilities[: observed + 1].sum()), float(probabilities[observed:].sum())
 
