@@ -177,7 +177,7 @@ class Race:
             raise ValueError(f"a ratio needs samples above 0, and {name} has {value}")
         self.samples[name].append(value)
         self.count += 1
-        self._means[name] = self._sign * np.mean(np.log(self.samples[name]))
+        self._means[name] = float(self._sign * np.mean(np.log(self.samples[name])))
         block = self._blocks[-1]
         if name not in block:
             index, others = self._index[name], [self._index[other] for other in block]
