@@ -15,6 +15,7 @@ from llmtrack.onnx.names import LOGITS_TO_KEEP
 
 # A protobuf message is limited to 2 GiB; larger weights go to a separate file.
 MAX_EMBEDDED_BYTES = 1_800_000_000
+_SMALL_BYTES = 4096
 MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators."""
 
@@ -85,6 +86,27 @@ def tensor_bytes(tensor: TensorProto) -> int:
     packed = tensor.data_type in (TensorProto.INT4, TensorProto.UINT4)
     bits = 4 if packed else 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     return int(np.prod(tensor.dims, dtype=np.int64)) * bits // 8
+
+
+def shrink_weights(model: ModelProto) -> set[str]:
+    """Replace each large weight by a single value, for tools that only change the nodes; return their names."""
+    replaced = set()
+    for tensor in model.graph.initializer:
+        if tensor_bytes(tensor) > _SMALL_BYTES:
+            value = np.ones((1,) * len(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
+            replaced.add(tensor.name)
+            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+    return replaced
+
+
+def restore_weights(model: ModelProto, original: ModelProto, names: Collection[str]) -> None:
+    """Give weights of a modified graph their original values, and tensors their original shapes."""
+    weights = weights_of(original)
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            tensor.CopyFrom(weights[tensor.name])
+    existing = producers_of(model)
+    _replace(model.graph.value_info, [value for value in original.graph.value_info if value.name in existing])
 
 
 def weights_of(model: ModelProto) -> dict[str, TensorProto]:

@@ -152,7 +152,10 @@ def instruction_set(machine: str, flags: frozenset[str]) -> str:
 def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> ModelProto:
     """Quantize weights (per column) and activations of every linear layer of a float graph to 8 bits.
 
-    Only products with a constant weight are quantized: Optimum by default would also round those of attention.
+    Only products with a constant weight are quantized: Optimum by default would also round those of attention. It gets the
+    graph without the values of large weights, which ONNX Runtime would copy, write and read some eight times: those of
+    linear layers are quantized by `scale_by_column`, the others stay as they are.
+
     `calibration` is `minmax`, `percentile` or `entropy` for fixed activation ranges; None: ranges of each call.
 
     Raises:
@@ -171,26 +174,24 @@ def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> Mode
         nodes_to_quantize=[layer.node for layer in graph.linears(base)],
         operators_to_quantize=["MatMul"],
     )
+    small = graph.copy_of(base)
+    replaced = graph.shrink_weights(small)
     with tempfile.TemporaryDirectory(dir=job.target) as folder:
-        graph.save(base, Path(folder, MODEL_FILE))
-        quantizer = ORTQuantizer.from_pretrained(Path(folder), file_name=MODEL_FILE)
         ranges = None
         if calibration is not None:
-            ranges = quantizer.fit(
+            graph.save(base, Path(folder, MODEL_FILE))
+            ranges = ORTQuantizer.from_pretrained(Path(folder), file_name=MODEL_FILE).fit(
                 _examples(base, job.rows),
                 _calibration(calibration),
                 onnx_augmented_model_name=str(Path(folder, "augmented.onnx")),
                 operators_to_quantize=["MatMul"],
             )
+        graph.save(small, Path(folder, MODEL_FILE))
         out = Path(folder, "quantized")
-        quantizer.quantize(
-            configuration,
-            out,
-            file_suffix="",
-            calibration_tensors_range=ranges,
-            use_external_data_format=graph.weight_bytes(base) > 4 * graph.MAX_EMBEDDED_BYTES,
-        )
+        quantizer = ORTQuantizer.from_pretrained(Path(folder), file_name=MODEL_FILE)
+        quantizer.quantize(configuration, out, file_suffix="", calibration_tensors_range=ranges)
         quantized = graph.load(out / MODEL_FILE)
+    graph.restore_weights(quantized, base, replaced)
     scale_by_column(quantized, base)
     return quantized
 
