@@ -138,12 +138,19 @@ def _serve(folder: Path, command: Sequence[str]) -> None:
     """Run `mlflow server` in one process: it would start another, and both would import MLflow for seconds."""
     import mlflow.server
     from mlflow.cli import cli
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
 
     os.setsid()  # to end its processes, too
     with open(folder / "server.log", "ab") as log:
         for standard in (1, 2):
             os.dup2(log.fileno(), standard)
     os.chdir(folder)
+
+    @event.listens_for(Engine, "connect")
+    def wait_for_no_disk(opened: Any, record: object) -> None:
+        opened.execute("PRAGMA synchronous = OFF")
+
     start_process = mlflow.server._exec_cmd
 
     def run_uvicorn(command: Sequence[str], extra_env: Mapping[str, str], **options: Any) -> Any:
