@@ -13,6 +13,7 @@ from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.study.study import run_study
 from llmtrack.tracking.write.models import mlflow_model
 from tests.conftest import make_here
+from tests.run.conftest import _known_ceilings  # noqa: F401 - fixture
 
 pytestmark = pytest.mark.skipif(
     not available("onnx", "any"), reason="the onnx extra is not installed: the rest works without it"
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.slow(12)
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn", "_known_ceilings")
 def test_a_logged_model_is_loaded_back_and_generates(tracker, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
