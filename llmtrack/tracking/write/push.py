@@ -71,7 +71,7 @@ def push(
     model_id = models.logged_model_of(client, experiment_id, run_id, record)
     fitted = _fit(record, model_id)
     corpus = datasets.corpus_of(fitted.params, record.tags)
-    _log_values(client, run_id, record, fitted, model_id, corpus)
+    _log_values(client, run, record, fitted, model_id, corpus)
     # A record kept by an older version has no inputs.
     _log_inputs(client, run_id, model_id, record.inputs or filter(None, [corpus]))
     try:
@@ -199,14 +199,16 @@ def _fit(record: RunRecord, model_id: str | None = None) -> Fitted:
 
 def _log_values(
     client: MlflowClient,
-    run_id: str,
+    run: Run,
     record: RunRecord,
     fitted: Fitted,
     model_id: str | None,
     corpus: DataSet | None,
 ) -> None:
+    """Log metrics, and the params and tags that the run did not have: MLflow takes as long for those as for new ones."""
     from mlflow.entities import Metric, Param, RunTag
 
+    run_id = run.info.run_id
     stamp = record.end_ms or record.start_ms
     # Series stay with their run: MLflow reads all values of a logged model wherever it lists it.
     metrics = [
@@ -217,8 +219,8 @@ def _log_values(
     ]
     metrics += [Metric(key, value, stamp, step) for key, steps in fitted.series.items() for step, value in steps]
     metrics += _step_metrics(record.steps)
-    params = [Param(key, value) for key, value in fitted.params.items()]
-    tags = [RunTag(key, value) for key, value in fitted.tags.items()]
+    params = [Param(key, value) for key, value in fitted.params.items() if run.data.params.get(key) != value]
+    tags = [RunTag(key, value) for key, value in fitted.tags.items() if run.data.tags.get(key) != value]
     if _size(fitted.params) + _size(fitted.tags) > _MAX_REQUEST:
         for param in params:
             client.log_batch(run_id, params=[param], synchronous=True)
