@@ -151,21 +151,26 @@ def _read_cached(path: Path) -> tuple[float, float]:
 
 
 def best_seconds(
-    device: str, call: Callable[[], object], repeats: int, fewest: int = 0, most_s: float = math.inf
+    device: str,
+    call: Callable[[], object],
+    repeats: int,
+    fewest: int = 0,
+    most_s: float = math.inf,
+    hopeless_s: float = math.inf,
 ) -> float:
     """Return the best time of up to `repeats` calls on a device, in seconds.
 
     On a GPU, several calls are submitted at once to hide the launch overhead.
 
     Args:
-        fewest: minimum number of repeats, even beyond `most_s`.
+        fewest: minimum number of repeats, even beyond `most_s`, unless their best is over `hopeless_s`.
         most_s: no further repeat begins after so many seconds.
     """
     at_once = 8 if on_gpu(device) else 1
     wait = partial(synchronize, device)
     best, spent = math.inf, 0.0
     for repeat in range(repeats):
-        if repeat >= fewest and spent > most_s:
+        if spent > most_s and (repeat >= fewest or best > hopeless_s):
             break
         wait()
         start = time.perf_counter()
@@ -260,10 +265,11 @@ def largest_side(free: int, device: str) -> int:
 def _product_seconds(device: str, dtype: str, side: int) -> float:
     import torch
 
+    best = math.inf
     with torch.inference_mode():
-        return min(
-            best_seconds(device, call, MATRIX_REPEATS, FEWEST, MOST_S) for call in _products(device, dtype, side)
-        )
+        for call in _products(device, dtype, side):
+            best = min(best, best_seconds(device, call, MATRIX_REPEATS, FEWEST, MOST_S, hopeless_s=2 * best))
+    return best
 
 
 def _products(device: str, dtype: str, side: int) -> tuple[Callable[[], object], ...]:

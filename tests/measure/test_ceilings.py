@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from llmtrack.engines.scripted import FakeClock
 from llmtrack.errors import ScenarioError
 from llmtrack.host.formatting import MIB
 from llmtrack.measure import ceilings, disturbances
@@ -120,6 +122,24 @@ def test_the_rate_is_the_best_of_all_sizes(monkeypatch):
     monkeypatch.setattr(ceilings, "free_memory", lambda device: 10_000 * MIB)
     monkeypatch.setattr(ceilings, "_product_seconds", lambda device, dtype, side: 0.020 * (side / 512) ** 4)
     assert ceilings.measure_rate("cpu", "bfloat16") == pytest.approx(2 * 512**3 / 0.020)
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [
+    # Nine times as slow as the other layout, which took 0.2 s: once. Nearly as fast: as often as that one.
+    ((0.2, 1.8), [3, 1]), ((0.2, 0.3), [3, 3]), ((1.8, 0.2), [3, 3]), ((0.01, 0.09), [6, 4]),
+])  # fmt: skip
+def test_a_hopeless_layout_is_not_repeated_for_seconds(monkeypatch, seconds, calls):
+    """A product of matrices in a layout that a CPU has no kernel for may take seconds."""
+    clock, made = FakeClock(), [0, 0]
+
+    def multiply(layout):
+        made[layout] += 1
+        clock.advance(seconds[layout])
+
+    monkeypatch.setattr(ceilings.time, "perf_counter", clock)
+    monkeypatch.setattr(ceilings, "_products", lambda *_: [partial(multiply, 0), partial(multiply, 1)])
+    assert ceilings._product_seconds("cpu", "bfloat16", 512) == pytest.approx(min(seconds))
+    assert made == calls
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
