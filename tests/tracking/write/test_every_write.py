@@ -26,6 +26,7 @@ class Failing:
     def __init__(self, patch: pytest.MonkeyPatch, nth: int, code: int, lasting: bool) -> None:
         self.calls, self.nth, self.code, self.lasting = 0, nth, code, lasting
         owners = {"replace": os, "fsync": os, "mkdir": os, "unlink": os, "copyfile": shutil}
+        patch.setattr(os, "fsync", lambda file: None)  # no machine stops here, and waiting for the disk takes longest
         for name, owner in owners.items():
             patch.setattr(owner, name, self._checked(getattr(owner, name)))
         opened = self._opened(io.open)
