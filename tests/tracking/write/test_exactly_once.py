@@ -34,51 +34,69 @@ CRASHES = [
 ]
 
 
-@pytest.mark.slow(4)
-@pytest.mark.parametrize(("moment", "owner", "call"), CRASHES)
-def test_a_crash_at_any_call_leaves_everything_once(tracker_and_uri, monkeypatch, spooled, moment, owner, call):
+@pytest.mark.slow(12)
+def test_a_crash_at_any_call_leaves_everything_once(tracker_and_uri, monkeypatch, spooled):
+    """Each record, of a configuration and a corpus of its own, meets another crash; then all are sent."""
     tracker, uri = tracker_and_uri
-    study, real = start_study(tracker), getattr(owner, call)
+    study = start_study(tracker)
+    configurations = [{**LOADED, "threads": number} for number in range(len(CRASHES))]
+    for number, (moment, owner, call) in enumerate(CRASHES):
+        real = getattr(owner, call)
 
-    def crash(*args, **kwargs):
-        if moment == "after":
-            real(*args, **kwargs)
-        raise KeyboardInterrupt
+        def crash(*args, moment=moment, real=real, **kwargs):
+            if moment == "after":
+                real(*args, **kwargs)
+            raise KeyboardInterrupt
 
-    outcome = measurement("a", facts={**LOADED, **CORPUS}, metrics=SPEED, generations=(FIRST, SECOND))
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, call, crash)
-        with pytest.raises(KeyboardInterrupt):
-            tracker.log(study, outcome)
-    assert len(spooled()) == 1
+        facts = {**configurations[number], **CORPUS, "corpus_digest": f"{number:016x}"}
+        outcome = measurement(f"a{number}", facts=facts, metrics=SPEED, generations=(FIRST, SECOND))
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, call, crash)
+            with pytest.raises(KeyboardInterrupt):
+                tracker.log(study, outcome)
+        assert len(spooled()) == number + 1
     if uri.startswith("sqlite"):
-        models._known.clear()  # as when another process sends the record
+        models._known.clear()  # as when another process sends the records
     result = sync.sync(tracker.spool.folder)
-    assert (result.sent, result.left, result.problems) == (1, 0, ())
+    assert (result.sent, result.left, result.problems) == (len(CRASHES), 0, ())
     assert spooled() == []
 
     client = MlflowClient(uri)
-    (run,) = client.search_runs([study.experiment_id], "tags.`llmtrack.kind` = 'scenario'")
-    run_id = run.info.run_id
-    assert run.info.status == "FINISHED"
-    assert run.data.params["dtype"] == LOADED["dtype"]
-    assert {key: run.data.metrics[key] for key in SPEED} == SPEED
-    assert [len(client.get_metric_history(run_id, key)) for key in SPEED] == [1, 1]
-    assert len(run.inputs.dataset_inputs) == 2
-    assert Path(client.download_artifacts(run_id, "sample.txt")).read_text() == "Once upon a time"
+    found = list(client.search_runs([study.experiment_id], "tags.`llmtrack.kind` = 'scenario'"))
+    runs = {run.data.params["scenario"]: run for run in found}
+    assert len(found) == len(runs) == len(CRASHES)
+    seconds = {}
+    for number, crash in enumerate(CRASHES):
+        run = runs[f"a{number}"]
+        run_id = run.info.run_id
+        assert run.info.status == "FINISHED", crash
+        assert run.data.params["dtype"] == LOADED["dtype"]
+        assert {key: run.data.metrics[key] for key in SPEED} == SPEED
+        assert [len(client.get_metric_history(run_id, key)) for key in SPEED] == [1, 1], crash
+        assert len(run.inputs.dataset_inputs) == 2, crash
+        assert Path(client.download_artifacts(run_id, "sample.txt")).read_text() == "Once upon a time"
+        again = measurement(f"b{number}", facts=configurations[number], metrics={"decode_tokens_per_sec": 1.0})
+        seconds[number] = tracker.log(study, again)
 
-    second = tracker.log(study, measurement("b", facts=LOADED, metrics={"decode_tokens_per_sec": 1.0}))
-    (model,) = logged_models(uri, study.experiment_id)
-    assert str(model.status) == "READY"
-    assert bound(model) == {
-        **{(key, run_id): value for key, value in SPEED.items()},
-        ("decode_tokens_per_sec", second): 1.0,
-    }
+    logged = logged_models(uri, study.experiment_id)
+    by_threads = {int(model.params["threads"]): model for model in logged}
+    assert len(logged) == len(by_threads) == len(CRASHES)
+    for number, crash in enumerate(CRASHES):
+        run_id = runs[f"a{number}"].info.run_id
+        assert str(by_threads[number].status) == "READY", crash
+        assert bound(by_threads[number]) == {
+            **{(key, run_id): value for key, value in SPEED.items()},
+            ("decode_tokens_per_sec", seconds[number]): 1.0,
+        }, crash
 
     if KEEPS_TRACES:
-        (trace,) = read(uri, study.experiment_id)
-        assert [linked.info.trace_id for linked in read(uri, study.experiment_id, run_id)] == [trace.info.trace_id]
-        assert [span.inputs for span in trace.data.spans[1:]] == [FIRST.prompt, SECOND.prompt]
+        traces_of = {trace.info.trace_metadata["mlflow.sourceRun"]: trace for trace in read(uri, study.experiment_id)}
+        assert len(traces_of) == len(read(uri, study.experiment_id, include_spans=False)) == len(CRASHES)
+        for run in found:
+            trace = traces_of[run.info.run_id]
+            linked = read(uri, study.experiment_id, run.info.run_id, include_spans=False)
+            assert [one.info.trace_id for one in linked] == [trace.info.trace_id]
+            assert [span.inputs for span in trace.data.spans[1:]] == [FIRST.prompt, SECOND.prompt]
 
 
 @pytest.mark.slow(10)
