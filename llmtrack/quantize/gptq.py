@@ -33,29 +33,37 @@ class Rounded:
     zeros: NDArray[np.uint8]
 
 
-def gptq(weight: Array, products: Array, block_size: int) -> Rounded:
-    """Round an (inputs, outputs) weight to 4 bits in blocks, minimizing the change of the layer's output.
+def factored(products: Array) -> tuple[Array, Array]:
+    """Return what layers that read the same inputs share: the importance of each input, and how its error spreads.
 
-    `products` are (inputs, inputs) products of the layer's inputs, summed over tokens.
+    `products` are (inputs, inputs) products of the layers' inputs, summed over tokens.
     """
-    inputs, outputs = weight.shape
-    rest = weight.astype(np.float64)
+    inputs = len(products)
     damped = products.astype(np.float64)
     damped[np.diag_indices(inputs)] += DAMPING * (np.trace(damped) / inputs or 1.0)
     # Rows of the inverse's Cholesky factor distribute the error of an input over those after it.
     inverse = np.linalg.inv(damped)
-    spread = np.linalg.cholesky((inverse + inverse.T) / 2).T
+    return np.diag(damped), np.linalg.cholesky((inverse + inverse.T) / 2).T
+
+
+def gptq(weight: Array, importance: Array, spread: Array, block_size: int) -> Rounded:
+    """Round an (inputs, outputs) weight to 4 bits in blocks, minimizing the change of the layer's output.
+
+    `importance` and `spread` are of `factored`.
+    """
+    inputs, outputs = weight.shape
+    rest = weight.astype(np.float64)
     steps = np.empty((inputs, outputs), np.uint8)
     blocks = range(0, inputs, block_size)
     scales, zeros = np.empty((len(blocks), outputs), np.float32), np.empty((len(blocks), outputs), np.uint8)
     for block, start in enumerate(blocks):
         end = min(start + block_size, inputs)
-        scale, zero = grid(rest[start:end], np.diag(damped)[start:end])
-        scales[block], zeros[block] = scale, zero
+        scales[block], zeros[block] = grid(rest[start:end], importance[start:end])
+        scale, zero = scales[block].astype(np.float64), zeros[block].astype(np.float64)
         for row in range(start, end):
-            step = np.clip(np.round(rest[row] / scale) + zero, 0, STEPS)
+            step = _step(rest[row] / scale, zero)
             error = (rest[row] - (step - zero) * scale) / spread[row, row]
-            rest[row + 1 : end] -= np.outer(spread[row, row + 1 : end], error)
+            rest[row + 1 : end] -= spread[row, row + 1 : end, None] * error
             steps[row], rest[row] = step, error
         rest[end:] -= spread[start:end, end:].T @ rest[start:end]
     return Rounded(steps, scales, zeros)
@@ -73,18 +81,34 @@ def grid(block: Array, importance: Array) -> tuple[NDArray[np.float32], NDArray[
     best, scales, zeros = np.full_like(full, np.inf), full, np.zeros_like(full)
     for share in RANGES.astype(np.float32):
         scale = full * share
-        zero = np.clip(np.round(-low / scale), 0, STEPS)
-        signed = np.clip(np.round(values / scale) + zero, 0, STEPS) - zero
+        zero = _step(-low / scale, 0)
+        signed = _step(values / scale, zero)
+        signed -= zero
         # Least-squares scale for these steps; arbitrary where all steps are zero.
-        weights = (costs * signed * signed).sum(axis=0)
-        fitted = (costs * signed * values).sum(axis=0) / np.maximum(weights, np.float32(1e-30))
+        weighted = costs * signed
+        weights = (weighted * signed).sum(axis=0)
+        weighted *= values
+        fitted = weighted.sum(axis=0) / np.maximum(weights, np.float32(1e-30))
         scale = np.where(fitted > 1e-9, fitted, scale)
-        signed = np.clip(np.round(values / scale) + zero, 0, STEPS) - zero
-        error = (costs * (signed * scale - values) ** 2).sum(axis=0)
-        better = error < best
-        best, scales = np.where(better, error, best), np.where(better, scale, scales)
+        error = _step(values / scale, zero)
+        error -= zero
+        error *= scale
+        error -= values
+        error *= error
+        error *= costs
+        total = error.sum(axis=0)
+        better = total < best
+        best, scales = np.where(better, total, best), np.where(better, scale, scales)
         zeros = np.where(better, zero, zeros)
     return scales, zeros
+
+
+def _step(scaled: Array, zero: Array | int) -> Array:
+    """Return the nearest possible steps of values divided by their scales, in the given array."""
+    np.rint(scaled, out=scaled)
+    scaled += zero
+    np.maximum(scaled, 0, out=scaled)
+    return np.minimum(scaled, STEPS, out=scaled)
 
 
 def pack(rounded: Rounded, block_size: int) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:

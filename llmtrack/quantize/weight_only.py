@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.host.packages import OWN_RECIPES
@@ -114,7 +115,7 @@ def round_by_gptq(model: ModelProto, base: ModelProto, block_size: int, rows: Se
     from onnx import numpy_helper
 
     from llmtrack.onnx import graph
-    from llmtrack.quantize.gptq import gptq, pack
+    from llmtrack.quantize.gptq import factored, gptq, pack
     from llmtrack.quantize.sensitivity import inputs_of
 
     stored = graph.weights_of(model)
@@ -129,12 +130,15 @@ def round_by_gptq(model: ModelProto, base: ModelProto, block_size: int, rows: Se
         for inputs in inputs_of(base, group, rows):
             for name, values in inputs.items():
                 products[name] = products.get(name, 0) + values.T @ values
-        for layer in group:
-            weight = numpy_helper.to_array(weights[layer.weight])
-            arrays: Sequence[NDArray[Any]] = pack(gptq(weight, products[layer.source], block_size), block_size)
-            for name, array in zip(nodes[layer.result].input[1:], arrays, strict=True):
-                shape = tuple(stored[name].dims)
-                stored[name].CopyFrom(numpy_helper.from_array(array.reshape(shape), name))
+        # Neighbours read the same inputs, such as queries, keys and values.
+        for source, layers in groupby(group, key=lambda layer: layer.source):
+            importance, spread = factored(products[source])
+            for layer in layers:
+                rounded = gptq(numpy_helper.to_array(weights[layer.weight]), importance, spread, block_size)
+                arrays: Sequence[NDArray[Any]] = pack(rounded, block_size)
+                for name, array in zip(nodes[layer.result].input[1:], arrays, strict=True):
+                    shape = tuple(stored[name].dims)
+                    stored[name].CopyFrom(numpy_helper.from_array(array.reshape(shape), name))
 
 
 def _groups_in_memory(layers: Sequence[Linear]) -> Iterator[list[Linear]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmtrack.quantize.gptq import Rounded, gptq, grid, pack
+from llmtrack.quantize.gptq import Rounded, factored, gptq, grid, pack
 
 RANDOM = np.random.default_rng(0)
 
@@ -19,7 +19,7 @@ def dequantize(rounded: Rounded, block_size: int) -> np.ndarray:
 
 def test_without_correlation_every_weight_is_rounded_to_the_nearest():
     weight = RANDOM.normal(size=(32, 5)).astype(np.float32)
-    rounded = gptq(weight, np.eye(32), 16)
+    rounded = gptq(weight, *factored(np.eye(32)), 16)
     for block in (0, 1):
         part = weight[16 * block : 16 * block + 16]
         nearest = np.clip(np.round(part / rounded.scales[block]) + rounded.zeros[block], 0, 15)
@@ -31,7 +31,7 @@ def test_a_correlated_input_compensates_an_error():
     weight = np.array([[0.4], [0.4], [-8.0], [7.0]], dtype=np.float32)
     products = np.diag([1.0, 1.0, 10.0, 10.0])
     products[0, 1] = products[1, 0] = 1.0
-    rounded = gptq(weight, products, 4)
+    rounded = gptq(weight, *factored(products), 4)
     assert (rounded.scales[0, 0], rounded.zeros[0, 0]) == (pytest.approx(1.0), 8)
     # Rounded individually, both would be 0 and 0.8 lost; together they make 1.
     assert (rounded.steps[:2, 0].astype(int) - 8).tolist() == [0, 1]
@@ -44,7 +44,7 @@ def test_the_layers_output_changes_less_than_by_plain_rounding(inputs):
     weight = RANDOM.normal(size=(inputs, 24)).astype(np.float32)
 
     def error(products):
-        return ((values @ (dequantize(gptq(weight, products, 16), 16) - weight)) ** 2).sum()
+        return ((values @ (dequantize(gptq(weight, *factored(products), 16), 16) - weight)) ** 2).sum()
 
     assert error(values.T @ values) < 0.6 * error(np.eye(inputs))
 
@@ -65,8 +65,8 @@ def test_values_of_one_sign_use_all_steps():
 
 def test_inactive_inputs_and_zero_weights_are_rounded():
     weight = RANDOM.normal(size=(16, 2)).astype(np.float32)
-    assert np.abs(dequantize(gptq(weight, np.zeros((16, 16)), 16), 16) - weight).max() < 0.5
-    assert (dequantize(gptq(np.zeros((16, 2)), np.eye(16), 16), 16) == 0).all()
+    assert np.abs(dequantize(gptq(weight, *factored(np.zeros((16, 16))), 16), 16) - weight).max() < 0.5
+    assert (dequantize(gptq(np.zeros((16, 2)), *factored(np.eye(16)), 16), 16) == 0).all()
 
 
 def test_two_steps_share_a_byte_and_a_short_block_is_padded():
