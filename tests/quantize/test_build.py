@@ -7,12 +7,10 @@ import errno
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -31,27 +29,7 @@ from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.spec.parameter import NONE
 from llmtrack.spec.scenario import Variant
 from tests.conftest import HANG_S
-
-
-def full_disk(*arguments):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def odd(*arguments):
-    raise RuntimeError("Unsupported operator\nin layer 3")
-
-
-def dies(*arguments):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def leaves(*arguments):
-    os.write(2, b"libfast.so is missing\n")  # by a library, not through Python
-    os._exit(9)
-
-
-def wrapped(*arguments):
-    raise ScenarioError("cannot be exported", kind="unsupported") from RuntimeError("file write failed")
+from tests.quantize.work import dies, full_disk, imported, leaves, odd, wrapped
 
 
 @pytest.mark.parametrize("work", [full_disk, odd, wrapped])
@@ -89,21 +67,16 @@ def test_the_child_process_ends_with_its_parent(tmp_path):
     code = """
 import os, sys
 from llmtrack.host.isolated import run_isolated
-from tests.quantize.test_build import waits
-run_isolated("waiting", waits, sys.argv[1])
+from tests.quantize.work import waits
+run_isolated("waiting", waits, sys.argv[1], float(sys.argv[2]))
 """
     note = tmp_path / "pid"
-    parent = subprocess.Popen([sys.executable, "-c", code, str(note)])
+    parent = subprocess.Popen([sys.executable, "-c", code, str(note), str(2 * HANG_S)])
     wait_until(lambda: note.exists() and note.read_text())
     worker = int(note.read_text())
     parent.kill()
     parent.wait()
     wait_until(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)
-
-
-def waits(note):
-    Path(note).write_text(str(os.getpid()))
-    time.sleep(2 * HANG_S)
 
 
 def wait_until(holds):
@@ -285,12 +258,6 @@ def test_unknown_recipes_and_texts_are_refused_before_the_export(quantization, o
     with pytest.raises(UsageError, match=message):
         build.onnx_folder(variant, identify_model("synthetic:tiny"))
     assert not [path for path in onnx_cache.glob("*onnx*") if path.is_dir()]
-
-
-def imported(jobs):
-    for arguments in jobs:
-        build._quantize(*arguments)
-    return [name for name in ("torch", "transformers") if name in sys.modules]
 
 
 @pytest.mark.slow(2)

@@ -1,10 +1,9 @@
-"""The recipes of the torch backend, in a process with torchao."""
+"""The recipes of the torch backend, in a process with torchao: a fork, since PyTorch and transformers take seconds to import."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,13 +12,12 @@ import pytest
 
 from llmtrack.engines.registry import load_engine
 from llmtrack.errors import MissingDependencyError
-from tests.search_path import with_folders
+from tests.forking import fork
 
 # Outside of the environment: transformers imports torchao at every start if it can, which takes seconds.
 TORCHAO = Path(sys.prefix) / "torchao"
 
 PROGRAM = """
-import json
 from llmtrack.host.transformers_compat import import_transformers
 import_transformers()  # as a worker does
 from llmtrack.engine import GenerateRequest
@@ -54,20 +52,28 @@ try:
     recipes._apply(recipes._int4_weight_only, odd)
 except Exception as error:
     refused["odd shapes"] = str(error)
-print(json.dumps({"results": results, "refused": refused, "float8": float8}))
+output = {"results": results, "refused": refused, "float8": float8}
 """
 
 
-@pytest.mark.slow(10)
+def run_program(target: Path) -> None:
+    """Run the program with torchao on the path, and write its output to a file."""
+    sys.stdout, sys.stderr = (open(file, "w", closefd=False) for file in (1, 2))  # noqa: SIM115 - pytest's are closed
+    sys.path.insert(0, str(TORCHAO))
+    names: dict[str, object] = {}
+    exec(PROGRAM, names)
+    target.write_text(json.dumps(names["output"]))
+
+
+@pytest.mark.slow(5)
 @pytest.mark.skipif(
     not (TORCHAO.is_dir() or find_spec("torchao")),
     reason="torchao is an extra that is not installed here; `make test` installs it beside its environment",
 )
-def test_each_torchao_recipe_on_a_tiny_model():
-    environment = os.environ | {"PYTHONPATH": with_folders(TORCHAO, os.getcwd())}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    output = json.loads(done.stdout.splitlines()[-1])
+def test_each_torchao_recipe_on_a_tiny_model(tmp_path):
+    process = fork(lambda: run_program(tmp_path / "output"), ())
+    assert os.waitpid(process, 0)[1] == 0
+    output = json.loads((tmp_path / "output").read_text())
     results = output["results"]
     exact = results.pop("none")
     assert exact["label"] == "float32"
