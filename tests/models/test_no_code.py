@@ -171,8 +171,8 @@ def test_code_does_not_run_even_with_trust_remote_code(planted, tmp_path, monkey
 
 @pytest.mark.slow(5)
 def test_code_does_not_run_in_the_environment_of_a_converter_even_with_trust_remote_code(planted):
-    # transformers would import both for seconds.
-    start = f"import sys\nsys.modules.update(sklearn=None, scipy=None)\nfolder = {str(planted)!r}\n"
+    # transformers would import both for seconds, and collecting garbage meanwhile takes another.
+    start = f"import gc, sys\ngc.disable()\nsys.modules.update(sklearn=None, scipy=None)\nfolder = {str(planted)!r}\n"
     command = [sys.executable, "-c", start + LOAD_WITH_CODE]
     subprocess.run(command, env=isolated_variables(), check=True, cwd=planted.parent)
 
