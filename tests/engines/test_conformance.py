@@ -16,6 +16,7 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.host.packages import available, installed_version
 from llmtrack.testing import EngineConformance
 from tests.engines.stand_ins import NO_LLAMACPP, genai_converted, gguf_converted, openvino_converted
+from tests.engines.two_layers import TwoLayers
 
 pytestmark = pytest.mark.usefixtures("kept_exports")
 
@@ -25,7 +26,7 @@ class TestTorch(EngineConformance):
         return load_engine(model, device="cpu")
 
 
-class TestTorchWithLearnedPositions(TestTorch):
+class TestTorchWithLearnedPositions(TwoLayers, TestTorch):
     model = "synthetic:tiny-gpt2"
 
 
@@ -56,7 +57,7 @@ class TestGenai(EngineConformance):
 @pytest.mark.skipif(not available("onnx", "any"), reason="the onnx extra is not installed")
 @pytest.mark.skipif(not available("openvino"), reason="the openvino extra is not installed: the rest works without it")
 @pytest.mark.slow(2)
-class TestOpenvino(EngineConformance):
+class TestOpenvino(TwoLayers):
     """On our own export, which needs no build environment."""
 
     @pytest.fixture(scope="class", autouse=True)

@@ -27,9 +27,9 @@ from llmtrack.run.executors.worker_process import WorkerProcess
 from llmtrack.run.study.study import run_study
 from llmtrack.spec.options import NoOptions
 from llmtrack.spec.scenario import Variant
-from llmtrack.testing import EngineConformance
 from llmtrack.tracking.read.query import runs
 from tests.conftest import HANG_S
+from tests.engines.two_layers import TwoLayers
 from tests.extensions import ENGINE, PLUGIN, install
 from tests.forking import ForkedWorker
 from tests.mlproject import command_of
@@ -41,7 +41,7 @@ from tests.tracking.conftest import messages, tracker, uri  # noqa: F401 - fixtu
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="class", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def plugin(tmp_path_factory):
     """Install the package of an engine and a recipe."""
     site = install(tmp_path_factory.mktemp("site"), "plugin_engine", PLUGIN.read_text(), ENGINE)
@@ -54,7 +54,7 @@ def plugin(tmp_path_factory):
     sys.modules.pop("plugin_engine", None)
 
 
-class TestPlugin(EngineConformance):
+class TestPlugin(TwoLayers):
     def load(self, model: str) -> Engine:
         return load_engine(model, backend="plugin")
 
