@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import wraps
+from functools import lru_cache, wraps
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from llmtrack.errors import ExtensionError, LlmtrackError, in_words, is_out_of_memory
 from llmtrack.host.formatting import type_name
+from llmtrack.host.packages import import_folders
 from llmtrack.version import FOLDER
 
 T = TypeVar("T")
@@ -35,7 +36,13 @@ _NOUNS = {
 
 def extensions(group: str) -> tuple[EntryPoint, ...]:
     """Return the distinct entry points of a group, without importing them."""
-    return tuple({(point.name, point.value): point for point in entry_points(group=group)}.values())
+    return tuple({(point.name, point.value): point for point in _points(group, import_folders())}.values())
+
+
+@lru_cache(maxsize=32)
+def _points(group: str, folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """Read the entry points of a group, in hundreds of files: once until `import_folders` change."""
+    return tuple(entry_points(group=group))
 
 
 def find_extension(group: str, name: str) -> EntryPoint | None:

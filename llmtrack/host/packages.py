@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -88,10 +89,28 @@ def why_onnx_is_excluded() -> str:
 
 def installed_version(package: str) -> str:
     """Return the version of an installed package, or an empty text."""
+    return _version(package, import_folders())
+
+
+@lru_cache(maxsize=256)
+def _version(package: str, folders: tuple[tuple[str, int], ...]) -> str:
+    """Parse the metadata of a package, which takes milliseconds: once until `import_folders` change."""
     try:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+def import_folders() -> tuple[tuple[str, int], ...]:
+    """Return the folders of installed packages, each with when one was last added or removed."""
+    return tuple((os.path.abspath(folder), _changed(folder)) for folder in sys.path)
+
+
+def _changed(folder: str) -> int:
+    try:
+        return os.stat(folder or os.curdir).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _importable(name: str) -> bool:

@@ -13,7 +13,7 @@ from llmtrack.spec.scenario import Variant
 
 def test_the_built_in_backend_needs_no_installation(monkeypatch):
     # `mlflow run --env-manager uv` starts the project from its folder, in an environment that lacks its metadata.
-    monkeypatch.setattr(entry_points, "entry_points", lambda group: ())
+    monkeypatch.setattr(entry_points, "_points", lambda group, folders: ())
     assert registry.backends() == sorted(registry.BUILTIN)
     engine = registry.load_variant(Variant("synthetic:tiny", device="cpu"))
     assert engine.info.model_id == "synthetic:tiny"
@@ -28,7 +28,7 @@ def test_a_backend_of_another_package_is_found_by_its_entry_point(monkeypatch):
         def load(self):
             return lambda variant: engine if variant.model == "a-model" else None
 
-    monkeypatch.setattr(entry_points, "entry_points", lambda group: [Point()] * 2)
+    monkeypatch.setattr(entry_points, "_points", lambda group, folders: (Point(), Point()))
     assert registry.backends() == sorted([*registry.BUILTIN, "theirs"])
     assert registry.load_variant(Variant("a-model", backend="theirs")) is engine
 
