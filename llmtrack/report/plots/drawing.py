@@ -17,10 +17,14 @@ from llmtrack.report.escape import as_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.figure import Figure
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
 
+
+_Box = tuple[float, float, float, float]
+"""Left, bottom, right and top in pixels: a Bbox takes ten times as long to read."""
 
 _BACKEND = "MPLBACKEND"
 
@@ -103,20 +107,22 @@ def label_points(
 
     Call this last: the limits and the size of the figure must be final.
     """
-    from matplotlib.transforms import Bbox
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure.draw_without_rendering()
+    # Otherwise, each extent makes one, as large as the picture.
+    renderer = FigureCanvasAgg(figure).get_renderer()
     scale = figure.dpi / 72
-    centres = axes.transData.transform(list(zip(xs, ys, strict=True)))
+    centres = axes.transData.transform(list(zip(xs, ys, strict=True))).tolist()
     half = _POINT_SIZE / 2 * scale
-    occupied = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in centres]
-    occupied += [Bbox.from_extents(x - 1, y - 1, x + 1, y + 1) for x, y in _along_lines(axes)]
-    bounds = axes.get_window_extent()
+    occupied: list[_Box] = [(x - half, y - half, x + half, y + half) for x, y in centres]
+    occupied += [(x - 1, y - 1, x + 1, y + 1) for x, y in _along_lines(axes)]
+    bounds = _box(axes.get_window_extent())
     labels = []
     for index, (x, y, text) in enumerate(zip(xs, ys, texts, strict=True)):
         label = axes.annotate(as_label(text), (x, y), xytext=(0, 0), textcoords="offset points", fontsize=8)
         others = [centre for number, centre in enumerate(centres) if number != index]
-        occupied.append(_place(axes, label, occupied, bounds, centres[index], others))
+        occupied.append(_place(axes, label, occupied, bounds, centres[index], others, renderer))
         labels.append(label)
     return labels
 
@@ -124,23 +130,29 @@ def label_points(
 def _place(
     axes: Axes,
     label: Annotation,
-    occupied: Sequence[Bbox],
-    bounds: Bbox,
+    occupied: Sequence[_Box],
+    bounds: _Box,
     point: Sequence[float],
     others: Sequence[Sequence[float]],
-) -> Bbox:
+    renderer: RendererAgg,
+) -> _Box:
     """Move a label to the nearest free place, or to the one with the least overlap.
 
     Without a leader line, a label must be nearer to its own point than to any other.
     """
-    best: tuple[float, tuple[float, float], str, Bbox] | None = None
+    scale = renderer.points_to_pixels(1.0)
+    # Laying a text out takes most of the time, and does not depend on the offset.
+    at_point = {}
+    for side in ("left", "right", "center"):
+        _move(label, (0.0, 0.0), side)
+        at_point[side] = _box(label.get_window_extent(renderer).padded(1.0))
+    best: tuple[float, tuple[float, float], str, _Box] | None = None
     for distance in _DISTANCES:
         for angle in _ANGLES:
             offset = distance * math.cos(math.radians(angle)), distance * math.sin(math.radians(angle))
             side = "left" if offset[0] > 1 else "right" if offset[0] < -1 else "center"
-            _move(label, offset, side)
-            box = label.get_window_extent().padded(1.0)
-            inside = bounds.x0 <= box.x0 and box.x1 <= bounds.x1 and bounds.y0 <= box.y0 and box.y1 <= bounds.y1
+            box = _shifted(at_point[side], offset[0] * scale, offset[1] * scale)
+            inside = bounds[0] <= box[0] and box[2] <= bounds[2] and bounds[1] <= box[1] and box[3] <= bounds[3]
             covered = sum(_overlap(box, other) for other in occupied) + (0 if inside else 1e6)
             if distance < _LEADER_FROM and _distance(box, point) >= min(
                 (_distance(box, other) for other in others), default=math.inf
@@ -184,15 +196,24 @@ def _move(label: Annotation, offset: tuple[float, float], side: str) -> None:
     label.set(ha=side, va="center")
 
 
-def _distance(box: Bbox, point: Sequence[float]) -> float:
-    dx = max(box.x0 - point[0], 0.0, point[0] - box.x1)
-    dy = max(box.y0 - point[1], 0.0, point[1] - box.y1)
+def _box(box: Bbox) -> _Box:
+    x0, y0, x1, y1 = map(float, box.extents)
+    return x0, y0, x1, y1
+
+
+def _shifted(box: _Box, x: float, y: float) -> _Box:
+    return box[0] + x, box[1] + y, box[2] + x, box[3] + y
+
+
+def _distance(box: _Box, point: Sequence[float]) -> float:
+    dx = max(box[0] - point[0], 0.0, point[0] - box[2])
+    dy = max(box[1] - point[1], 0.0, point[1] - box[3])
     return math.hypot(dx, dy)
 
 
-def _overlap(a: Bbox, b: Bbox) -> float:
-    width = min(a.x1, b.x1) - max(a.x0, b.x0)
-    height = min(a.y1, b.y1) - max(a.y0, b.y0)
+def _overlap(a: _Box, b: _Box) -> float:
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
     return width * height if width > 0 and height > 0 else 0.0
 
 
