@@ -174,14 +174,17 @@ def fit_to_width(table: Table, width: int) -> FittedTable | None:
     if width < NARROWEST:
         return None
     shown, dropped = without_constants(table), list[str]()
-    while (widths := _widths(shown, width, _TEXT)) is None:
-        least = _least_important(shown)
+    # Measured once: up to a hundred columns are dropped one by one.
+    columns = [_measured(shown, index) for index in range(len(shown.titles))]
+    kept = list(range(len(columns)))
+    while (widths := _widths([columns[index] for index in kept], width, _TEXT)) is None:
+        least = _least_important(shown, kept)
         if least is None:
-            widths = _widths(shown, width, _NARROW_TEXT)
-            return None if widths is None else FittedTable(shown, widths, tuple(dropped))
+            widths = _widths([columns[index] for index in kept], width, _NARROW_TEXT)
+            return None if widths is None else FittedTable(_select(shown, kept), widths, tuple(dropped))
         dropped.append(shown.keys[least])
-        shown = _select(shown, [index for index in range(len(shown.titles)) if index != least])
-    return FittedTable(shown, widths, tuple(sorted(dropped, key=table.keys.index)))
+        kept.remove(least)
+    return FittedTable(_select(shown, kept), widths, tuple(sorted(dropped, key=table.keys.index)))
 
 
 def without_constants(table: Table) -> Table:
@@ -267,9 +270,11 @@ def _select(table: Table, indices: Sequence[int]) -> Table:
     )
 
 
-def _least_important(table: Table) -> int | None:
-    """Return the next column to drop: the least important, of several the last."""
-    candidates = [(_importance(key), -index) for index, key in enumerate(table.keys) if key not in STAY]
+def _least_important(table: Table, kept: Sequence[int]) -> int | None:
+    """Return the next of the kept columns to drop: the least important, of several the last."""
+    candidates = [
+        (_importance(table.keys[index]), -index) for index in kept if table.keys and table.keys[index] not in STAY
+    ]
     return -min(candidates)[1] if candidates else None
 
 
@@ -278,18 +283,21 @@ def _importance(key: str) -> int:
     return entry.shown.priority if entry and entry.shown else _KEEP.get(key, 0)
 
 
-def _widths(table: Table, width: int, text: int) -> tuple[int, ...] | None:
-    """Return column widths that fit a width, wrapping texts down to a minimum; None if impossible."""
-    columns = [[on_one_line(row[index]) for row in table.rows] for index in range(len(table.titles))]
-    natural = [max(map(cell_len, (title, *cells))) for title, cells in zip(table.titles, columns, strict=True)]
+def _measured(table: Table, index: int) -> tuple[int, int | None]:
+    """Return a column's natural width, and that of a number with its heading wrapped between words, None for a text."""
+    title, cells = table.titles[index], max((cell_len(on_one_line(row[index])) for row in table.rows), default=0)
+    heading = max(map(cell_len, title.split()), default=0)
+    return max(cell_len(title), cells), max(heading, cells) if table.numeric[index] else None
+
+
+def _widths(columns: Sequence[tuple[int, int | None]], width: int, text: int) -> tuple[int, ...] | None:
+    """Return widths of measured columns that fit a width, wrapping texts down to a minimum; None if impossible."""
+    natural = [full for full, _ in columns]
     room = width - GAP * (len(natural) - 1)
     if sum(natural) <= room:
         return tuple(natural)
-    # Headings may wrap between words; numbers may not wrap.
-    least = [
-        max(map(cell_len, (*title.split(), *cells))) if numeric else min(full, text)
-        for title, cells, numeric, full in zip(table.titles, columns, table.numeric, natural, strict=True)
-    ]
+    # Numbers may not wrap.
+    least = [min(full, text) if wrapped is None else wrapped for full, wrapped in columns]
     spare = room - sum(least)
     if spare < 0:
         return None
