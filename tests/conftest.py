@@ -45,6 +45,9 @@ HANG_S = 3600
 """Timeout of what may hang, longer than any machine needs."""
 
 
+PRELOADED = {"experiments.suite", "llmtrack.worker.measuring", "mlflow"}
+"""Modules of `tests.preloaded` whose import takes seconds."""
+
 LONG_PATH = 70
 """Length of a folder's path that leaves no room for a socket of multiprocessing."""
 
@@ -154,7 +157,7 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="session", autouse=True)
 def _fork_server(_temporary_files: None) -> None:
     """Fork the fork server from this process before any test runs, if it has already imported what takes seconds."""
-    if sys.platform == "linux" and {"experiments.suite", "llmtrack.worker.measuring", "mlflow"} <= sys.modules.keys():
+    if sys.platform == "linux" and sys.modules.keys() >= PRELOADED:
         from tests.forking import fork_instead, processes
 
         with pytest.MonkeyPatch.context() as patch:

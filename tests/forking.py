@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
@@ -24,16 +25,21 @@ from typing import IO, Any
 import psutil
 import pytest
 from execnet import gateway_io
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmtrack.host.libraries import gc_paused
 from llmtrack.host.transformers_compat import hidden_from_transformers
 from llmtrack.run.executors.worker_process import WorkerProcess
-from tests.conftest import HANG_S
+from tests.conftest import HANG_S, PRELOADED
 from tests.search_path import with_folders
 
 ROOT = Path(__file__).parents[1]
 # Before any test adds a folder of its own.
 SEARCH_PATH = with_folders(ROOT)
+
+QUERIES_BEFORE_FORK: list[str] | None = None
+"""Where importing all tests queried a GPU; None unless all were imported before this process was forked."""
 
 _EXIT_CODE_LOCK = threading.Lock()
 """If two threads read a process's exit code at once, or one starts a process meanwhile, it can be 255."""
@@ -163,15 +169,61 @@ class ForkedWorker(WorkerProcess):
         return Forked(_work, environment=environment)
 
 
+@contextlib.contextmanager
+def queries_of_gpus() -> Iterator[list[str]]:
+    """Record the stacks of queries of a GPU, also if PyTorch is built without CUDA: a fork could no longer use it."""
+    import torch
+
+    stacks: list[str] = []
+    is_compiled, lazy_init = torch.cuda._is_compiled, torch.cuda._lazy_init
+    # They ask first whether PyTorch is built with CUDA, as do modules that only define something.
+    queries = {torch.cuda.is_available.__code__, torch.cuda.device_count.__code__}
+
+    def asked() -> bool:
+        if sys._getframe(1).f_code in queries:
+            stacks.append("".join(traceback.format_stack()))
+        return is_compiled()
+
+    def initialized() -> None:
+        stacks.append("".join(traceback.format_stack()))
+        lazy_init()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "_is_compiled", asked)
+        patch.setattr(torch.cuda, "_lazy_init", initialized)
+        yield stacks
+
+
 def import_tests(arguments: Sequence[str]) -> None:
     """Import the tests in pytest's arguments; the workers report those that cannot be imported."""
-    with hidden_from_transformers(), gc_paused(), warnings.catch_warnings():
+    global QUERIES_BEFORE_FORK
+    targets = [Path(argument.partition("::")[0]).absolute() for argument in arguments]
+    with contextlib.ExitStack() as stack:
+        for context in (hidden_from_transformers(), gc_paused(), warnings.catch_warnings()):
+            stack.enter_context(context)
         warnings.simplefilter("ignore")
-        for argument in arguments:
-            target = Path(argument.partition("::")[0]).absolute()
+        if everything := ROOT / "tests" in targets:
+            QUERIES_BEFORE_FORK = stack.enter_context(queries_of_gpus())
+        for target in targets:
             for path in sorted(target.rglob("test_*.py")) if target.is_dir() else [target]:
                 with contextlib.suppress(Exception, pytest.skip.Exception):
                     importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        if sys.modules.keys() >= PRELOADED:
+            importlib.import_module("tests.preloaded")
+        if everything:
+            _prepare_hypothesis()
+
+
+def _prepare_hypothesis() -> None:
+    """Let Hypothesis read what it draws from: the categories of characters, and the constants in all imported sources."""
+
+    # The first example is the simplest and draws no constant; later, every twentieth number is one.
+    @settings(database=None, derandomize=True, max_examples=5)
+    @given(st.text(), st.lists(st.integers(), min_size=100))
+    def draw(text: str, numbers: list[int]) -> None:
+        pass
+
+    draw()
 
 
 def fork_workers(count: int) -> None:
