@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from llmtrack.engine import Engine
+from llmtrack.engines import registry
 from llmtrack.errors import MissingDependencyError
+from llmtrack.spec.scenario import Variant
 from tests.conftest import draw_nothing, made_once, make_here
 from tests.docs import runner
 from tests.docs.blocks import Block, blocks, commands
@@ -52,8 +56,30 @@ def reader(tmp_path_factory: pytest.TempPathFactory, template_database: Path) ->
     return made_once(tmp_path_factory, "reader", measure)
 
 
+@pytest.fixture(scope="module")
+def engines() -> Iterator[dict[Variant, Engine]]:
+    """Engines of the real model, which takes seconds to load and several documents load."""
+    loaded: dict[Variant, Engine] = {}
+    yield loaded
+    for engine in loaded.values():
+        type(engine).close(engine)
+
+
 @pytest.fixture(autouse=True)
-def _in_it(reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> None:
+def _in_it(
+    reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None, engines: dict[Variant, Engine]
+) -> None:
+    load = registry.load_variant
+
+    def load_once(variant: Variant) -> Engine:
+        if (variant.model, variant.backend) != ("packaged:smollm2", "torch"):
+            return load(variant)
+        if variant not in engines:
+            engines[variant] = load(variant)
+            engines[variant].close = lambda: None
+        return engines[variant]
+
+    monkeypatch.setattr(registry, "load_variant", load_once)
     for name in list(os.environ):
         if name.startswith("MLFLOW_") or name == "LLMTRACK_SPOOL":
             monkeypatch.delenv(name)
