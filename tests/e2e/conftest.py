@@ -7,12 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from tests import mlproject, wall
 from tests.conftest import HANG_S, made_once
@@ -111,21 +110,6 @@ def _there(environment, elsewhere, monkeypatch) -> None:
     monkeypatch.chdir(elsewhere)
     # MLflow's default store is a file of the working directory.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{elsewhere / 'mlflow.db'}")
-
-
-@pytest.fixture
-def mlflow_run_here(_there, checkout) -> Callable[..., Result]:
-    """Run an entry point by MLflow's own command in this process, to share its imports; it starts programs."""
-
-    def run(entry_point: str, **parameters: object) -> Result:
-        from mlflow.cli import cli
-
-        done = CliRunner().invoke(cli, arguments(str(checkout), entry_point, parameters))
-        # What pytest shows beside a failed test.
-        print(done.output, "".join(traceback.format_exception(*done.exc_info)) if done.exc_info else "")
-        return done
-
-    return run
 
 
 @pytest.fixture

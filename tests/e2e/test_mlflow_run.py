@@ -1,33 +1,28 @@
 """Entry points by `mlflow run`, from a checkout and a working directory with spaces in their names.
 
-What starts a program is seen here: parameters through a shell, workers, exit codes; what signals do, in tests/run/test_borders.py.
-No program can import what its side of the border has no business with. Each run costs the imports of two or three programs, so what
-an entry point measures and reports is seen in test_entry_points.py.
+What starts a program is seen here: parameters through a shell, workers, exit codes; what signals do, in tests/run/test_borders.py,
+and that a run succeeds, in tests/test_packaging.py. No program can import what its side of the border has no business with. Each
+run costs the imports of two or three programs, so what an entry point measures and reports is seen in test_entry_points.py.
 """
 
 from __future__ import annotations
 
-import subprocess
 from functools import partial
 
 import pytest
 
 from llmtrack.run import main as entry
 from llmtrack.run.executors.process import ProcessExecutor
+from tests import wall
 from tests.forking import ForkedWorker
 
 pytestmark = pytest.mark.slow(25)
 
 QUICK = {"max_new_tokens": 4, "min_repeats": 2, "min_seconds": 0, "max_seconds": 1}
 # So many seconds each scenario takes: its calls vary by more than any number of repeats would settle.
-TINY = {"model": "synthetic:tiny", **QUICK, "max_seconds": 0.2}
+TINY = {"model": "synthetic:tiny", **QUICK, "max_seconds": 0.05}
 
 REPORT = {"table.csv", "table.md", "table.png", "reading.md", "plots"}
-
-
-def ok(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def study_of(tracked, experiment: str):
@@ -42,13 +37,29 @@ def plots_of(runs, *names: str) -> set[str]:
     return {f"plots/{name}.png" for name in (*names, *(["roofline"] if shares else []))}
 
 
-def test_baseline_from_a_git_url_measures_the_real_model(mlflow_run, tracked, checkout, smollm2_spec):
-    output = ok(mlflow_run("baseline", uri=f"file://{checkout}", model=smollm2_spec, **QUICK))
-    assert f"Loaded: {smollm2_spec} | device=cpu | dtype=float32" in output
-    assert "tokens_per_sec" in output
-    (_, run), *others = tracked.runs().iterrows()
-    assert not others
-    assert (run["status"], run["scenario"], run["model_id"]) == ("FINISHED", "baseline", smollm2_spec)
+def test_prompt_lengths_from_a_git_url_measure_the_real_model_and_a_failing_scenario_is_a_failed_run(
+    mlflow_run, tracked, checkout, smollm2_spec
+):
+    # A value with spaces reaches the experiment.
+    done = mlflow_run(
+        "prompt_length",
+        uri=f"file://{checkout}",
+        model=smollm2_spec,
+        lengths="8, 24, 100000",
+        **QUICK | {"max_seconds": 0.1},
+    )
+    assert done.returncode != 0, done.stdout + done.stderr
+    assert f"Loaded: {smollm2_spec} | device=cpu | dtype=float32" in done.stdout
+    assert "prompt_24" in done.stdout
+    runs = tracked.runs().set_index("scenario")
+    assert runs["status"].to_dict() == {"prompt_8": "FINISHED", "prompt_24": "FINISHED", "prompt_100000": "FAILED"}
+    met = runs.loc[["prompt_8", "prompt_24"]]
+    assert met["prompt_tokens"].to_dict() == {"prompt_8": 8, "prompt_24": 24}
+    assert met["baseline"].to_dict() == {"prompt_8": True, "prompt_24": False}
+    assert runs.loc["prompt_100000", "failure"] == "too_long"
+    assert "exceed the context" in runs.loc["prompt_100000", "reason"]
+    run = runs.loc["prompt_8"]
+    assert run["model_id"] == smollm2_spec
     assert run["max_new_tokens"] == 4
     assert run["tokens_generated"] == 4
     assert run["tokens_per_sec"] == pytest.approx(4 / run["total_latency_s"])
@@ -58,7 +69,8 @@ def test_baseline_from_a_git_url_measures_the_real_model(mlflow_run, tracked, ch
     assert run["peak_memory_mib"] > run["model_size_mib"]
     assert tracked.artifacts(run["run_id"]) >= {"samples.json", "sample.txt"}
     assert tracked.text(run["run_id"], "sample.txt").strip()
-    study = study_of(tracked, "baseline")
+    study = study_of(tracked, "prompt_length")
+    assert (study["status"], study["outcome"]) == ("FAILED", "failed")
     # The study is the run that `mlflow run` opened, and it is the only other one.
     everything = tracked.client.search_runs([tracked.client.get_run(study["run_id"]).info.experiment_id])
     others = [
@@ -68,42 +80,28 @@ def test_baseline_from_a_git_url_measures_the_real_model(mlflow_run, tracked, ch
     ]
     assert others == [study["run_id"]]
     assert tracked.artifacts(study["run_id"]) >= REPORT
-    assert tracked.artifacts(study["run_id"], "plots") == plots_of(tracked.runs(), "token_latency")
+    assert tracked.artifacts(study["run_id"], "plots") == plots_of(runs, "latency", "tokens_per_sec")
+    lines = tracked.text(study["run_id"], "reading.md").splitlines()
+    assert 3 <= sum(not line.startswith("- Warning") for line in lines) <= 6
+    assert "prompt_100000 failed" in tracked.text(study["run_id"], "table.md")
     tags = tracked.client.get_run(study["run_id"]).data.tags
     assert f"runs/{run['run_id']}" in tags["mlflow.note.content"]
-    assert tags["mlflow.project.entryPoint"] == "baseline"
+    assert tags["mlflow.project.entryPoint"] == "prompt_length"
     assert tags["mlflow.source.git.commit"] == study["env.git_commit"]
     params = tracked.client.get_run(study["run_id"]).data.params
     assert (params["max_new_tokens"], params["cfg.max_new_tokens"]) == ("4", "4")
 
 
-def test_prompt_length_meets_its_targets_and_a_failing_scenario_is_a_failed_run(mlflow_run_here, tracked):
-    done = mlflow_run_here("prompt_length", lengths="16,64,100000", **TINY)
-    assert done.exit_code != 0
-    runs = tracked.runs().set_index("scenario")
-    met = runs.loc[["prompt_16", "prompt_64"]]
-    assert met["prompt_tokens"].to_dict() == {"prompt_16": 16, "prompt_64": 64}
-    assert met["baseline"].to_dict() == {"prompt_16": True, "prompt_64": False}
-    assert runs["status"].to_dict() == {
-        "prompt_16": "FINISHED", "prompt_64": "FINISHED", "prompt_100000": "FAILED"
-    }  # fmt: skip
-    assert runs.loc["prompt_100000", "failure"] == "too_long"
-    assert "exceed the context" in runs.loc["prompt_100000", "reason"]
-    study = study_of(tracked, "prompt_length")
-    assert tracked.artifacts(study["run_id"], "plots") == plots_of(runs, "latency", "tokens_per_sec")
-    lines = tracked.text(study["run_id"], "reading.md").splitlines()
-    assert 3 <= sum(not line.startswith("- Warning") for line in lines) <= 6
-    assert (study["status"], study["outcome"]) == ("FAILED", "failed")
-    assert "prompt_100000 failed" in tracked.text(study["run_id"], "table.md")
-
-
 def test_training_improves_the_model_and_other_experiments_load_its_checkpoint(
-    mlflow_run_here, run_here, tracked, tmp_path
+    run_here, tracked, tmp_path, monkeypatch
 ):
+    """Trained by a worker; the program that starts one is seen above, but not what this one imports."""
     small = {"corpus": "builtin", "steps": 6, "eval_every": 3, "sequence_length": 32, "batch_size": 2}
-    # A path with a space reaches the experiment.
     output = tmp_path / "trained here"
-    done = mlflow_run_here("training", output=output, sample_tokens=4, model="synthetic:tiny", **small)
+    small |= {"output": output, "sample_tokens": 4, "model": "synthetic:tiny"}
+    with monkeypatch.context() as patch:
+        wall.forbid_frameworks_here(patch)
+        done = run_here("training", executor="process", **small)
     assert done.exit_code == 0, done.output
     (_, run), *others = tracked.runs().iterrows()
     assert not others
