@@ -136,7 +136,10 @@ class Server:
 
 def _serve(folder: Path, command: Sequence[str]) -> None:
     """Run `mlflow server` in one process: it would start another, and both would import MLflow for seconds."""
-    import mlflow.server
+    with pytest.MonkeyPatch.context() as patch:
+        # Compiling the routes takes longest, and they are made again below.
+        patch.setattr("flask.Flask.add_url_rule", lambda app, rule, *of, **options: None)
+        import mlflow.server
     from mlflow.cli import cli
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
