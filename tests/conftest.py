@@ -6,6 +6,7 @@ import base64
 import contextlib
 import gc
 import getpass
+import logging
 import math
 import os
 import signal
@@ -74,8 +75,29 @@ def let_onnxruntime_wait_idle() -> None:
     onnxruntime.SessionOptions = IdleOptions
 
 
+def catch_logs_at_the_root() -> None:
+    """Let pytest catch the logs that reach the root: six times a test, it looks through a thousand loggers for others."""
+    from _pytest.logging import catching_logs
+
+    if "attached_loggers" not in getattr(catching_logs, "__slots__", ()):  # pytest 9.0 and older
+        return
+
+    def enter(self: catching_logs) -> logging.Handler:
+        root = logging.getLogger()
+        root.addHandler(self.handler)
+        self.attached_loggers.append(root)
+        if self.level is not None:
+            self.handler.setLevel(self.level)
+            self.orig_level = root.level
+            root.setLevel(min(self.orig_level, self.level))
+        return self.handler
+
+    catching_logs.__enter__ = enter
+
+
 def pytest_configure() -> None:
     enable_interrupts()
+    catch_logs_at_the_root()
     let_onnxruntime_wait_idle()
     # With PYTHONDONTWRITEBYTECODE, each of a hundred processes would compile PyTorch and more for 15 seconds.
     sys.dont_write_bytecode = False
