@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtrack.host.transformers_compat import no_init_weights
 from llmtrack.models import synthetic
 
 SHAPES = {"smollm2-135m": 134515008, "gpt2-124m": 124439808, "qwen2-0.5b": 494032768}
@@ -25,7 +26,7 @@ def test_presets_have_the_published_parameter_counts(name):
     from transformers import AutoModelForCausalLM
 
     preset = synthetic.PRESETS[name]
-    with torch.device("meta"):
+    with torch.device("meta"), no_init_weights():  # which would draw nothing, for seconds
         config = synthetic.config_of(preset, synthetic.build_tokenizer(preset))
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()
