@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llmtrack.host.transformers_compat import no_init_weights
@@ -67,6 +67,8 @@ def test_the_next_token_depends_on_the_context(tiny):
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_round_trips_byte_by_byte(tokenizer, text):
+    # Hypothesis also tries texts of the code, such as the name of a special token, which is that token.
+    assume(not any(name in text for name in tokenizer.all_special_tokens))
     ids = tokenizer(text)["input_ids"]
     assert ids == list(text.encode())  # the vocabulary is in byte order
     assert tokenizer.decode(ids) == text
