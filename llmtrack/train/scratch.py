@@ -13,6 +13,7 @@ from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.models import bytelevel, synthetic
 from llmtrack.models.digests import ModelDigests, config_digest, tokenizer_digest
 from llmtrack.models.load import clean_generation
+from llmtrack.models.probe_cache import ProbeCache
 from llmtrack.models.source import parse_candidates
 from llmtrack.spec.task import TrainTask
 from llmtrack.train.data import Split
@@ -65,6 +66,8 @@ def fresh_engine(model: str, task: TrainTask, split: Split, device: str) -> Torc
     tokenizer = train_tokenizer(split.train, preset.vocab, preset.context)
     fresh = new_model(preset, tokenizer, task.seed).to(torch.device(device))
     clean_generation(fresh, tokenizer)
+    # The seed, config and tokenizer determine the weights.
+    digests = _fresh_digests(fresh, tokenizer, f"fresh:{source.location}:{task.seed}")
     return TorchEngine(
         fresh,
         tokenizer,
@@ -76,7 +79,8 @@ def fresh_engine(model: str, task: TrainTask, split: Split, device: str) -> Torc
             "weights_format": "fresh",
             "tokenizer_tokens": len(tokenizer),
         },
-        tags=_fresh_digests(fresh, tokenizer, f"fresh:{source.location}:{task.seed}").tags,
+        tags=digests.tags,
+        probe_cache=ProbeCache(digests.tags),
     )
 
 
