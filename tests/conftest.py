@@ -240,7 +240,9 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
     monkeypatch.setattr(disturbances, "BUSY_SHARE", 1.0)
     monkeypatch.setattr(disturbances, "card_of", lambda device, uuid: None)
     # Ceilings of stub devices must not be cached for real runs.
-    monkeypatch.setattr(ceilings, "folder", lambda: tmp_path_factory.getbasetemp() / "ceilings")
+    base = tmp_path_factory.getbasetemp()
+    measured = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ceilings"
+    monkeypatch.setattr(ceilings, "folder", lambda: measured)
     # Durations of one test must not appear in the output of another.
     monkeypatch.setattr(durations, "folder", lambda: Path(os.devnull) / "durations")
     monkeypatch.setattr(gauges, "gauge_of", lambda device: None)
