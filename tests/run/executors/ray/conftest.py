@@ -1,4 +1,4 @@
-"""A real Ray cluster on this machine: a head that does not measure, and two nodes of one CPU."""
+"""A real Ray cluster on this machine: a head that does not measure, and nodes of one CPU."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from types import SimpleNamespace
 import pytest
 
 from llmtrack.host.signals import STOPPING, signal_handlers_restored
+from llmtrack.run.executors.ray import node
 from llmtrack.run.executors.ray.executor import RayExecutor
 from tests.conftest import HANG_S
 from tests.extensions import scripted_backend
 from tests.run.executors.ray.noticing import Noticing
 
-NODES = 2
 # Without the programs of a head that nobody here asks.
-HEAD = {"num_cpus": 0, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-WORKER = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+NODES = 3
+STARTED = {"setup_worker_path": str(Path(__file__).with_name("start_worker.py"))}
+HEAD = {"num_cpus": 0, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True, **STARTED}
+WORKER = {"num_cpus": 1, "object_store_memory": 80 * 2**20, **STARTED}
 
 
-class TwoNodes:
+class RealCluster:
     """A cluster whose nodes can be killed; `fill` starts others in their place.
 
     Args:
@@ -36,15 +38,15 @@ class TwoNodes:
         self.folder = folder
         with signal_handlers_restored():
             self.ray = Cluster(initialize_head=True, head_node_args=HEAD)
-        self.fill()
 
     @property
     def address(self) -> str:
         return self.ray.address
 
-    def fill(self, **options: object) -> None:
+    def fill(self, number: int, **options: object) -> None:
+        """Start nodes until there are so many."""
         with signal_handlers_restored():  # other tests of this process end by signals
-            while len(self.ray.worker_nodes) < NODES:
+            while len(self.ray.worker_nodes) < number:
                 self.ray.add_node(wait=False, **{**WORKER, **options})
         self.ray.wait_for_nodes(timeout=HANG_S)
 
@@ -72,41 +74,39 @@ def tell(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.syspath_prepend(str(folder / "site"))
 
 
-@pytest.fixture(scope="session")
-def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+@pytest.fixture(scope="module")
+def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
+    """A head without nodes; it ends with the tests of a module, since its programs are never idle."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install llmtrack[ray]")
     folder = tmp_path_factory.mktemp("ray")
     scripted_backend(folder / "site", Path(__file__).with_name("paced.py"))
     with pytest.MonkeyPatch.context() as patch:
         tell(patch, folder)
-        cluster = TwoNodes(folder)
+        cluster = RealCluster(folder)
     yield cluster
     cluster.ray.shutdown()
 
 
 @pytest.fixture
-def cluster(two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> TwoNodes:
-    """The cluster with both nodes."""
-    tell(monkeypatch, two_nodes.folder)
-    two_nodes.fill()
-    return two_nodes
+def cluster(real_cluster: RealCluster, monkeypatch: pytest.MonkeyPatch) -> RealCluster:
+    """The cluster with at least one node."""
+    tell(monkeypatch, real_cluster.folder)
+    real_cluster.fill(1)
+    return real_cluster
 
 
 @pytest.fixture
-def two_kinds(two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
-    """The cluster, with a label that makes one node another kind; it has no nodes afterwards."""
-    tell(monkeypatch, two_nodes.folder)
-    nodes = two_nodes.ray.worker_nodes
-    while len(nodes) >= NODES:  # after a test that has killed one there is room already
-        two_nodes.kill(next(iter(nodes)).node_id[:6])
-    two_nodes.fill(labels={"llmtrack-kind": "cooled"})
-    yield two_nodes
-    for node in nodes.copy():
-        two_nodes.kill(node.node_id[:6])
+def two_kinds(cluster: RealCluster) -> RealCluster:
+    """The cluster with two nodes, one of which has a label that makes it another kind."""
+    nodes = cluster.ray.worker_nodes
+    while len(nodes) > 1:
+        cluster.kill(next(iter(nodes)).node_id[:6])
+    cluster.fill(2, labels={"llmtrack-kind": "cooled"})
+    return cluster
 
 
 @contextmanager
-def opened(cluster: TwoNodes) -> Iterator[RayExecutor]:
+def opened(cluster: RealCluster) -> Iterator[RayExecutor]:
     """Open the cluster's executor; Ray's own SIGTERM handler would end a driver before it tracks its results."""
     from llmtrack.run.executors.ray.executor import open_cluster
 
@@ -115,7 +115,7 @@ def opened(cluster: TwoNodes) -> Iterator[RayExecutor]:
     patience = Noticing(starting=HANG_S, loading=HANG_S, step=HANG_S)
     (executor,) = open_cluster(cluster.address, "same", "node", patience, lines.append)
     try:
-        assert lines[-1].startswith("measures on 2 nodes: ")
+        assert lines[-1].startswith(f"measures on {NODES} nodes: ")
         assert {number: signal.getsignal(number) for number in STOPPING} == handlers
         yield executor
     finally:
@@ -123,19 +123,15 @@ def opened(cluster: TwoNodes) -> Iterator[RayExecutor]:
     assert {number: signal.getsignal(number) for number in STOPPING} == handlers
 
 
-@pytest.fixture
-def executor(cluster: TwoNodes) -> Iterator[RayExecutor]:
-    with opened(cluster) as executor:
-        yield executor
-
-
 @pytest.fixture(scope="class")
-def shared_executor(two_nodes: TwoNodes) -> Iterator[RayExecutor]:
-    """An executor for several tests that kill no node: to connect takes seconds."""
+def executor(real_cluster: RealCluster) -> Iterator[RayExecutor]:
+    """An executor of three nodes for several tests, each of which may kill one: to connect takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        tell(patch, two_nodes.folder)
-        two_nodes.fill()
-        with opened(two_nodes) as executor:
+        tell(patch, real_cluster.folder)
+        real_cluster.fill(NODES)
+        with opened(real_cluster) as executor:
+            for node_id in executor._nodes_by_id:  # until all are free
+                executor._cluster.answer(executor._cluster.call(node.probe, executor.kind.needs, [node_id]))
             yield executor
 
 

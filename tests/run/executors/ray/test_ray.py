@@ -1,4 +1,4 @@
-"""A real cluster of two nodes: placement, isolation, and recovery. Tests that kill nodes come last."""
+"""A real cluster: placement, isolation, and recovery. Tests that kill nodes come last."""
 
 from __future__ import annotations
 
@@ -49,61 +49,6 @@ def text(name, model, **settings):
 
 def experiment(*scenarios):
     return Experiment("paced", "How long?", scenarios, lambda runs, series: {}, lambda runs: [])
-
-
-class TestOnOneExecutor:
-    @pytest.mark.slow(40)
-    @pytest.mark.usefixtures("_unreported")
-    def test_groups_are_measured_concurrently_each_alone_on_a_node(self, shared_executor, tracker, uri, console):
-        """Four groups on two nodes: each run names its node, and none overlaps another there."""
-        scenarios = [
-            paced(f"{model}{number}", f"s-10{model}", new=2 + number) for model in range(4) for number in range(2)
-        ]
-        result = run_study(experiment(*scenarios), tracker=tracker, executor=shared_executor, console=console)
-        assert result.measured == len(scenarios), console.file.getvalue()
-        tracked = runs(tracking_uri=uri)
-        assert sorted(tracked["scenario"]) == sorted(scenario.name for scenario in scenarios)
-        assert set(tracked["status"]) == {"FINISHED"}
-        assert tracked["environment_id"].nunique() == 1, "nodes of one kind are one environment"
-        places = {node: group.sort_values("start_time") for node, group in tracked.groupby("env.node")}
-        assert set(places) == {node.name for node in shared_executor.kind.nodes}
-        for group in places.values():
-            assert (group["start_time"].iloc[1:].values >= group["end_time"].iloc[:-1].values).all()
-
-    @pytest.mark.slow(15)
-    def test_a_hanging_worker_is_ended_by_the_time_limit(self, shared_executor):
-        events = []
-        model = "s-10.hangs-always"
-        shared_executor.run([paced("hangs", model, new=13), paced("goes on", model)], events.append)
-        hung, after = outcomes(events)
-        assert (hung.scenario.name, hung.kind) == ("hangs", "timeout")
-        assert "no sign of life for 0:01 (at: repeat 1)" in hung.reason
-        assert isinstance(after, Measurement)
-
-    @pytest.mark.slow(5)
-    def test_stopping_ends_the_workers_and_keeps_results(self, shared_executor):
-        """Like Ctrl-C: running groups end, waiting ones do not begin, so that this test is the last of its executor."""
-        events, ended = [], []
-
-        def measure():
-            try:
-                model = "s-20.hangs-stopped"
-                shared_executor.run([paced("done", model), paced("runs", model, 13)], take)
-            except Stopped as stopped:
-                ended.append(stopped)
-
-        def take(event):
-            events.append(event)
-            if isinstance(event, Measurement):
-                threading.Thread(target=shared_executor.stop).start()
-
-        thread = threading.Thread(target=measure)
-        thread.start()
-        thread.join(HANG_S)
-        assert ended
-        assert [outcome.scenario.name for outcome in outcomes(events)] == ["done"]
-        with pytest.raises(Stopped):
-            shared_executor.run([paced("too late")], events.append)
 
 
 def drive(address, uri, model):
@@ -182,6 +127,8 @@ def test_a_restarted_driver_measures_only_what_is_missing(cluster, uri):
 )
 def test_a_terminated_driver_tracks_its_results_and_leaves_no_process(cluster, uri, number, model, local):
     """Nor of a cluster that it started itself."""
+    if not local:
+        cluster.fill(2)
     driver = started("local" if local else cluster.address, uri, model)
     until = time.monotonic() + HANG_S
     while "text" in model and len(workers()) < 2:
@@ -199,57 +146,112 @@ def test_a_terminated_driver_tracks_its_results_and_leaves_no_process(cluster, u
     assert not alive
 
 
-@pytest.mark.slow(30)
-def test_a_killed_node_loses_only_its_current_scenario(cluster, executor):
-    """The group continues with its second scenario on the other node."""
-    events, killed = [], []
+class TestOnOneExecutor:
+    @pytest.mark.slow(40)
+    @pytest.mark.usefixtures("_unreported")
+    def test_groups_are_measured_concurrently_each_alone_on_a_node(self, executor, tracker, uri, console):
+        """Four groups on three nodes: each run names its node, and none overlaps another there."""
+        scenarios = [
+            paced(f"{model}{number}", f"s-10{model}", new=2 + number) for model in range(4) for number in range(2)
+        ]
+        result = run_study(experiment(*scenarios), tracker=tracker, executor=executor, console=console)
+        assert result.measured == len(scenarios), console.file.getvalue()
+        tracked = runs(tracking_uri=uri)
+        assert sorted(tracked["scenario"]) == sorted(scenario.name for scenario in scenarios)
+        assert set(tracked["status"]) == {"FINISHED"}
+        assert tracked["environment_id"].nunique() == 1, "nodes of one kind are one environment"
+        places = {node: group.sort_values("start_time") for node, group in tracked.groupby("env.node")}
+        assert set(places) == {node.name for node in executor.kind.nodes}
+        for group in places.values():
+            assert (group["start_time"].iloc[1:].values >= group["end_time"].iloc[:-1].values).all()
 
-    def kill_once(event):
-        events.append(event)
-        if event == Progress("second", "repeat 1") and not killed:
-            killed.append(outcomes(events)[0].tags["node"])
-            cluster.kill(killed[0])
+    @pytest.mark.slow(15)
+    def test_a_hanging_worker_is_ended_by_the_time_limit(self, executor):
+        events = []
+        model = "s-10.hangs-always"
+        executor.run([paced("hangs", model, new=13), paced("goes on", model)], events.append)
+        hung, after = outcomes(events)
+        assert (hung.scenario.name, hung.kind) == ("hangs", "timeout")
+        assert "no sign of life for 0:01 (at: repeat 1)" in hung.reason
+        assert isinstance(after, Measurement)
 
-    model = "s-20.hangs-second"
-    executor.run([paced("first", model), paced("second", model, 13), paced("third", model, 4)], kill_once)
-    result = outcomes(events)
-    assert [outcome.scenario.name for outcome in result] == ["first", "second", "third"]
-    assert all(isinstance(outcome, Measurement) for outcome in result), result
-    assert {outcome.tags["node"] for outcome in result[1:]}.isdisjoint(killed)
-    assert any("the node died" in getattr(event, "text", "") for event in events)
+    @pytest.mark.slow(30)
+    def test_a_killed_node_loses_only_its_current_scenario(self, cluster, executor):
+        """The group continues with its second scenario on the other node."""
+        events, killed = [], []
 
+        def kill_once(event):
+            events.append(event)
+            if event == Progress("second", "repeat 1") and not killed:
+                killed.append(outcomes(events)[0].tags["node"])
+                cluster.kill(killed[0])
 
-@pytest.mark.slow(30)
-def test_a_text_is_scored_on_both_nodes_and_lost_shards_on_the_other(cluster, executor):
-    scenario = text("text", "s-20", workers=None)
-    names = [node.name for node in executor.kind.nodes]
-    events, killed = [], []
+        model = "s-20.hangs-second"
+        executor.run([paced("first", model), paced("second", model, 13), paced("third", model, 4)], kill_once)
+        result = outcomes(events)
+        assert [outcome.scenario.name for outcome in result] == ["first", "second", "third"]
+        assert all(isinstance(outcome, Measurement) for outcome in result), result
+        assert {outcome.tags["node"] for outcome in result[1:]}.isdisjoint(killed)
+        assert any("the node died" in getattr(event, "text", "") for event in events)
 
-    def kill_once(event):
-        events.append(event)
-        if isinstance(event, Progress) and event.done > 0.2 and not killed:
-            killed.append(names[0])
-            cluster.kill(names[0])
+    @pytest.mark.slow(30)
+    def test_a_text_is_scored_on_both_nodes_and_lost_shards_on_the_other(self, cluster, executor):
+        scenario = text("text", "s-20", workers=None)
+        alive = {node.node_id for node in cluster.ray.worker_nodes}
+        names = [node.name for node in executor.kind.nodes if node.id in alive]
+        events, killed = [], []
 
-    run_scenarios(executor, (scenario,), kill_once)
-    (result,) = outcomes(events)
-    assert isinstance(result, Measurement), result
-    assert result.scenario == scenario
-    assert (result.facts["workers"], result.facts["shards"]) == (2, 2 * SHARDS_EACH)
-    shards = [line.split("\t") for line in result.texts["shards.txt"].splitlines()[1:]]
-    assert [int(number) for number, *_ in shards] == list(range(1, 2 * SHARDS_EACH + 1)), "each counts once"
-    assert {node for _, _, node, *_ in shards} <= set(names)
-    assert names[1] in result.tags["node"]
-    alone = []
-    plain = replace(scenario, task=replace(scenario.task, workers=1))
-    load = lambda variant: ScriptedEngine(FakeClock(), Script(1.0, 1.0))  # noqa: E731
-    InlineExecutor(load).run((plain,), alone.append)
-    (expected,) = outcomes(alone)
-    for name in ("loss", "loss_stderr", "perplexity", "tokens_scored", "bits_per_byte", "documents_scored"):
-        assert result.metrics[name] == expected.metrics[name]
-    assert result.series["batch_loss"] == expected.series["batch_loss"]
-    shares = [event.done for event in events if isinstance(event, Progress)]
-    assert shares[-1] == 1.0
+        def kill_once(event):
+            events.append(event)
+            if isinstance(event, Progress) and event.done > 0.2 and not killed:
+                killed.append(names[0])
+                cluster.kill(names[0])
+
+        run_scenarios(executor, (scenario,), kill_once)
+        (result,) = outcomes(events)
+        assert isinstance(result, Measurement), result
+        assert result.scenario == scenario
+        assert (result.facts["workers"], result.facts["shards"]) == (len(names), len(names) * SHARDS_EACH)
+        shards = [line.split("\t") for line in result.texts["shards.txt"].splitlines()[1:]]
+        assert [int(number) for number, *_ in shards] == list(range(1, len(shards) + 1)), "each counts once"
+        assert len(shards) == len(names) * SHARDS_EACH
+        assert {node for _, _, node, *_ in shards} <= set(names)
+        assert names[1] in result.tags["node"]
+        alone = []
+        plain = replace(scenario, task=replace(scenario.task, workers=1))
+        load = lambda variant: ScriptedEngine(FakeClock(), Script(1.0, 1.0))  # noqa: E731
+        InlineExecutor(load).run((plain,), alone.append)
+        (expected,) = outcomes(alone)
+        for name in ("loss", "loss_stderr", "perplexity", "tokens_scored", "bits_per_byte", "documents_scored"):
+            assert result.metrics[name] == expected.metrics[name]
+        assert result.series["batch_loss"] == expected.series["batch_loss"]
+        shares = [event.done for event in events if isinstance(event, Progress)]
+        assert shares[-1] == 1.0
+
+    @pytest.mark.slow(5)
+    def test_stopping_ends_the_workers_and_keeps_results(self, executor):
+        """Like Ctrl-C: running groups end, waiting ones do not begin, so that this test is the last of its executor."""
+        events, ended = [], []
+
+        def measure():
+            try:
+                model = "s-20.hangs-stopped"
+                executor.run([paced("done", model), paced("runs", model, 13)], take)
+            except Stopped as stopped:
+                ended.append(stopped)
+
+        def take(event):
+            events.append(event)
+            if isinstance(event, Measurement):
+                threading.Thread(target=executor.stop).start()
+
+        thread = threading.Thread(target=measure)
+        thread.start()
+        thread.join(HANG_S)
+        assert ended
+        assert [outcome.scenario.name for outcome in outcomes(events)] == ["done"]
+        with pytest.raises(Stopped):
+            executor.run([paced("too late")], events.append)
 
 
 @pytest.mark.slow(30)
