@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from llmtrack.host import entry_points
 from llmtrack.host.entry_points import ENGINE_POINTS, names_of
 from llmtrack.host.packages import installed_version
@@ -13,6 +15,7 @@ def test_a_package_installed_meanwhile_is_found(tmp_path, monkeypatch):
     reads = []
     monkeypatch.setattr(entry_points, "entry_points", lambda group: reads.append(group) or read(group=group))
     monkeypatch.syspath_prepend(str(tmp_path))
+    os.utime(tmp_path, (0, 0))  # before any tick of the file system's clock
     before = names_of(ENGINE_POINTS)
     assert names_of(ENGINE_POINTS) == before
     assert reads == [ENGINE_POINTS]
