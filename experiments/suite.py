@@ -172,8 +172,9 @@ def _with_fewest_repeats(scenario: Scenario) -> Scenario:
     return replace(scenario, repeat=repeat) if isinstance(scenario.task, GenerateTask) else scenario
 
 
-def _measure(config: Config, tracker: Tracker, executor: Executor, console: Console) -> SuiteResult:
-    chosen = chosen_names(config)
+def _measure(
+    config: Config, chosen: Sequence[str], tracker: Tracker, executor: Executor, console: Console
+) -> SuiteResult:
     return run_suite(
         experiments_of(chosen, config),
         question=QUESTION,
@@ -189,20 +190,22 @@ def _measure(config: Config, tracker: Tracker, executor: Executor, console: Cons
 
 def perform(config: Config, console: Console) -> Performed:
     """Run the suite in one place, and return the result."""
+    chosen = chosen_names(config)
     with open_executor(config) as executor:
         tracker = open_tracker(config)
-        return Performed(tracker, _measure(config, tracker, executor, console))
+        return Performed(tracker, _measure(config, chosen, tracker, executor, console))
 
 
 def run(config: Config) -> None:
     """Run the suite and exit with its code."""
     console = make_console(outlive=True)
+    chosen = chosen_names(config)  # before workers start, as it may refuse the settings
     codes = []
     with open_executors(config) as executors:
         tracker = open_tracker(config)
         for executor in executors:
             print_hardware(console, executor, executors)
-            result = _measure(config, tracker, executor, console)
+            result = _measure(config, chosen, tracker, executor, console)
             print_location(console, tracker, result.study)
             if not tracker.offline:
                 print_line(

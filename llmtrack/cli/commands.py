@@ -6,6 +6,7 @@ Only parses and prints; everything it does is an importable function. Imports no
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -219,7 +220,7 @@ def init(folder: Path) -> None:
 
     written = write_project(Path(os.path.expanduser(folder)))
     print_text(f"Written: {', '.join(map(str, written))}")
-    print_text(f"Next: mlflow run {folder} -e baseline --env-manager local")
+    print_text(f"Next: mlflow run {shlex.quote(str(folder))} -e baseline --env-manager local")
 
 
 @main.command()

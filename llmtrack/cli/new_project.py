@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from llmtrack.errors import UsageError, in_words
@@ -33,7 +34,7 @@ def write_project(folder: Path) -> list[Path]:
     if not PROJECT.is_dir():
         root = FOLDER.parent
         raise UsageError(
-            f"this llmtrack runs from a checkout, which is such a folder: mlflow run {root} -e baseline --env-manager local"
+            f"this llmtrack runs from a checkout, which is such a folder: mlflow run {shlex.quote(str(root))} -e baseline --env-manager local"
         )
     texts = {
         "MLproject": _HEAD + _without_comments((PROJECT / "MLproject").read_text(encoding="utf-8")),

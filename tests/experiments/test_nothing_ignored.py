@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from experiments import baseline, edge_prompts, perplexity, quantization, suite, tune
 from llmtrack.cli import main
@@ -126,3 +127,15 @@ def test_a_command_refuses_settings_without_effect(words, says):
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 2
     assert says in done.output
+
+
+@pytest.mark.parametrize("start", [suite.run, lambda config: suite.perform(config, Console())])
+@pytest.mark.parametrize("settings", [
+    {"experiments": ("baseline",), "focus": "quantization"},
+    {"experiments": ("perplexity",), "max_new_tokens": 8},
+])  # fmt: skip
+def test_a_suite_refuses_its_settings_before_workers_start(monkeypatch, start, settings):
+    for name in ("open_executor", "open_executors"):
+        monkeypatch.setattr(suite, name, lambda config: pytest.fail("a worker was started"))
+    with pytest.raises(UsageError):
+        start(suite.Config(**settings))
