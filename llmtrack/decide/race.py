@@ -88,13 +88,11 @@ class _Fit:
 
     Attributes:
         index: position of each candidate in the arrays.
-        goodness: effect of each candidate.
         covariance: of the effects, up to the noise variance.
         variance: of the noise, with its degrees of freedom.
     """
 
     index: Mapping[str, int]
-    goodness: Mapping[str, float]
     effects: np.ndarray
     covariance: np.ndarray
     component: np.ndarray
@@ -111,9 +109,6 @@ class Race:
     Args:
         better: whether `higher` or `lower` samples are better.
         exact: whether samples have no noise, like a size.
-
-    Attributes:
-        count: number of all samples.
     """
 
     names: Sequence[str]
@@ -132,7 +127,6 @@ class Race:
         self.samples = {name: [] for name in self.names}
         self._index = {name: index for index, name in enumerate(self.names)}
         self._sign = 1 if self.better == "higher" else -1
-        self.count = 0
         # Means of each candidate's log samples, of which higher ones are better.
         self._means: dict[str, float] = {}
         # Of the blocks before the current one: the calm ones, and the disturbed ones.
@@ -148,9 +142,14 @@ class Race:
         return [name for name in self.names if name not in self.dropped]
 
     @property
+    def count(self) -> int:
+        """Number of all samples."""
+        return sum(map(len, self.samples.values()))
+
+    @property
     def tried(self) -> list[str]:
         """Remaining candidates with at least one sample."""
-        return [name for name in self.names if name not in self.dropped and self.samples[name]]
+        return [name for name in self.names if self.is_tried(name)]
 
     def is_tried(self, name: str) -> bool:
         """Return whether a candidate remains and has a sample."""
@@ -176,7 +175,6 @@ class Race:
         if not 0 < value < math.inf:
             raise ValueError(f"a ratio needs samples above 0, and {name} has {value}")
         self.samples[name].append(value)
-        self.count += 1
         self._means[name] = float(self._sign * np.mean(np.log(self.samples[name])))
         block = self._blocks[-1]
         if name not in block:
@@ -211,7 +209,8 @@ class Race:
 
     def goodness(self, name: str) -> float:
         """Return the fitted log of a candidate's samples; higher is better."""
-        return self._fit().goodness[name]
+        fit = self._fit()
+        return float(fit.effects[fit.index[name]])
 
     def leader(self, among: Iterable[str] | None = None) -> str | None:
         """Return the best eligible candidate, or the best of the given ones; None if there is none.
@@ -353,9 +352,7 @@ class Race:
             inside = component == number
             levels[inside] = float(np.mean(means[inside] - effects[inside]))
         index = {name: position for position, name in enumerate(names)}
-        effects = effects + levels
-        goodness = dict(zip(names, effects.tolist(), strict=True))
-        return _Fit(index, goodness, effects, covariance, component, variance, freedom)
+        return _Fit(index, effects + levels, covariance, component, variance, freedom)
 
     def _all_sums(self) -> dict[float, _Sums]:
         """Return the normal equations of the calm and of the disturbed blocks, including the current one."""

@@ -154,8 +154,6 @@ class Tuning(Evidence):
             if self.model_of(name) in undecided:
                 continue  # The same model: decide first whether it is within the bound.
             first_s, prediction = self.forecast.first_s(name), predictions.get(name)
-            if not self.fits(first_s, 0.0):
-                continue
             far_better = prediction is not None and prediction.mean > bar + math.log(self.goal.rules.far)
             after_s = max(answer_s, self.forecast.prove_s(name)) if with_proof and not far_better else 0.0
             if not self.fits(first_s, after_s):
