@@ -73,7 +73,8 @@ assert code == 2 and "none such" in output and "edge_prompts" in output, output
 from llmtrack.quality.corpora import load_corpus
 assert len(load_corpus("a project/texts.jsonl").texts) == 3
 listed = CliRunner().invoke(main, ["runs", "--format", "csv", "--columns", "scenario,status"]).stdout
-assert set(listed.splitlines()[1:]) == {"baseline,FINISHED"}, listed
+names = ["baseline", "perplexity_float32", "perplexity_float16", "perplexity_bfloat16"]
+assert set(listed.splitlines()[1:]) == {f"{name},FINISHED" for name in names}, listed
 print("all there")
 """
 SMALL = {
@@ -171,12 +172,21 @@ def test_a_wheel_alone_measures_from_the_project_it_writes_and_has_all_commands(
     shutil.copyfile(template_database, tmp_path / "mlflow.db")
     assert "-e baseline --env-manager local" in installed.run(tmp_path, "llmtrack", "init", "a project")
     # One program and its worker: each imports for many seconds.
-    installed.mlflow_run(tmp_path, "a project", "suite", {"experiments": "baseline", **SMALL})
+    installed.mlflow_run(
+        tmp_path, "a project", "suite", {"experiments": "baseline,perplexity", "quick": "true", **SMALL}
+    )
     assert installed.run(tmp_path, "python", "-c", PROGRAM).strip() == "all there"
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    columns = runs(tracking_uri=store)[["scenario", "status", "model_id", "device", "dtype"]]
+    columns = runs(tracking_uri=store).query("outcome != 'same_as'")[
+        ["scenario", "status", "model_id", "device", "dtype"]
+    ]
+    dtypes = {
+        "baseline": "float32",
+        "perplexity_float32": "float32",
+        "perplexity_bfloat16": "bfloat16",
+    }
     # A set: a disturbed run is remeasured.
     assert set(columns.itertuples(index=False, name=None)) == {
-        ("baseline", "FINISHED", "synthetic:tiny", "cpu", "float32")
+        (scenario, "FINISHED", "synthetic:tiny", "cpu", dtype) for scenario, dtype in dtypes.items()
     }
-    assert set(studies(tracking_uri=store)["experiment"]) == {"suite", "baseline"}
+    assert set(studies(tracking_uri=store)["experiment"]) == {"suite", "baseline", "perplexity"}
