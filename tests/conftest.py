@@ -135,6 +135,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -longest[item.path])
 
 
+def common_folder(factory: pytest.TempPathFactory) -> Path:
+    """Return the temporary folder that all workers of this test run share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """Return a folder that one process fills and all workers of this test run share; treat it as read-only.
 
@@ -142,8 +148,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
         factory: of pytest; with pytest-xdist, the folders of all workers are in a common one.
         make: fill the given empty folder.
     """
-    base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder = common_folder(factory) / name
     marker = folder.with_name(f"{name}.done")
     with FileLock(f"{folder}.lock"):
         if not marker.exists():
@@ -240,8 +245,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
     monkeypatch.setattr(disturbances, "BUSY_SHARE", 1.0)
     monkeypatch.setattr(disturbances, "card_of", lambda device, uuid: None)
     # Ceilings of stub devices must not be cached for real runs.
-    base = tmp_path_factory.getbasetemp()
-    measured = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ceilings"
+    measured = common_folder(tmp_path_factory) / "ceilings"
     monkeypatch.setattr(ceilings, "folder", lambda: measured)
     # Durations of one test must not appear in the output of another.
     monkeypatch.setattr(durations, "folder", lambda: Path(os.devnull) / "durations")
@@ -280,13 +284,16 @@ def steady_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(statistics, limit, math.inf)
 
 
-def share_statements(patch: pytest.MonkeyPatch) -> None:
-    """Compile MLflow's statements once for all SQLite databases, not anew for each, and do not wait for the disk.
-
-    A killed process loses nothing without that, only a machine that stops.
-    """
-    from mlflow.store.db import utils
+def wait_for_no_disk(engine: Engine | type[Engine]) -> None:
+    """Let SQLite not wait for the disk: a killed process loses nothing without that, only a machine that stops."""
     from sqlalchemy import event
+
+    event.listen(engine, "connect", lambda opened, record: opened.execute("PRAGMA synchronous = OFF"))
+
+
+def share_statements(patch: pytest.MonkeyPatch) -> None:
+    """Compile MLflow's statements once for all SQLite databases, not anew for each, and do not wait for the disk."""
+    from mlflow.store.db import utils
 
     create = utils.create_sqlalchemy_engine
     first = create("sqlite://")
@@ -296,7 +303,7 @@ def share_statements(patch: pytest.MonkeyPatch) -> None:
         engine = create(uri)
         if engine.dialect.name == "sqlite":
             engine.dialect, engine._compiled_cache = first.dialect, first._compiled_cache
-            event.listen(engine, "connect", lambda opened, record: opened.execute("PRAGMA synchronous = OFF"))
+            wait_for_no_disk(engine)
         return engine
 
     patch.setattr(utils, "create_sqlalchemy_engine", created)

@@ -77,7 +77,7 @@ def _digest(*parts: object) -> str:
 def build_tokenizer(preset: Preset) -> PreTrainedTokenizerFast:
     """Build a tokenizer with one token per UTF-8 byte, padded to the preset's vocabulary.
 
-    Special and reserved tokens that no text encodes to follow ids 0-255, so that every id can be decoded.
+    Special tokens, to which only their names encode, and reserved ones follow ids 0-255, so that every id can be decoded.
     """
     specials = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>"}
     if not preset.pad_token:  # like GPT-2: one token in both roles, and none for padding

@@ -15,6 +15,7 @@ from llmtrack.onnx.names import LOGITS_TO_KEEP
 
 # A protobuf message is limited to 2 GiB; larger weights go to a separate file.
 MAX_EMBEDDED_BYTES = 1_800_000_000
+# Smaller weights, such as shapes and axes, may be read by tools that change nodes.
 _SMALL_BYTES = 4096
 MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators."""

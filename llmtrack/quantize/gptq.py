@@ -82,23 +82,15 @@ def grid(block: Array, importance: Array) -> tuple[NDArray[np.float32], NDArray[
     for share in RANGES.astype(np.float32):
         scale = full * share
         zero = _step(-low / scale, 0)
-        signed = _step(values / scale, zero)
-        signed -= zero
+        signed = _step(values / scale, zero) - zero
         # Least-squares scale for these steps; arbitrary where all steps are zero.
-        weighted = costs * signed
-        weights = (weighted * signed).sum(axis=0)
-        weighted *= values
-        fitted = weighted.sum(axis=0) / np.maximum(weights, np.float32(1e-30))
+        weights = (costs * signed * signed).sum(axis=0)
+        fitted = (costs * signed * values).sum(axis=0) / np.maximum(weights, np.float32(1e-30))
         scale = np.where(fitted > 1e-9, fitted, scale)
-        error = _step(values / scale, zero)
-        error -= zero
-        error *= scale
-        error -= values
-        error *= error
-        error *= costs
-        total = error.sum(axis=0)
-        better = total < best
-        best, scales = np.where(better, total, best), np.where(better, scale, scales)
+        signed = _step(values / scale, zero) - zero
+        error = (costs * (signed * scale - values) ** 2).sum(axis=0)
+        better = error < best
+        best, scales = np.where(better, error, best), np.where(better, scale, scales)
         zeros = np.where(better, zero, zeros)
     return scales, zeros
 

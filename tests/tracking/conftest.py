@@ -21,7 +21,7 @@ import pytest
 
 from llmtrack.tracking.uri import sqlite_path
 from llmtrack.tracking.write.tracker import Tracker
-from tests.conftest import HANG_S, made_once
+from tests.conftest import HANG_S, made_once, wait_for_no_disk
 from tests.forking import Forked
 
 
@@ -141,7 +141,6 @@ def _serve(folder: Path, command: Sequence[str]) -> None:
         patch.setattr("flask.Flask.add_url_rule", lambda app, rule, *of, **options: None)
         import mlflow.server
     from mlflow.cli import cli
-    from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
     os.setsid()  # to end its processes, too
@@ -149,11 +148,7 @@ def _serve(folder: Path, command: Sequence[str]) -> None:
         for standard in (1, 2):
             os.dup2(log.fileno(), standard)
     os.chdir(folder)
-
-    @event.listens_for(Engine, "connect")
-    def wait_for_no_disk(opened: Any, record: object) -> None:
-        opened.execute("PRAGMA synchronous = OFF")
-
+    wait_for_no_disk(Engine)
     start_process = mlflow.server._exec_cmd
 
     def run_uvicorn(command: Sequence[str], extra_env: Mapping[str, str], **options: Any) -> Any:
