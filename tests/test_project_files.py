@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -52,6 +55,21 @@ def test_a_workflow_runs_existing_targets_and_scripts(workflow):
         else:
             assert command[0] == "bash"
             assert (ROOT / command[1]).is_file()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize(
+    ("optimized", "complete", "chosen"),
+    [(True, True, "python3"), (False, True, "system-python"), (False, False, "python3")],
+)
+def test_make_prefers_the_systems_python_to_one_without_optimizations(tmp_path, optimized, complete, chosen):
+    for name, suits in (("python3", optimized), ("system-python", complete)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {int(not suits)}\n")
+        (tmp_path / name).chmod(0o700)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SYSTEM_PYTHON": "system-python"}
+    show = ["make", "--silent", "--eval=show:; @echo $(PYTHON)", "show"]
+    output = subprocess.run(show, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    assert output.split() == [chosen]
 
 
 def test_the_pre_commit_hook_has_the_pinned_version_of_ruff():
