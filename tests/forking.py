@@ -166,7 +166,7 @@ class ForkedWorker(WorkerProcess):
     """A worker that imports nothing anew."""
 
     def _start(self, environment: Mapping[str, str]) -> Any:
-        return Forked(_work, environment=environment)
+        return Forked(work, environment=environment)
 
 
 @contextlib.contextmanager
@@ -270,7 +270,7 @@ def _serve(child_in: int, child_out: int) -> None:
     util._exit_function()
 
 
-def _work() -> None:
+def work() -> None:
     from llmtrack.measure import ceilings
     from llmtrack.worker.process import main
 

@@ -8,23 +8,27 @@ import importlib._bootstrap
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forking import Forked, ForkedWorker, work
 from tests.search_path import with_folders
 
 FRAMEWORKS = {"torch", "transformers", "tokenizers", "optimum", "onnxruntime"}
 
-# Read by every Python process at its start. The worker may import neither mlflow nor scikit-learn, which takes seconds
-# and which transformers imports if it is installed; the other programs may import no framework.
+# Neither mlflow, nor what transformers imports for seconds if it is installed.
+NOT_FOR_WORKERS = {"mlflow", "sklearn", "scipy"}
+
+# Read by every Python process at its start.
 FORBID = """
 import importlib.machinery
 import sys
 
 measures = "llmtrack.worker.process" in sys.orig_argv
-FORBIDDEN = {"mlflow", "sklearn"} if measures else FRAMEWORKS
+FORBIDDEN = NOT_FOR_WORKERS if measures else FRAMEWORKS
 
 
 class Wall:
@@ -46,18 +50,20 @@ sys.meta_path.insert(0, Wall())
 
 def forbid_imports(folder: Path) -> None:
     """Forbid the other side's libraries to every process with this folder on PYTHONPATH."""
-    (folder / "sitecustomize.py").write_text(f"FRAMEWORKS = {FRAMEWORKS!r}\n{FORBID}", encoding="utf-8")
+    (folder / "sitecustomize.py").write_text(
+        f"FRAMEWORKS, NOT_FOR_WORKERS = {FRAMEWORKS!r}, {NOT_FOR_WORKERS!r}\n{FORBID}", encoding="utf-8"
+    )
     probe = [sys.executable, "-c", "import torch"]
     blocked = os.environ | {"PYTHONPATH": with_folders(folder)}
     assert subprocess.run(probe, env=blocked, capture_output=True).returncode != 0, "the wall is open"
 
 
-def forbid_frameworks_here(patch: pytest.MonkeyPatch) -> None:
-    """Refuse to import a framework, also one that this process has imported: it tracks, and a program measures."""
+def forbid_here(patch: pytest.MonkeyPatch, forbidden: Set[str]) -> None:
+    """Refuse to import these, also those that this process has imported."""
 
     def refuse(name: str) -> None:
-        if name.partition(".")[0] in FRAMEWORKS:
-            raise ImportError(f"{name} has no business in a process that tracks")
+        if name.partition(".")[0] in forbidden:
+            raise ImportError(f"{name} has no business here")
 
     statement, function = builtins.__import__, importlib._bootstrap._gcd_import
 
@@ -71,6 +77,19 @@ def forbid_frameworks_here(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(builtins, "__import__", import_by_statement)
     patch.setattr(importlib._bootstrap, "_gcd_import", import_by_function)
-    for attempt in (lambda: importlib.import_module("torch"), lambda: exec("import torch.nn")):
+    name = min(forbidden)
+    for attempt in (lambda: importlib.import_module(name), lambda: exec(f"import {name}.x")):
         with pytest.raises(ImportError, match="no business"):
             attempt()
+
+
+class WalledWorker(ForkedWorker):
+    """A forked worker that cannot import what has no business in a worker."""
+
+    def _start(self, environment: Mapping[str, str]) -> Forked:
+        return Forked(_work_behind_the_wall, environment=environment)
+
+
+def _work_behind_the_wall() -> None:
+    forbid_here(pytest.MonkeyPatch(), NOT_FOR_WORKERS)
+    work()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pickle
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from llmtrack.models.source import run_folder
 from tests.conftest import make_here
 from tests.engines.stand_ins import genai_converted, openvino_converted
 from tests.export_cache import cache_exports
+from tests.forking import fork
 from tests.models.folders import edit, load
 from tests.models.gguf_writer import write_gguf
 from tests.models.planted import Payload, plant
@@ -169,12 +170,28 @@ def test_code_does_not_run_even_with_trust_remote_code(planted, tmp_path, monkey
         exec(LOAD_WITH_CODE, {"folder": str(planted)})
 
 
-@pytest.mark.slow(5)
+# What reads the environment when it is imported.
+READERS = (
+    "huggingface_hub.constants",
+    "transformers.utils.hub",
+    "transformers.utils",
+    "transformers.dynamic_module_utils",
+)
+
+
 def test_code_does_not_run_in_the_environment_of_a_converter_even_with_trust_remote_code(planted):
-    # transformers would import both for seconds, and collecting garbage meanwhile takes another.
-    start = f"import gc, sys\ngc.disable()\nsys.modules.update(sklearn=None, scipy=None)\nfolder = {str(planted)!r}\n"
-    command = [sys.executable, "-c", start + LOAD_WITH_CODE]
-    subprocess.run(command, env=isolated_variables(), check=True, cwd=planted.parent)
+    def load() -> None:
+        os.environ.clear()
+        os.environ.update(variables)
+        os.chdir(planted.parent)
+        sys.path.insert(0, "")
+        for name in READERS:
+            importlib.reload(sys.modules[name])
+        exec(LOAD_WITH_CODE, {"folder": str(planted)})
+
+    variables = isolated_variables()
+    # A new process would import transformers for many seconds.
+    assert os.waitpid(fork(load, ()), 0)[1] == 0
 
 
 def test_the_hook_is_removed():
