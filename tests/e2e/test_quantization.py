@@ -9,13 +9,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from functools import partial
 
 import pytest
 
 from llmtrack.host.packages import available
-from llmtrack.quantize import calibration
-from llmtrack.quantize.calibration import calibration_rows
+from llmtrack.quality.corpora import load_corpus
+from llmtrack.spec.task import BUILTIN_TEXT
 from tests.conftest import make_here
 from tests.e2e.test_entry_points import ok
 from tests.e2e.test_mlflow_run import QUICK, TINY, study_of
@@ -28,19 +27,21 @@ pytestmark = [
 ]
 
 # Perplexity over float32's at most, on text that quantization has not seen; these do not depend on the machine's speed.
-BOUNDS = {"onnx-int8-weight-only": 1.01, "onnx-int8-dynamic": 1.03, "onnx-int8-static": 1.035}
+BOUNDS = {"onnx-int8-weight-only": 1.01, "onnx-int8-dynamic": 1.03}
 
 
 @pytest.mark.slow(200)
 @pytest.mark.usefixtures("loaded_once")
-def test_recipes_keep_the_quality_of_the_real_model(run_here, tracked, smollm2_spec, monkeypatch):
+def test_recipes_keep_the_quality_of_the_real_model(run_here, tracked, smollm2_spec, tmp_path, monkeypatch):
     make_here(monkeypatch)
     recipes = ",".join(name.replace("onnx-", "onnx/") for name in BOUNDS)
-    parameters = {**QUICK, "recipes": recipes, "prompt_tokens": 32, "reference_tokens": 256}
-    # A sixteenth of what is calibrated with by default keeps the bounds, and the search takes a sixteenth of its time; the
-    # beginnings of the documents tell the recipes apart as their wholes do, which test_entry_points.py scores.
-    monkeypatch.setattr(calibration, "calibration_rows", partial(calibration_rows, width=32))
-    parameters |= {"calibration_tokens": 128, "max_length": 32}
+    # What follows the scored beginnings: the default text differs between versions of Python. A quarter of the default tokens;
+    # by fewer, the search finds layers that do not keep the quality of other text.
+    text = tmp_path / "calibration.txt"
+    text.write_text("\n\n".join(document[300:] for document in load_corpus(BUILTIN_TEXT).texts), encoding="utf-8")
+    parameters = {**QUICK, "recipes": recipes, "calibration": text, "calibration_tokens": 512}
+    # The beginnings of the documents tell the recipes apart as their wholes do, which test_entry_points.py scores.
+    parameters |= {"prompt_tokens": 32, "reference_tokens": 256, "max_length": 32}
     output = ok(run_here("quantization", model=smollm2_spec, **parameters))
     runs = tracked.runs().set_index("scenario")
     assert set(runs["status"]) == {"FINISHED"}
@@ -60,15 +61,14 @@ def test_recipes_keep_the_quality_of_the_real_model(run_here, tracked, smollm2_s
         assert run["parity_max_share"] < 1e-3
         assert "sample.txt" in tracked.artifacts(run["run_id"])
         assert name in output
-    for name in ("onnx-int8-dynamic", "onnx-int8-static"):
-        run = runs.loc[name]
-        assert run["calibration_digest"] != run["corpus_digest"]
-        rows = list(csv.DictReader(io.StringIO(tracked.text(run["run_id"], "quantization/layers.csv"))))
-        assert len(rows) == run["linear_layers"] == 210  # all but the head
-        assert sum(row["left_out"] == "True" for row in rows) == run["left_out_layers"] > 0
-        # The layers that facts about this model name: few, and at the end of an MLP.
-        assert all(row["layer"].endswith("down_proj") for row in rows[:6])
-        assert "quantization/search.csv" in tracked.artifacts(run["run_id"], "quantization")
+    run = runs.loc["onnx-int8-dynamic"]
+    assert run["calibration_digest"] != run["corpus_digest"]
+    rows = list(csv.DictReader(io.StringIO(tracked.text(run["run_id"], "quantization/layers.csv"))))
+    assert len(rows) == run["linear_layers"] == 210  # all but the head
+    assert sum(row["left_out"] == "True" for row in rows) == run["left_out_layers"] > 0
+    # The layers that facts about this model name: few, and at the end of an MLP.
+    assert all(row["layer"].endswith("down_proj") for row in rows[:6])
+    assert "quantization/search.csv" in tracked.artifacts(run["run_id"], "quantization")
     study = study_of(tracked, "quantization")
     assert {"plots/decode_against_perplexity.png", "plots/layer_errors.png"} <= tracked.artifacts(
         study["run_id"], "plots"
