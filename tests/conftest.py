@@ -31,9 +31,6 @@ from llmtrack.models import durations
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
-# Before torch is imported: threads only cost time with models this small and tests in parallel.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 # A deadline would fail a property on a machine that other programs keep busy.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
@@ -95,7 +92,9 @@ def catch_logs_at_the_root() -> None:
     catching_logs.__enter__ = enter
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # A wide table that is made column by column. Among pytest's settings it would import pandas, and NumPy, before `tests`.
+    config.addinivalue_line("filterwarnings", "error::pandas.errors.PerformanceWarning")
     enable_interrupts()
     catch_logs_at_the_root()
     let_onnxruntime_wait_idle()
