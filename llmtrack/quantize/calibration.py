@@ -9,6 +9,7 @@ from typing import Any
 from llmtrack.errors import ScenarioError
 from llmtrack.quality.corpora import Corpus
 from llmtrack.quality.encoding import unknown_warning
+from llmtrack.tensors.tokens import encode
 
 ROW_TOKENS = 128
 LEAST_ROWS = 4
@@ -46,7 +47,7 @@ def calibrate(corpus: Corpus, tokenizer: Any, tokens: int) -> Calibration:
     from llmtrack.quality.perplexity import SEPARATOR
 
     text = SEPARATOR.join(corpus.texts)
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = encode(tokenizer, text, special_tokens=False)
     unknown = 0
     if tokenizer.unk_token_id is not None:
         # An unknown token spelled out in the text itself is not unknown.

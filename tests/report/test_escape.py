@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -177,7 +178,7 @@ print(out.getvalue()[:4])
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense", ""])
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense"])
 def test_pictures_do_not_depend_on_the_users_backend_and_style(backend, tmp_path):
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nsavefig.format: pdf\nfont.family: Nowhere\n")
     environment = os.environ | {
@@ -204,19 +205,21 @@ for _ in range(2000):
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_a_stream_replaces_unencodable_characters(encoding):
-    environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+def test_a_stream_replaces_unencodable_characters():
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", PRINT], env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
-    if encoding.startswith("ascii"):
-        assert done.stdout.splitlines()[0] == b"+/- - | ... x ? ?"
+    assert done.stdout.splitlines()[0] == b"+/- - | ... x ? ?"
 
 
 @pytest.mark.slow(1)
 def test_a_closed_pipe_ends_nothing():
-    worker = subprocess.Popen([sys.executable, "-c", PRINT], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    worker.stdout.readline()
+    environment = os.environ | {"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
+    worker = subprocess.Popen(
+        [sys.executable, "-c", PRINT], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    # The first lines with characters that this encoding lacks, and the table's.
+    assert b"a line that fills" in b"".join(itertools.islice(worker.stdout, 20))
     worker.stdout.close()
     assert worker.wait(HANG_S) == 0
     assert worker.stderr.read() == b""
