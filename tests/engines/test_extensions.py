@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from llmtrack.cli.doctor import examine
+from llmtrack.cli import doctor
 from llmtrack.engine import Engine
 from llmtrack.engines import registry
 from llmtrack.engines.registry import load_engine
 from llmtrack.errors import ExtensionError, ScenarioError, UsageError
 from llmtrack.experiment import Experiment
+from llmtrack.host.entry_points import extensions
 from llmtrack.models.folder import model_folder
 from llmtrack.models.safe_view import safe_view
 from llmtrack.quantize import recipe
@@ -189,10 +190,8 @@ def test_a_broken_package_is_named_and_does_not_affect_others(broken):
 
 
 def test_doctor_names_a_broken_package(broken):
-    findings = {finding.topic: finding for finding in examine()}
-    assert [findings[topic].state for topic in ("backend sick", "recipes sick")] == ["broken", "broken"]
-    assert findings["backend plugin"].state == findings["recipes plugin"].state == findings["backends"].state == "ok"
-    assert findings["recipes plugin"].text == "plugin/rounded"
+    points = [point for group in doctor._EXTENSIONS for point in extensions(group) if point.name == "sick"]
+    assert [doctor._extension(point).state for point in points] == ["broken", "broken"]
 
 
 @pytest.mark.slow(1)
@@ -215,23 +214,22 @@ def test_a_study_on_a_broken_package_ends_with_one_line_and_code_2(broken, track
     ("encode", ("a",)), ("tokenize", ("a",)), ("decode", ([1],)), ("generate", (None, None)), ("score", (None, None)),
     ("next_token_logits", ([1],)), ("peak_memory_bytes", ()),
 ])  # fmt: skip
-@pytest.mark.parametrize("returned", ["text", 3.5j, [], object()])
-def test_an_engine_with_a_wrong_return_value_is_named_with_its_package(
-    plugin, monkeypatch, method, arguments, returned
-):
-    accepted = (method, type(returned)) in {("encode", list), ("decode", str)}
-    monkeypatch.setattr(import_module("plugin_engine").PluginEngine, method, lambda self, *_: returned)
+def test_an_engine_with_a_wrong_return_value_is_named_with_its_package(plugin, monkeypatch, method, arguments):
+    values: list[object] = []
+    monkeypatch.setattr(import_module("plugin_engine").PluginEngine, method, lambda self, *_: values[-1])
     engine = load_engine("synthetic:tiny", backend="plugin")
-    if accepted:
-        assert getattr(engine, method)(*arguments) == returned
-        return
-    with pytest.raises(ExtensionError) as caught:
-        getattr(engine, method)(*arguments)
-    assert str(caught.value).startswith(
-        f"backend plugin (plugin_engine:load of the package plugin_engine 1.0) cannot be used: {method} returned a"
-    )
-    assert ", and not " in str(caught.value)
-    assert "\n" not in str(caught.value)
+    for returned in ("text", 3.5j, [], object()):
+        values.append(returned)
+        if (method, type(returned)) in {("encode", list), ("decode", str)}:
+            assert getattr(engine, method)(*arguments) == returned
+            continue
+        with pytest.raises(ExtensionError) as caught:
+            getattr(engine, method)(*arguments)
+        assert str(caught.value).startswith(
+            f"backend plugin (plugin_engine:load of the package plugin_engine 1.0) cannot be used: {method} returned a"
+        )
+        assert ", and not " in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_an_engine_whose_load_fails_is_named(plugin, monkeypatch):
@@ -279,7 +277,9 @@ def test_an_unusable_recipe_is_reported_and_left_out(monkeypatch, backend, name,
 def test_a_plugin_with_a_built_in_name_is_reported(tmp_path, monkeypatch):
     points = "[llmtrack.engines]\ntorch = plugin_engine:load\n"
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", "usurper", "", points)))
-    findings = {finding.topic: finding for finding in examine()}
+    findings = {finding.topic: finding for finding in doctor.examine()}
+    assert findings["backend plugin"].state == findings["recipes plugin"].state == findings["backends"].state == "ok"
+    assert findings["recipes plugin"].text == "plugin/rounded"
     assert "that of a built-in backend" in findings["backend torch"].text
     assert type(load_engine("synthetic:tiny", device="cpu")).__name__ == "TorchEngine"
 

@@ -113,8 +113,7 @@ CASES = {
     "yarn": ("llama", rope("yarn", factor=2.0, original_max_position_embeddings=64), FUSED),
     "another factor of scores": ("granite", {"attention_multiplier": 0.9, "head_dim": 16}, FUSED),
     "unsupported head width": ("llama", {"head_dim": 12}, AS_EXPORTED),
-    "multi-query": ("llama", {"num_key_value_heads": 1, "attention_bias": True}, FUSED),
-    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}, FUSED),
+    "multi-query and biases": ("llama", {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}, FUSED),
 }  # fmt: skip
 
 

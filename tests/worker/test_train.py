@@ -23,7 +23,7 @@ from llmtrack.spec.events import Begun, Log, Steps
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import TrainTask
-from llmtrack.train import checkpoint
+from llmtrack.train import checkpoint, session
 from llmtrack.worker.train import measure_training
 from tests.forking import ForkedWorker
 from tests.run.scenarios import outcomes
@@ -35,6 +35,22 @@ GPT2 = Variant("synthetic:tiny-gpt2", device="cpu")  # has dropout, so that the 
 @pytest.fixture(autouse=True)
 def _same_random_state_for_other_tests():
     with torch.random.fork_rng():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _counted_once():
+    """Count the operations of a kind of model once: it takes as long as a step of training."""
+    count, counted = session.counted_flops_per_token, {}
+
+    def count_once(model, length):
+        key = (model.config.model_type, length)
+        if key not in counted:
+            counted[key] = count(model, length)
+        return counted[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "counted_flops_per_token", count_once)
         yield
 
 
