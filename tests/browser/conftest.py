@@ -53,12 +53,3 @@ def tab(_shared: Tab) -> Iterator[Tab]:
     _shared.errors.clear()
     yield _shared
     assert _shared.errors == []
-
-
-@pytest.fixture
-def fresh_tab(browser: Browser, tracked: Tracked) -> Iterator[Tab]:
-    """Yield a new page."""
-    tab = Tab(browser, tracked.server)
-    yield tab
-    tab.page.close()
-    assert tab.errors == []

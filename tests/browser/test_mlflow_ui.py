@@ -115,16 +115,16 @@ def test_a_studys_page_begins_with_its_answer_and_metrics(tab, tracked):
     expect(page.get_by_role("button", name=re.compile(r"^1 prompt \([0-9a-f]{16}\)$"))).to_be_visible()
 
 
-def test_the_answer_is_the_first_thing_on_a_page_and_its_tags_are_short(fresh_tab, tracked):
+def test_the_answer_is_the_first_thing_on_a_page_and_its_tags_are_short(tab, tracked):
     study, scenario = tracked.study, tracked.scenarios["prompt_64"]
-    page = fresh_tab.open(run_link("", tracked.experiment_id, study).removeprefix("#"))
+    page = tab.open(run_link("", tracked.experiment_id, study).removeprefix("#"))
     # MLflow's assistant, open at first, makes a page so narrow that what is beside the description comes above it.
     page.get_by_role("button", name="Close").click()
     for run_id, answer_text, metric in (
         (study, "From 16 to 64 prompt tokens", "scenarios_measured"),
         (scenario, re.compile(r"tokens/s, .* ms/token"), "tokens_per_sec"),
     ):
-        fresh_tab.open(run_link("", tracked.experiment_id, run_id).removeprefix("#"))
+        tab.open(run_link("", tracked.experiment_id, run_id).removeprefix("#"))
         figures = page.get_by_role("link", name=metric, exact=True)
         expect(figures).to_be_visible()
         for width in (1400, 1600):
@@ -162,28 +162,19 @@ def test_the_prepared_view_shows_the_studys_scenarios_with_relevant_columns(tab,
     expect(page.get_by_text("does not exist")).to_have_count(0)
 
 
-@pytest.fixture
-def _views_stay(tracked):
-    """Restore the views of the study for the following tests."""
-    client = MlflowClient(tracked.server)
-    before = client.get_experiment(tracked.experiment_id).tags
-    yield
-    for name, text in before.items():
-        client.set_experiment_tag(tracked.experiment_id, name, text)
-
-
-@pytest.mark.usefixtures("_views_stay")
-def test_the_view_of_an_older_study_shows_its_runs(fresh_tab, tracked, monkeypatch):
-    monkeypatch.setattr(views, "MOST_KEPT", 1)
-    own = views.existing_views(tracked.experiment_id, tracked.server)
-    assert tracked.study_id in own
-    views.keep_views({"precision-99991231-000000-aaaa": "{}"}, tracked.experiment_id, tracked.server)
-    page = fresh_tab.open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("#"))
-    expect(page.get_by_text(f"{len(tracked.scenarios)} matching runs")).to_be_visible()
-    expect(page.get_by_text("does not exist")).to_have_count(0)
-
-
 def test_the_prepared_charts_are_bars_and_parallel_coordinates(tab, tracked):
     page = tab.open(runs_link("", tracked.experiment_id, tracked.study_id, charts=True).removeprefix("#"))
     expect(page.get_by_text("What was asked").first).to_be_visible()
     expect(page.get_by_text("Parallel Coordinates").first).to_be_visible()
+
+
+def test_the_view_of_an_older_study_shows_its_runs(tab, tracked, monkeypatch):
+    """The last test: it removes the study's views."""
+    monkeypatch.setattr(views, "MOST_KEPT", 1)
+    own = views.existing_views(tracked.experiment_id, tracked.server)
+    assert tracked.study_id in own
+    views.keep_views({"precision-99991231-000000-aaaa": "{}"}, tracked.experiment_id, tracked.server)
+    page = tab.open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("#"))
+    page.reload()  # MLflow reads an experiment's views once
+    expect(page.get_by_text(f"{len(tracked.scenarios)} matching runs")).to_be_visible()
+    expect(page.get_by_text("does not exist")).to_have_count(0)
