@@ -23,6 +23,18 @@ def install(site: Path, package: str, module: str, entry_points: str) -> Path:
     return site
 
 
+PLUGINS = {
+    "plugin_experiment": "[llmtrack.experiments]\nplugin_words = plugin_experiment\n",
+    "plugin_executor": "[llmtrack.executors]\nelsewhere = plugin_executor:make\n",
+}
+"""Entry points of packages by the name of their module, which is in this folder."""
+
+
+def install_plugins(site: Path) -> None:
+    for package, points in PLUGINS.items():
+        install(site, package, Path(__file__).with_name(f"{package}.py").read_text(encoding="utf-8"), points)
+
+
 ENGINE = "[llmtrack.engines]\nplugin = plugin_engine:load\n[llmtrack.recipes]\nplugin = plugin_engine:RECIPES\n"
 
 # Replaces the imports of a worker that only models need: they take seconds.

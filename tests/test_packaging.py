@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from llmtrack.host.packages import find_uv
 from llmtrack.tracking.read.query import runs, studies
 from tests import wall
+from tests.extensions import install_plugins
 
 pytestmark = pytest.mark.slow(5)
 
@@ -72,8 +73,13 @@ code, output = invoke("run", "suite", "-P", "experiments=none such")
 assert code == 2 and "none such" in output and "edge_prompts" in output, output
 from llmtrack.quality.corpora import load_corpus
 assert len(load_corpus("a project/texts.jsonl").texts) == 3
+sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "Wall"]
+code, output = invoke("run", "plugin_words", "-P", "executor=elsewhere", *sys.argv[1:])
+assert code == 0 and "2 words were measured." in output, output
+code, output = invoke("run", "perplexity", "-P", "executor=inline", "-P", "max_length=64", *sys.argv[1:5])
+assert code == 0, output
 listed = CliRunner().invoke(main, ["runs", "--format", "csv", "--columns", "scenario,status"]).stdout
-names = ["baseline", "perplexity_float32", "perplexity_float16", "perplexity_bfloat16"]
+names = ["baseline", "sea", "harbour", "perplexity_float32"]
 assert set(listed.splitlines()[1:]) == {f"{name},FINISHED" for name in names}, listed
 print("all there")
 """
@@ -102,9 +108,9 @@ class Installed:
         assert uv is not None
         install = ["pip", "install", "--quiet", "--offline", "--no-index", "--no-deps", "--no-cache"]
         subprocess.run([*uv, *install, "--python", str(self.python), str(wheel)], check=True)
-        (site,) = self.folder.glob("lib/python*/site-packages")
+        (self.site,) = self.folder.glob("lib/python*/site-packages")
         shared = [path for path in sys.path if path.endswith("-packages")]
-        (site / "zz_shared.pth").write_text("".join(f"{path}\n" for path in shared), encoding="utf-8")
+        (self.site / "zz_shared.pth").write_text("".join(f"{path}\n" for path in shared), encoding="utf-8")
         self.wall = folder / "wall"
         self.wall.mkdir()
         wall.forbid_imports(self.wall)
@@ -171,22 +177,19 @@ def installed(tmp_path_factory) -> Installed:
 def test_a_wheel_alone_measures_from_the_project_it_writes_and_has_all_commands(installed, tmp_path, template_database):
     shutil.copyfile(template_database, tmp_path / "mlflow.db")
     assert "-e baseline --env-manager local" in installed.run(tmp_path, "llmtrack", "init", "a project")
-    # One program and its worker: each imports for many seconds.
-    installed.mlflow_run(
-        tmp_path, "a project", "suite", {"experiments": "baseline,perplexity", "quick": "true", **SMALL}
-    )
-    assert installed.run(tmp_path, "python", "-c", PROGRAM).strip() == "all there"
+    # One program, its worker, and one that measures in itself: each imports for many seconds.
+    installed.mlflow_run(tmp_path, "a project", "suite", {"experiments": "baseline", "quick": "true", **SMALL})
+    install_plugins(installed.site)
+    assert installed.run(tmp_path, "python", "-c", PROGRAM, *parameter_arguments(SMALL)).strip() == "all there"
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    columns = runs(tracking_uri=store).query("outcome != 'same_as'")[
-        ["scenario", "status", "model_id", "device", "dtype"]
-    ]
-    dtypes = {
-        "baseline": "float32",
-        "perplexity_float32": "float32",
-        "perplexity_bfloat16": "bfloat16",
-    }
+    columns = runs(tracking_uri=store)[
+        ["experiment", "scenario", "status", "model_id", "device", "dtype", "env.elsewhere"]
+    ].fillna("")
+    of_wheel = ("baseline", "baseline", ""), ("perplexity", "perplexity_float32", "")
+    of_plugins = ("plugin_words", "sea", "yes"), ("plugin_words", "harbour", "yes")
     # A set: a disturbed run is remeasured.
     assert set(columns.itertuples(index=False, name=None)) == {
-        (scenario, "FINISHED", "synthetic:tiny", "cpu", dtype) for scenario, dtype in dtypes.items()
+        (experiment, scenario, "FINISHED", "synthetic:tiny", "cpu", "float32", elsewhere)
+        for experiment, scenario, elsewhere in of_wheel + of_plugins
     }
-    assert set(studies(tracking_uri=store)["experiment"]) == {"suite", "baseline", "perplexity"}
+    assert "suite" in set(studies(tracking_uri=store)["experiment"])

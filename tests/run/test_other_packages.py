@@ -1,12 +1,13 @@
-"""An executor and an experiment of another package: found by entry points, tested by the kit, named in errors."""
+"""An executor and an experiment of another package: found by entry points, tested by the kit, named in errors.
+
+tests/test_packaging.py runs the experiment on the executor.
+"""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -23,28 +24,19 @@ from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import RunOptions
 from llmtrack.testing import EngineConformance, ExecutorConformance, ExperimentConformance
 from llmtrack.tracked.runs import Runs
-from tests.conftest import HANG_S
-from tests.extensions import install
+from tests.extensions import PLUGINS, install, install_plugins
 from tests.run.scenarios import generating
-from tests.search_path import with_folders
-
-TESTS = Path(__file__).parents[1]
-POINTS = {
-    "plugin_experiment": "[llmtrack.experiments]\nplugin_words = plugin_experiment\n",
-    "plugin_executor": "[llmtrack.executors]\nelsewhere = plugin_executor:make\n",
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def site(tmp_path_factory):
     """Put both packages on the import path."""
     place = tmp_path_factory.mktemp("site")
-    for package, points in POINTS.items():
-        install(place, package, (TESTS / f"{package}.py").read_text(encoding="utf-8"), points)
+    install_plugins(place)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(place))
         yield place
-    for package in POINTS:
+    for package in PLUGINS:
         sys.modules.pop(package, None)
 
 
@@ -213,24 +205,6 @@ def test_the_doctor_lists_plugins():
     findings = {finding.topic: (finding.state, finding.text) for finding in looked_at()}
     assert findings["experiment plugin_words"] == ("ok", "Does the word matter?")
     assert findings["executor elsewhere"] == ("ok", "plugin_executor:make")
-
-
-@pytest.mark.slow(20)
-def test_a_plugin_experiment_runs_on_a_plugin_executor(site, tmp_path, uri, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", with_folders(site))
-    arguments = {"model": "synthetic:tiny", "executor": "elsewhere", "tracking_uri": uri, "device": "cpu"}
-    arguments |= {"max_new_tokens": "2", "min_repeats": "1", "min_seconds": "0", "max_seconds": "0.2", "warmup": "0"}
-    options = [part for name, value in arguments.items() for part in ("-P", f"{name}={value}")]
-    process = subprocess.run(
-        [sys.executable, "-m", "llmtrack", "run", "plugin_words", *options],
-        cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stdout + process.stderr
-    assert "2 words were measured." in process.stdout
-    result = llmtrack.runs(tracking_uri=uri)
-    assert set(result["scenario"]) == {"sea", "harbour"}
-    assert set(result["experiment"]) == {"plugin_words"}
-    assert set(result["env.elsewhere"]) == {"yes"}
 
 
 class OneAtATime:
