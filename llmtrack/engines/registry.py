@@ -25,6 +25,7 @@ from llmtrack.host.entry_points import (
     names_of,
     unusable,
 )
+from llmtrack.host.libraries import gc_paused
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.spec.options import check_options, why_unusable
 from llmtrack.spec.parameter import optional_text, require_text
@@ -35,7 +36,9 @@ def _module(name: str) -> Callable[[Variant], Engine]:
     """Return the `load` function of a module, imported on first call."""
 
     def load(variant: Variant) -> Engine:
-        engine: Engine = import_module(name).load(variant)
+        with gc_paused():
+            module = import_module(name)
+        engine: Engine = module.load(variant)
         return engine
 
     return load

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from llmtrack.engine import Engine
+from llmtrack.host.libraries import gc_paused
 from llmtrack.run.executors.executor import PartialResults
 from llmtrack.run.executors.timeouts import StepTimeout
 from llmtrack.spec.events import Emit
@@ -28,8 +29,9 @@ class InlineExecutor:
         clock: Callable[[], float] = time.perf_counter,
         time_limit: float = 0.0,
     ) -> None:
-        from llmtrack.engines.registry import load_variant
-        from llmtrack.worker.measuring import EngineCache
+        with gc_paused():
+            from llmtrack.engines.registry import load_variant
+            from llmtrack.worker.measuring import EngineCache
 
         self._engines = EngineCache(load or load_variant)
         self._by_files = load is None
