@@ -255,6 +255,12 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
         monkeypatch.setattr(module, "disturbed", lambda durations: False)
 
 
+def know_ceilings(patch: pytest.MonkeyPatch, bytes_per_s: float = 1e10, operations_per_s: float = 1e11) -> None:
+    """Give devices these ceilings: measuring takes seconds, and a tiny model in the CPU's caches may beat the real ones."""
+    patch.setattr(ceilings, "copy_bandwidth", lambda device: bytes_per_s)
+    patch.setattr(ceilings, "matrix_rate", lambda device, arithmetic: operations_per_s)
+
+
 def draw_nothing(patch: pytest.MonkeyPatch) -> None:
     """Replace each figure by a dot: text takes most of a report's time, and tests/report and tests/experiments draw all.
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 
 from tests import mlproject, wall
-from tests.conftest import HANG_S, made_once
+from tests.conftest import HANG_S, know_ceilings, made_once
 
 PROJECT = Path(__file__).parents[2]
 
@@ -116,6 +116,8 @@ def _there(environment, elsewhere, monkeypatch) -> None:
 def run_here(_there, monkeypatch, undrawn) -> Callable[..., Result]:
     """Run an entry point as `mlflow run` would, but in this process, including measuring, without plots."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "tested")
+    # Beaten nowhere, so that the roofline is drawn.
+    know_ceilings(monkeypatch, 1e15, 1e18)
 
     def run(name: str, **parameters: object) -> Result:
         return mlproject.run_here(name, INLINE | parameters if name != "compare" else parameters)

@@ -12,8 +12,8 @@ from rich.console import Console
 
 import llmtrack.worker.generate  # noqa: F401 - executors import it late, and `quiet_machine` must find it
 from llmtrack.host import signals
-from llmtrack.measure import ceilings
 from llmtrack.report.page.reports import WrittenReport
+from tests.conftest import know_ceilings
 from tests.extensions import scripted_backend
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
@@ -22,8 +22,6 @@ from tests.tracking.conftest import (  # noqa: F401 - fixtures
     tracker,
     uri,
 )
-
-BANDWIDTH = 1e6
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +38,8 @@ def _unreported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _known_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that copies a million bytes per second: measuring the real one's ceilings takes seconds."""
-    monkeypatch.setattr(ceilings, "copy_bandwidth", lambda device: BANDWIDTH)
-    monkeypatch.setattr(ceilings, "matrix_rate", lambda device, arithmetic: 1e11)
+    """A device that copies a million bytes per second."""
+    know_ceilings(monkeypatch, bytes_per_s=1e6)
 
 
 @pytest.fixture

@@ -13,12 +13,11 @@ import pytest
 from mlflow import MlflowClient
 
 from llmtrack.errors import UsageError
-from llmtrack.measure import ceilings
 from llmtrack.run.study.journal import Journal
 from llmtrack.tracking import owner
 from llmtrack.tracking.read.query import runs
 from llmtrack.tracking.write.running import WORK_TAG, open_claimed
-from tests.conftest import HANG_S, draw_nothing
+from tests.conftest import HANG_S, draw_nothing, know_ceilings
 from tests.forking import Forked
 
 ARGUMENTS = [
@@ -37,8 +36,7 @@ def measure(experiment: str, uri: str, hold: str) -> None:
     os.dup2(1, 2)
     patch = pytest.MonkeyPatch()
     draw_nothing(patch)
-    patch.setattr(ceilings, "copy_bandwidth", lambda device: 1e10)
-    patch.setattr(ceilings, "matrix_rate", lambda device, of: 1e11)
+    know_ceilings(patch)
     if hold:
         run = InlineExecutor.run
 

@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from llmtrack.measure import ceilings
 from llmtrack.tracking.read.query import runs
 from llmtrack.tracking.write.spool import Spool
-from tests.conftest import HANG_S, draw_nothing
+from tests.conftest import HANG_S, draw_nothing, know_ceilings
 from tests.forking import Forked
 
 pytestmark = pytest.mark.slow(12)
@@ -29,8 +28,7 @@ def measure(uri):
     os.dup2(1, 2)
     patch = pytest.MonkeyPatch()
     draw_nothing(patch)
-    patch.setattr(ceilings, "copy_bandwidth", lambda device: 1e10)
-    patch.setattr(ceilings, "matrix_rate", lambda device, of: 1e11)
+    know_ceilings(patch)
     suite.main([*TINY, "--tracking-uri", uri])
 
 
