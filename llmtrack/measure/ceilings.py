@@ -57,6 +57,8 @@ ARITHMETICS = {
     "float8": "float8_e4m3fn",
 }
 
+_COPIES = "copy bandwidth"
+
 _DOUBTS: dict[tuple[str, str], str] = {}
 """Reasons for doubts about ceilings measured by this process, by device and name."""
 
@@ -68,7 +70,7 @@ def copy_bandwidth(device: str) -> float:
     Raises:
         ScenarioError: too little memory for a meaningful buffer.
     """
-    return cached_ceiling(device, "copy bandwidth", partial(measure_bandwidth, device))
+    return cached_ceiling(device, _COPIES, partial(measure_bandwidth, device))
 
 
 @cache
@@ -82,15 +84,18 @@ def matrix_rate(device: str, arithmetic: str) -> float:
     Raises:
         ScenarioError: too little memory for meaningful matrices, or no such product.
     """
-    # The cache key changed when both layouts were measured, so that older values are not read.
-    return cached_ceiling(
-        device, f"matrix products in {arithmetic}, of both orders", partial(measure_rate, device, arithmetic)
-    )
+    return cached_ceiling(device, _products_in(arithmetic), partial(measure_rate, device, arithmetic))
 
 
-def doubts(device: str) -> str:
-    """Describe the doubtful ceilings of a device and why; empty if there are none."""
-    return "; ".join(f"{name}: {why}" for (of, name), why in _DOUBTS.items() if of == device)
+def doubts(device: str, arithmetic: str) -> str:
+    """Describe which ceilings of a device in an arithmetic are doubtful, and why; empty if neither is."""
+    names = (_COPIES, _products_in(arithmetic))
+    return "; ".join(f"{name}: {_DOUBTS[device, name]}" for name in names if (device, name) in _DOUBTS)
+
+
+def _products_in(arithmetic: str) -> str:
+    # Renamed when both layouts were measured, so that older values are not read.
+    return f"matrix products in {arithmetic}, of both orders"
 
 
 def folder() -> Path:

@@ -140,7 +140,7 @@ def roof_of(info: EngineInfo, beside: BestEffort) -> Roof | None:
         )
     # Devices that share each layer work in parallel.
     products = None if rate is None else rate * info.parallel
-    return Roof(copied * info.parallel, products, ceilings.doubts(info.device))
+    return Roof(copied * info.parallel, products, ceilings.doubts(info.device, info.arithmetic))
 
 
 def generation_roofline(

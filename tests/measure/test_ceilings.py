@@ -75,23 +75,34 @@ def busy(monkeypatch):
 
 def test_a_ceiling_of_a_busy_machine_is_doubtful_and_not_cached(busy):
     busy(0.4, 0.05)
-    assert ceilings.cached_ceiling("cpu", "copies", counting(1.0)) == 1.0
-    assert ceilings.doubts("cpu") == "copies: other programs took 40% of the CPU time when it was measured"
-    assert ceilings.doubts("cuda:0") == ""
+    assert ceilings.cached_ceiling("cpu", "copy bandwidth", counting(1.0)) == 1.0
+    assert (
+        ceilings.doubts("cpu", "float32")
+        == "copy bandwidth: other programs took 40% of the CPU time when it was measured"
+    )
+    assert ceilings.doubts("cuda:0", "float32") == ""
     # In another process, on a quiet machine.
     ceilings._DOUBTS.clear()
-    assert ceilings.cached_ceiling("cpu", "copies", counting(2.0)) == 2.0
-    assert ceilings.cached_ceiling("cpu", "copies", counting()) == 2.0
-    assert ceilings.doubts("cpu") == ""
+    assert ceilings.cached_ceiling("cpu", "copy bandwidth", counting(2.0)) == 2.0
+    assert ceilings.cached_ceiling("cpu", "copy bandwidth", counting()) == 2.0
+    assert ceilings.doubts("cpu", "float32") == ""
+
+
+def test_a_doubtful_rate_makes_no_other_arithmetic_doubtful(busy, monkeypatch):
+    busy(0.4)
+    monkeypatch.setattr(ceilings, "measure_rate", lambda device, arithmetic: 1.0)
+    assert ceilings.matrix_rate.__wrapped__("cpu", "bfloat16") == 1.0
+    assert ceilings.doubts("cpu", "bfloat16").startswith("matrix products in bfloat16, ")
+    assert ceilings.doubts("cpu", "float32") == ""
 
 
 @pytest.mark.parametrize(("measured", "expected", "in_doubt"), [(1.0, 2.0, False), (3.0, 3.0, True)])
 def test_a_busy_machine_never_lowers_a_cached_ceiling(busy, monkeypatch, measured, expected, in_doubt):
     busy(0.0, 0.4)
-    ceilings.cached_ceiling("cpu", "copies", counting(2.0))
+    ceilings.cached_ceiling("cpu", "copy bandwidth", counting(2.0))
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + ceilings.LIFETIME_S + 1)
-    assert ceilings.cached_ceiling("cpu", "copies", counting(measured)) == expected
-    assert bool(ceilings.doubts("cpu")) is in_doubt
+    assert ceilings.cached_ceiling("cpu", "copy bandwidth", counting(measured)) == expected
+    assert bool(ceilings.doubts("cpu", "float32")) is in_doubt
 
 
 def test_without_a_cache_folder_it_is_measured_each_time(monkeypatch, tmp_path):

@@ -72,7 +72,7 @@ SHARES = ("floor_ms", "floor_share", "flops_utilization", "bandwidth_utilization
 @pytest.mark.parametrize("doubt", ["", "copy bandwidth: other programs took 40% of the CPU time"])
 @pytest.mark.usefixtures("_known_ceilings")
 def test_doubtful_ceilings_give_no_shares(monkeypatch, doubt):
-    monkeypatch.setattr(ceilings, "doubts", lambda device: doubt)
+    monkeypatch.setattr(ceilings, "doubts", lambda device, arithmetic: doubt)
     outcome = measure(generating("one"))
     scoring = scoring_roofline(ScriptedEngine(FakeClock(), Script(1, 1)).info, [(4, 4)], 1.0, Roof(1e9, 1e12, doubt))
     for metrics, facts, stage in ((outcome.metrics, outcome.facts, "decode"), (*scoring, "score")):
