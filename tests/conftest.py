@@ -237,22 +237,27 @@ def _no_registered_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "_known", {})
 
 
-@pytest.fixture(autouse=True)
-def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def hide_load(patch: pytest.MonkeyPatch, factory: pytest.TempPathFactory) -> None:
     """Hide other load on the machine from measurements in this process: results must not depend on it."""
     # Functions are imported by name, often only in the test: the limit is one place for all.
-    monkeypatch.setattr(disturbances, "BUSY_SHARE", 1.0)
-    monkeypatch.setattr(disturbances, "card_of", lambda device, uuid: None)
+    patch.setattr(disturbances, "BUSY_SHARE", 1.0)
+    patch.setattr(disturbances, "card_of", lambda device, uuid: None)
     # Ceilings of stub devices must not be cached for real runs.
-    measured = common_folder(tmp_path_factory) / "ceilings"
-    monkeypatch.setattr(ceilings, "folder", lambda: measured)
+    measured = common_folder(factory) / "ceilings"
+    patch.setattr(ceilings, "folder", lambda: measured)
     # Durations of one test must not appear in the output of another.
-    monkeypatch.setattr(durations, "folder", lambda: Path(os.devnull) / "durations")
-    monkeypatch.setattr(gauges, "gauge_of", lambda device: None)
+    patch.setattr(durations, "folder", lambda: Path(os.devnull) / "durations")
+    patch.setattr(gauges, "gauge_of", lambda device: None)
     generation = sys.modules.get("llmtrack.worker.generate")
     rounds = sys.modules.get("llmtrack.run.study.merge")
     for module in filter(None, (generation, rounds)):
-        monkeypatch.setattr(module, "disturbed", lambda durations: False)
+        patch.setattr(module, "disturbed", lambda durations: False)
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Hide the load from the test; what is measured for several tests comes before, and hides it itself."""
+    hide_load(monkeypatch, tmp_path_factory)
 
 
 def know_ceilings(patch: pytest.MonkeyPatch, bytes_per_s: float = 1e10, operations_per_s: float = 1e11) -> None:

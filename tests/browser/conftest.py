@@ -11,6 +11,7 @@ import pytest
 from tests.browser import chromium
 from tests.browser.chromium import Tab
 from tests.browser.study import Tracked, measure, score
+from tests.conftest import hide_load
 from tests.tracking.conftest import Server, server  # noqa: F401 - fixture
 
 if TYPE_CHECKING:
@@ -31,9 +32,11 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def tracked(browser: Browser, server: Server) -> Tracked:  # noqa: F811
+def tracked(browser: Browser, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Tracked:  # noqa: F811
     """Measure the study; requests the browser first, without which no study is needed."""
-    return measure(server.uri)
+    with pytest.MonkeyPatch.context() as patch:
+        hide_load(patch, tmp_path_factory)
+        return measure(server.uri)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from llmtrack.engines import registry
 from llmtrack.errors import MissingDependencyError
 from llmtrack.quality import corpora
 from llmtrack.spec.scenario import Variant
-from tests.conftest import draw_nothing, made_once, make_here
+from tests.conftest import draw_nothing, hide_load, made_once, make_here
 from tests.docs import runner
 from tests.docs.blocks import Block, blocks, commands
 from tests.docs.substitutions import CODE, FILES, REAL_MODEL
@@ -55,6 +55,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory, template_database: Path) ->
         for name, text in FILES.items():
             (folder / name).write_text(text, encoding="utf-8")
         with pytest.MonkeyPatch.context() as patch:
+            hide_load(patch, tmp_path_factory)
             work_in(folder, patch)
             for line in EARLIER:
                 runner.run(line)
