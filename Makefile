@@ -17,6 +17,8 @@ EXTRAS ?= onnx,genai,openvino,ray,dev
 CONSTRAINTS ?= constraints.txt
 # Processes that share the tests. Each may hold a model of half a GB.
 WORKERS ?= 2
+# A file's tests share what takes long to start, such as a cluster; files with the longest tests come first (tests/conftest.py).
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -66,11 +68,11 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 fast: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow'
+	$(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE) -m 'not slow'
 
 # Slow tests wait for the programs that they start: one process more keeps the cores busy.
 tests: $(STAMP) browser
-	$(BIN)/python -m pytest -n $$(($(WORKERS) + 1)) --dist worksteal
+	$(BIN)/python -m pytest -n $$(($(WORKERS) + 1)) $(BY_FILE)
 
 # The fast tests as other machines would run them; with MACHINES="old python3.13" as these: tests/portable.py has the table.
 portable: $(STAMP)

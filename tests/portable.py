@@ -20,7 +20,8 @@ from tests.forking import ROOT
 from tests.search_path import with_folders
 
 WORKERS = os.environ.get("WORKERS", "2")
-FAST = ("-m", "pytest", "-n", WORKERS, "--dist", "worksteal", "-m", "not slow", "-p", "no:cacheprovider")
+BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
+FAST = ("-m", "pytest", "-n", WORKERS, *BY_FILE, "-m", "not slow", "-p", "no:cacheprovider")
 HIDDEN = ("chromium",)
 QUOTA = 1.5
 """CPUs, not a whole number, as in containers."""

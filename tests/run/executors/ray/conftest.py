@@ -96,13 +96,16 @@ def cluster(real_cluster: RealCluster, monkeypatch: pytest.MonkeyPatch) -> RealC
 
 
 @pytest.fixture
-def two_kinds(cluster: RealCluster) -> RealCluster:
-    """The cluster with two nodes, one of which has a label that makes it another kind."""
+def two_kinds(cluster: RealCluster) -> Iterator[RealCluster]:
+    """The cluster with two nodes, one of which has a label that makes it another kind until the test ends."""
     nodes = cluster.ray.worker_nodes
     while len(nodes) > 1:
         cluster.kill(next(iter(nodes)).node_id[:6])
+    usual = set(nodes)
     cluster.fill(2, labels={"llmtrack-kind": "cooled"})
-    return cluster
+    yield cluster
+    for other in set(nodes) - usual:
+        cluster.kill(other.node_id[:6])
 
 
 @contextmanager
