@@ -157,8 +157,8 @@ def _serve(folder: Path, command: Sequence[str]) -> None:
         import uvicorn
 
         os.environ.update(extra_env)
-        # Imported anew, as modules read the variables.
-        for name in [name for name in sys.modules if name.startswith("mlflow.server")]:
+        # Imported anew, as modules read the variables; Prometheus accepts a counter once.
+        for name in [name for name in sys.modules if name.startswith(("mlflow.server", "prometheus_client"))]:
             del sys.modules[name]
         return uvicorn.main(command[command.index("uvicorn") + 1 :])
 
