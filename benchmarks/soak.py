@@ -72,7 +72,7 @@ class Untracked:
 def soak(tracker: Tracker | Untracked, scenarios: int, every: int) -> tuple[StudyResult, list[Reading]]:
     """Run a study of scripted scenarios; return its result and periodic readings."""
     process, began, readings, ended = psutil.Process(), time.monotonic(), list[Reading](), 0
-    ceilings.copy_bandwidth = lambda device: 1e6  # type: ignore[assignment]  # 512 MiB that are not llmtrack's own
+    ceilings.copy_bandwidth = lambda device: 1e6  # 512 MiB that are not llmtrack's own
 
     class Counting(InlineExecutor):
         def run(self, group: Sequence[Scenario], emit: Callable[[Event], None]) -> None:

@@ -21,6 +21,7 @@ from llmtrack.measure.disturbances import CpuReading
 @pytest.fixture(autouse=True)
 def _own_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(ceilings, "folder", lambda: tmp_path / "ceilings")
+    monkeypatch.setattr(ceilings, "_TRIED", {})
     monkeypatch.setattr(ceilings, "_DOUBTS", {})
 
 
@@ -81,8 +82,7 @@ def test_a_ceiling_of_a_busy_machine_is_doubtful_and_not_cached(busy):
         == "copy bandwidth: other programs took 40% of the CPU time when it was measured"
     )
     assert ceilings.doubts("cuda:0", "float32") == ""
-    # In another process, on a quiet machine.
-    ceilings._DOUBTS.clear()
+    # On a quiet machine.
     assert ceilings.cached_ceiling("cpu", "copy bandwidth", counting(2.0)) == 2.0
     assert ceilings.cached_ceiling("cpu", "copy bandwidth", counting()) == 2.0
     assert ceilings.doubts("cpu", "float32") == ""
@@ -91,9 +91,22 @@ def test_a_ceiling_of_a_busy_machine_is_doubtful_and_not_cached(busy):
 def test_a_doubtful_rate_makes_no_other_arithmetic_doubtful(busy, monkeypatch):
     busy(0.4)
     monkeypatch.setattr(ceilings, "measure_rate", lambda device, arithmetic: 1.0)
-    assert ceilings.matrix_rate.__wrapped__("cpu", "bfloat16") == 1.0
+    assert ceilings.matrix_rate("cpu", "bfloat16") == 1.0
     assert ceilings.doubts("cpu", "bfloat16").startswith("matrix products in bfloat16, ")
     assert ceilings.doubts("cpu", "float32") == ""
+
+
+@pytest.mark.parametrize(("others", "values", "expected"), [
+    # Measured again until the machine is quiet, and three times at most: the best of them.
+    ((0.4, 0.0), (5.0, 4.0), [5.0, 4.0, 4.0, 4.0]), ((0.4, 0.4, 0.4), (3.0, 5.0, 4.0), [3.0, 5.0, 5.0, 5.0]),
+    ((0.0,), (4.0,), [4.0, 4.0, 4.0, 4.0]),
+])  # fmt: skip
+def test_a_doubtful_ceiling_is_measured_again(busy, monkeypatch, others, values, expected):
+    busy(*others)
+    measure = counting(*values)
+    monkeypatch.setattr(ceilings, "measure_bandwidth", lambda device: measure())
+    assert [ceilings.copy_bandwidth("cpu") for _ in range(4)] == expected
+    assert bool(ceilings.doubts("cpu", "float32")) is (len(others) == 3)
 
 
 @pytest.mark.parametrize(("measured", "expected", "in_doubt"), [(1.0, 2.0, False), (3.0, 3.0, True)])
