@@ -292,10 +292,12 @@ def _front(done: Runs, objective: str, best: Run) -> list[str]:
     if not names:
         return []
     off = ""
-    for run, standing in standings:
-        if run.run_id == best.run_id and standing.dominated_by:
-            better = standing.dominated_by[0]
-            off = f"; {best.name} is not, as {better} is better in one and not significantly worse in the other"
+    answer = next((standing for run, standing in standings if run.run_id == best.run_id), None)
+    if answer is not None and answer.dominated_by:
+        better = answer.dominated_by[0]
+        off = f"; {best.name} is not, as {better} is better in one and not significantly worse in the other"
+    elif answer is not None and answer.position == "open":
+        off = f"; whether {best.name} is too, is {answer.why}"
     return [f"On the front of {objective} and perplexity: {', '.join(names)}{off}."]
 
 

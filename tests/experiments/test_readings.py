@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments import baseline, perplexity, precision, prompt_length, training
+from experiments import baseline, perplexity, precision, prompt_length, training, tune
 from tests.report.artificial_runs import interval, make_runs, run
 
 EXPERIMENTS = [baseline, perplexity, precision, prompt_length]
@@ -245,3 +245,37 @@ def test_before_and_after_are_compared_like_any_two_perplexities(after, words, h
     lines = training.reading(make_runs(trained))
     assert f"20.000 before, {after:.3f} after ({words})" in lines[0]
     assert any(line.startswith("Training did not help") for line in lines) is not helped
+
+
+def tuned(name, speed, n, price, **values):
+    """Return a candidate of a search, in n repeats."""
+    figures = interval("decode_tokens_per_sec", speed, 0.99 * speed, 1.01 * speed, n) | {tune.PRICE: price}
+    return run(name, tuned_for="decode_tokens_per_sec", **figures, **values)
+
+
+@pytest.mark.parametrize(
+    ("speed", "n", "words"),
+    [
+        (50.0, 5, "torch-float32, onnx-int8."),
+        (
+            99.0,
+            1,
+            "torch-float32; whether onnx-int8 is too, is inconclusive against threads_1 (decode_tokens_per_sec: too",
+        ),
+        (
+            200.0,
+            5,
+            "torch-float32, threads_1; onnx-int8 is not, as threads_1 is better in one and not significantly worse",
+        ),
+    ],
+)
+def test_what_keeps_the_answer_of_a_search_off_the_front_is_named(speed, n, words):
+    lines = tune.reading(
+        make_runs(
+            tuned("torch-float32", 10.0, 5, 1.0, baseline=True),
+            tuned("onnx-int8", 100.0, 5, 1.05, race_place="winner"),
+            tuned("threads_1", speed, n, 1.05, race_place="dropped"),
+        )
+    )
+    (line,) = [line for line in lines if line.startswith("On the front")]
+    assert line.startswith(f"On the front of decode_tokens_per_sec and perplexity: {words}")
