@@ -10,11 +10,13 @@ import time
 from pathlib import Path
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.measure import ceilings
+from llmtrack.measure import ceilings, disturbances
 
 # Measuring this machine's ceilings takes each worker seconds.
 ceilings.copy_bandwidth = lambda device: 1e10
 ceilings.matrix_rate = lambda device, arithmetic: 1e11
+# A baseline that other tests disturb would be held back, and measured again after all others.
+disturbances.BUSY_SHARE = 1.0
 DEATHS = {"killed": lambda: os.kill(os.getpid(), signal.SIGKILL), "exits": lambda: os._exit(3)}
 
 

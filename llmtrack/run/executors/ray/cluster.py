@@ -119,6 +119,8 @@ class Cluster:
                 num_cpus=rest.pop("CPU", 0),
                 num_gpus=rest.pop("GPU", 0),
                 resources=rest,
+                # Two tasks at once would wait for the same node otherwise, while another is free.
+                scheduling_strategy="SPREAD",
                 label_selector={_NODE: f"in({','.join(nodes)})"},
                 max_retries=0,
             )

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.measure import ceilings
+from llmtrack.measure import ceilings, disturbances
 from llmtrack.models.load import identify_model
 
 # Measuring this machine's ceilings takes each worker seconds.
 ceilings.copy_bandwidth = lambda device: 1e10
 ceilings.matrix_rate = lambda device, arithmetic: 1e11
+# A baseline that other tests disturb would be held back, and measured again after all others.
+disturbances.BUSY_SHARE = 1.0
 
 
 class RealClock(FakeClock):
