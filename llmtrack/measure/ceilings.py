@@ -135,14 +135,15 @@ def cached_ceiling(device: str, name: str, measure: Callable[[], float]) -> floa
     A measurement disturbed by other programs is not cached, is doubtful (`doubts`), and is never below what was
     measured on the same idle machine, however long ago.
     """
-    _DOUBTS.pop((device, name), None)
     identity = device_id(device)
     path = folder() / f"{digest([identity, name])}.json"
     cached, age = _read_cached(path)
     if cached and 0 <= age < LIFETIME_S:
+        _DOUBTS.pop((device, name), None)
         return cached
     before = disturbances.read_cpu()
     value = measure()
+    _DOUBTS.pop((device, name), None)  # not before: a measurement that fails settles nothing
     if on_gpu(device):
         time.sleep(SETTLE_S)
     others = disturbances.others_share(before, disturbances.read_cpu())

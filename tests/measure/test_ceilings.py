@@ -6,6 +6,7 @@ import json
 import time
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -107,6 +108,19 @@ def test_a_doubtful_ceiling_is_measured_again(busy, monkeypatch, others, values,
     monkeypatch.setattr(ceilings, "measure_bandwidth", lambda device: measure())
     assert [ceilings.copy_bandwidth("cpu") for _ in range(4)] == expected
     assert bool(ceilings.doubts("cpu", "float32")) is (len(others) == 3)
+
+
+def test_a_ceiling_stays_doubtful_if_it_cannot_be_measured_again(monkeypatch):
+    monkeypatch.setattr(disturbances, "BUSY_SHARE", 0.1)
+    monkeypatch.setattr(disturbances, "others_share", Mock(side_effect=[0.4, 0.0]))
+    values = [5.0, ScenarioError("no memory", kind="out_of_memory"), 4.0]
+    monkeypatch.setattr(ceilings, "measure_bandwidth", Mock(side_effect=values))
+    assert ceilings.copy_bandwidth("cpu") == 5.0
+    with pytest.raises(ScenarioError):
+        ceilings.copy_bandwidth("cpu")
+    assert ceilings.doubts("cpu", "float32") != ""
+    assert ceilings.copy_bandwidth("cpu") == 4.0
+    assert ceilings.doubts("cpu", "float32") == ""
 
 
 @pytest.mark.parametrize(("measured", "expected", "in_doubt"), [(1.0, 2.0, False), (3.0, 3.0, True)])
