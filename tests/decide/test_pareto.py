@@ -87,6 +87,34 @@ def test_more_scenarios_need_more_repeats_to_be_conclusive():
     assert [name for name, where in places(*enough).items() if where == "on"] == ["a7"]
 
 
+def of_tune(name, speed, perplexity, beaten_by=None, **values):
+    found = {"tuned_for": "tokens_per_sec", "race_beaten_by": beaten_by}
+    return repeated(name, speed, perplexity, n=3, **found | values)
+
+
+def test_what_a_search_has_decided_is_not_inconclusive_afterwards():
+    """It stops sampling a candidate once another is better, with fewer repeats than a comparison of all needs."""
+    rows = {"fast": (30.0, 20.0, None), "middle": (29.0, 20.0, "fast"), "slow": (28.0, 20.0, "middle")}
+    undecided = [of_tune(name, *row[:2]) for name, row in rows.items()]
+    assert places(*undecided) == {"fast": "open", "middle": "open", "slow": "open"}, "too few repeats"
+    decided = [of_tune(name, *row) for name, row in rows.items()]
+    assert places(*decided) == {"fast": "on", "middle": "off", "slow": "off"}
+    # Better in quality, a candidate remains on the front.
+    precise = of_tune("slow", 28.0, 19.0, "middle")
+    assert places(*decided[:2], precise) == {"fast": "on", "middle": "off", "slow": "on"}
+    # A search decides on its own candidates, and on its objective.
+    elsewhere = [*decided[:2], of_tune("slow", 28.0, 20.0, "middle", study_id="tune-2")]
+    assert places(*elsewhere)["fast"] == "open"
+    in_another_metric = [dict(row, tuned_for="decode_tokens_per_sec") for row in decided]
+    assert places(*in_another_metric)["fast"] == "open"
+
+
+def test_contradictory_eliminations_end():
+    """Params can be edited in the store."""
+    around = [of_tune("one", 30.0, 20.0, "other"), of_tune("other", 30.0, 20.0, "one")]
+    assert places(*around) == {"one": "off", "other": "off"}
+
+
 def test_a_divergence_of_0_is_the_best():
     rows = (repeated("plain", 10.0, 20.0, kl_divergence=0.0), repeated("int8", 10.0, 20.0, kl_divergence=0.1))
     assert places(*rows, metrics=("tokens_per_sec", "kl_divergence")) == {"plain": "on", "int8": "off"}

@@ -132,6 +132,8 @@ def test_the_fastest_within_the_bound_wins_and_the_others_say_why_not(go, uri, c
     assert "is over +1 %" in why["lossy"]
     assert why["none"] == "small is better, measured afresh"
     assert why["slow"] in ("small is better", "none is better")
+    slow = next(run for run in tracked_runs(tracking_uri=uri) if run.scenario == "slow")
+    assert why["slow"] == f"{slow.text('race_beaten_by')} is better"
     # How much better, the sentence and the table say, from the same samples: a reason gives no second ratio.
     assert not any(re.search(r"\dx", reason) for reason in why.values())
     # What is hopeless is scored by nobody, and what has been told is scored no further.
