@@ -55,7 +55,6 @@ def require_parity(open_folder: OpenFolder, source: Path, folder: Path) -> dict[
     Args:
         open_folder: a module-level function that opens the converted folder as an engine.
         source: the model as saved by transformers.
-        folder: the converted model.
 
     Raises:
         ScenarioError: they differ by more than rounding.

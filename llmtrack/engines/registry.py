@@ -190,7 +190,6 @@ def load_engine(
 
     Args:
         revision: branch, tag or commit of a hub model.
-        backend: engine name.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: `float32`, `float16` or `bfloat16`.
         quantization: recipe name, or `none`.

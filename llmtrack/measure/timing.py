@@ -93,7 +93,6 @@ def time_generate(
     """Time greedy generation from one prompt, or from a batch.
 
     Args:
-        engine: a loaded engine (`llmtrack.load_engine`).
         prompts: one text, or one per row.
         max_new_tokens: new tokens per row.
         padding_side: side of the pads if the rows have unequal lengths.

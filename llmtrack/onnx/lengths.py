@@ -86,7 +86,6 @@ def check_lengths(config: Mapping[str, Any], parameters: int, longest: int | Non
     the config alone.
 
     Args:
-        config: the model's.
         parameters: number of its parameters; the larger, the shorter the length that can be checked in seconds.
         longest: context of the converted model, which may be shorter than the model's.
     """

@@ -110,7 +110,6 @@ class OnnxDecoder:
     Args:
         source: the graph, or its file.
         threads: intra-op threads; 0: ONNX Runtime's default.
-        provider: execution provider.
         graph_optimization: one of `GRAPH_OPTIMIZATIONS`; the first two allow the separate graph for rows without pads.
         floats: whether to allow that graph without quantized products, too.
         spin: whether waiting threads spin, as by default; beside other programs that takes a multiple of the CPU time.

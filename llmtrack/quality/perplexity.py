@@ -145,8 +145,6 @@ def score_documents(
     running out of memory shows at once.
 
     Args:
-        engine: a loaded engine.
-        texts: the documents.
         max_length: maximum tokens scored per document; the rest is cut and counted.
         bos_rule: see `llmtrack.quality.encoding.encode_text`.
         batch_size: documents per batch; None: as many as fit into memory.
@@ -183,7 +181,6 @@ def score_rolling(
     is fully tokenized; if the guessed tokens were wrong, `on_batch` is called with batch 1 again.
 
     Args:
-        engine: a loaded engine.
         texts: the parts of the stream.
         max_length: maximum tokens read to predict one.
         stride: new tokens of each window after the first; 0: `max_length`.

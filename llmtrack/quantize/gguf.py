@@ -128,8 +128,6 @@ def convert(tool: Path, source: Path, target: Path, kind: str) -> None:
 
     Args:
         tool: the converter's folder.
-        source: a model folder.
-        target: the file to write.
         kind: `f32` or `f16`.
 
     Raises:

@@ -47,7 +47,6 @@ def apply(job: Job, *, static: bool = False, mixed: bool = False) -> Built:
     """Quantize every linear layer except those excluded to keep the quality.
 
     Args:
-        job: the recipe's input.
         static: whether activation ranges are fixed, by the option `calibration_method`.
         mixed: whether excluded layers are stored like int8-weight-only, in blocks of the option `block_size`, and not
             in float.

@@ -77,7 +77,6 @@ def leave_out(
 
     Args:
         job: options with `keep_quality`, and the rows on which the bound must hold.
-        base: the float graph.
         quantized: the same graph with every linear layer quantized.
         donor: the same graph with these layers in float or more bits.
         rounding: of the quantized graph, for the ranking.

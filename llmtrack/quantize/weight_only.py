@@ -40,8 +40,6 @@ def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:
     With a bound (`keep_quality`), as few of the most sensitive layers as possible get 8 bits.
 
     Args:
-        job: the recipe's input.
-        bits: bits of a weight.
         method: rounding to the nearest, with zero points by half-quadratic quantization, or by GPTQ, which compensates
             errors on a calibration text.
     """

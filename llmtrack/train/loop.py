@@ -149,9 +149,7 @@ def fit(
         model: a causal language model of transformers, on its device.
         optimizer: of its parameters.
         batches: `settings.accumulate` of them make a step.
-        settings: see `TrainTask`.
         state: where to resume; modified in place.
-        hooks: callbacks.
         clock: in seconds.
         nll: loss of a batch, including the forward pass.
 

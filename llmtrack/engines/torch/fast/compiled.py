@@ -180,7 +180,6 @@ class CompiledDecoding:
     """Greedy decoding by a compiled step.
 
     Args:
-        device: the model's.
         first_position: position of a row's first token.
     """
 
