@@ -12,7 +12,7 @@ from llmtrack.engine import Engine
 from llmtrack.engines.options import ThreadOption, loaded_as
 from llmtrack.errors import ExtensionError, LlmtrackError, ScenarioError
 from llmtrack.measure.timing import Clock
-from llmtrack.spec.events import Emit, Event, Log, SoFar, Warn
+from llmtrack.spec.events import Emit, Event, Log, Progress, SoFar, Warn
 from llmtrack.spec.options import chosen
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario, Variant
@@ -44,12 +44,13 @@ class EngineCache:
         self.ready: Ready = {}
         """Texts prepared by the engine."""
 
-    def get(self, variant: Variant) -> tuple[Engine, bool]:
-        """Return the engine of a variant, and whether it was just loaded."""
+    def get(self, variant: Variant, on_load: Callable[[], None] = lambda: None) -> tuple[Engine, bool]:
+        """Return the engine of a variant, and whether it was just loaded, which is announced before."""
         if self._engine is not None and (variant == self._variant or self._adapt(variant)):
             self._variant = variant
             return self._engine, False
         self.close()
+        on_load()
         self._engine = self.load(variant)
         self._variant = variant
         return self._engine, True
@@ -103,7 +104,8 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
     started = time.time()
     try:
         with preparation_logged(emit):
-            engine, fresh = engines.get(scenarios[0].variant)
+            # It may take an hour, in silence: whoever waits must know that it is no step of a measurement.
+            engine, fresh = engines.get(scenarios[0].variant, lambda: emit(Progress(scenarios[0].name, "loading")))
     except Exception as error:
         # A scenario's own error (out of memory, unsupported ...) is more specific than a loading failure.
         is_unspecific = isinstance(error, LlmtrackError) and not isinstance(error, ScenarioError)

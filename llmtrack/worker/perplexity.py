@@ -226,6 +226,7 @@ def measure_shard(
             part, text = _score_shard(scenario.name, task, engine, corpus, text, emit, clock)
         else:
             assert scenario.quality.reference is not None  # otherwise there is nothing to compare with
+            emit(Progress(scenario.name, "loading the reference"))
             reference = load(scenario.quality.reference)
             tags |= reference_tags(reference)
             check, name = scenario.quality, scenario.name

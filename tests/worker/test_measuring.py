@@ -15,11 +15,11 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
 from llmtrack.spec.events import Log, Progress, Warn
 from llmtrack.spec.outcome import Failure, Measurement
-from llmtrack.spec.scenario import QualityCheck, Variant
-from llmtrack.spec.task import PerplexityTask
+from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
+from llmtrack.spec.task import PerplexityTask, ShardTask
 from llmtrack.worker.measuring import EngineCache, measure_group
 from llmtrack.worker.outcomes import failure_kind
-from tests.run.scenarios import by_name, generating, scoring
+from tests.run.scenarios import MODEL, by_name, generating, scoring
 
 pytestmark = pytest.mark.usefixtures("_known_ceilings")
 
@@ -64,6 +64,7 @@ def as_text(events):
 def test_scenarios_are_interleaved_and_emitted_as_they_end():
     events = measure(Loader(), generating("one"), generating("two"))
     assert as_text(events) == [
+        "one: loading",
         "Log",
         "one: warm-up",
         "two: warm-up",
@@ -76,7 +77,28 @@ def test_scenarios_are_interleaved_and_emitted_as_they_end():
         "SoFar",
         "Measurement two",
     ]
-    assert events[0] == Log("Loaded: scripted | device=cpu | dtype=float32")
+    assert events[1] == Log("Loaded: scripted | device=cpu | dtype=float32")
+
+
+def test_whatever_loads_a_model_says_so_first():
+    """It takes up to an hour: a worker that is silent meanwhile is not given up, nor shown at a step it has done."""
+    reference = Variant("other")
+
+    class Checked(Loader):
+        def __call__(self, variant):
+            assert as_text(events)[-1] == {"other": "it: loading the reference"}.get(variant.model, "it: loading")
+            return super().__call__(variant)
+
+    checked = QualityCheck(PerplexityTask(), reference)
+    for scenario in (
+        scoring("it"),
+        replace(generating("it"), quality=checked),
+        replace(scoring("it"), quality=checked),
+        Scenario("it", MODEL, ShardTask(), quality=checked),
+    ):
+        events, load = [], Checked()
+        measure_group([scenario], EngineCache(load), events.append, load.clock)
+        assert len(load.loaded) == 1 + (scenario.quality is not None)
 
 
 def test_a_measurement_by_hand():
@@ -193,15 +215,15 @@ def test_an_error_fails_its_scenario_only():
 def test_a_model_that_cannot_be_loaded_fails_every_scenario(error):
     loader = Loader(error=error)
     events = measure(loader, generating("one"), scoring("two"))
-    assert as_text(events) == ["Failure one", "Failure two"]
-    assert {event.kind for event in events} == {"load"}
-    assert all("\n" not in event.reason for event in events)
+    assert as_text(events) == ["one: loading", "Failure one", "Failure two"]
+    assert {event.kind for event in events[1:]} == {"load"}
+    assert all("\n" not in event.reason for event in events[1:])
     assert loader.loaded == ["synthetic:tiny"]
 
 
 def test_out_of_memory_while_loading_keeps_its_kind():
-    events = measure(Loader(error=MemoryError()), generating("one"))
-    assert (events[0].kind, events[0].reason) == ("out_of_memory", "MemoryError")
+    outcome = by_name(measure(Loader(error=MemoryError()), generating("one")))["one"]
+    assert (outcome.kind, outcome.reason) == ("out_of_memory", "MemoryError")
 
 
 def test_a_missing_corpus_fails_its_scenario_only():
@@ -217,8 +239,8 @@ def test_an_engine_is_reused_for_its_variant_and_freed_for_another():
     first = measure(loader, generating("one"), engines=engines)
     second = measure(loader, generating("two"), engines=engines)
     assert loader.loaded == ["synthetic:tiny"]
-    assert as_text(first)[0] == "Log"
-    assert "Log" not in as_text(second), "what was loaded is said once"
+    assert as_text(first)[:2] == ["one: loading", "Log"]
+    assert as_text(second)[0] == "two: warm-up", "what was loaded is said once"
     measure(loader, generating("three", Variant("other")), engines=engines)
     assert (loader.loaded, loader.closed) == (["synthetic:tiny", "other"], 1)
     engines.close()

@@ -105,7 +105,7 @@ def test_library_output_does_not_disturb_events(executor, noisy_backend, capfd):
     variant = Variant("fine", backend="noisy", device="cpu")
     events = run(executor, generating("one", variant), scoring("two", variant))
     assert kinds(events) == {"one": "measured", "two": "measured"}
-    assert events[0] == Log("Loaded: scripted | device=cpu | dtype=float32")
+    assert events[:2] == [Progress("one", "loading"), Log("Loaded: scripted | device=cpu | dtype=float32")]
     captured = capfd.readouterr()
     assert captured.out == ""
     for text in ("loading", "generating", "scoring", "not ours"):
@@ -320,7 +320,7 @@ def test_inline_ends_a_late_scenario_before_its_next_call():
     assert kinds(events) == {"slow": "timeout", "one": "measured", "two": "measured"}
     assert by_name(events)["slow"].reason.startswith("warm-up took 0:05, and time_limit is 0:03: ")
     calls = [event.step for event in events if event.__class__ is Progress and event.scenario == "slow"]
-    assert calls == ["warm-up"]
+    assert calls == ["loading", "warm-up"]
     assert kinds(inline([Script(1.0, 0.1)], 0.0, slow, ONE)) == {"slow": "measured", "one": "measured"}
     assert kinds(inline([Script(1.0, 0.1)], 5.5, slow, ONE)) == {"slow": "measured", "one": "measured"}
 
@@ -348,6 +348,19 @@ def test_timeouts_of_a_silent_worker():
     worker = FakeWorker(*messages)
     run(faked(worker, patience=Patience(time_limit=20)), ONE)
     assert worker.waited == [300, 20, 20, 20, 20, 20]
+
+
+def test_a_worker_that_was_asked_before_may_load_for_an_hour_too():
+    """It says only once that it is ready; each variant that it loads may be converted in silence."""
+    load = (Progress("one", "loading"), Log("quantizing ..."), Progress("one", "warm-up"), done(ONE), DONE)
+    worker = FakeWorker(READY, {"machine": {}}, *load, {"freed": True}, *load)
+    executor = faked(worker)
+    executor.machine()
+    run(executor, ONE)
+    executor.free()
+    run(executor, ONE)
+    waited = [300, 3600, 3600, 900, 300]
+    assert worker.waited == [300, 300, *waited, 300, *waited]
 
 
 def test_a_hang_while_describing_the_machine_is_one_line():
