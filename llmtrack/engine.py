@@ -225,8 +225,9 @@ class Engine(Protocol):
 
         Returns:
             Per row: the summed negative log-likelihood in nats (float64) and the number of predicted tokens that count
-                (int64). A token is predicted from the token before it; a row of n tokens has n - 1 predictions. The
-                last column is only predicted, so that rows may be one token longer than the context.
+                (int64). A token is predicted from the token before it; a row of n tokens has n - 1 predictions, so that
+                one of a single token returns 0 and 0. The last column is only predicted: rows may be one token longer
+                than the context.
         """
         ...
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from llmtrack.errors import ExtensionError, LlmtrackError, in_words
+from llmtrack.errors import ExtensionError, LlmtrackError, in_words, is_out_of_memory
+from llmtrack.host.entry_points import EXPERIMENT_POINTS, find_extension, unusable
 from llmtrack.host.formatting import type_name
 from llmtrack.spec.options import non_defaults, tracked_settings
 from llmtrack.spec.scenario import Scalar, Scenario
@@ -78,12 +80,14 @@ class Experiment:
 
     def draw(self, runs: Runs, series: SeriesOf) -> Mapping[str, Figure]:
         """Draw figures of tracked runs; see `plots`."""
-        figures = self.plots(runs if self.typed else frame_of(runs), series)
+        with _naming_package(self.name, "plots", self.plots):
+            figures = self.plots(runs if self.typed else frame_of(runs), series)
         return self._checked("plots", figures, Mapping, "a mapping of names to figures")
 
     def read(self, runs: Runs) -> list[str]:
         """Interpret tracked runs; see `reading`."""
-        lines = self.reading(runs if self.typed else frame_of(runs))
+        with _naming_package(self.name, "reading", self.reading):
+            lines = self.reading(runs if self.typed else frame_of(runs))
         return self._checked("reading", lines, (list, tuple), "a list of lines")
 
     def _checked(self, function: str, value: Any, types: Any, expected: str) -> Any:
@@ -143,16 +147,8 @@ class Declaration(Generic[Config]):
 
     def experiment(self, config: Config) -> Experiment:
         """Build the experiment for a config, recording its non-default parameters."""
-        try:
+        with _naming_package(self.name, "build", self.build):
             built = self.build(config)
-        except Exception as error:
-            # A bug of a built-in experiment keeps its traceback.
-            if (
-                isinstance(error, LlmtrackError)
-                or str(getattr(self.build, "__module__", "")).partition(".")[0] in _BUILTIN
-            ):
-                raise
-            raise _unusable(self.name, f"build raised {type(error).__name__}: {in_words(error)}") from error
         if not isinstance(built, Experiment):
             raise _wrong_value(
                 self.name, "build", built, "an Experiment, such as of DECLARED.asking(config, scenarios)"
@@ -168,7 +164,24 @@ def _wrong_value(experiment: str, function: str, value: Any, expected: str, wher
 
 
 def _unusable(experiment: str, why: str) -> ExtensionError:
+    point = find_extension(EXPERIMENT_POINTS, experiment)
+    if point is not None:
+        return unusable(point, why)
     return ExtensionError(f"experiment {experiment} cannot be used: {why}: fix or update its package")
+
+
+@contextmanager
+def _naming_package(experiment: str, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Raise an ExtensionError naming the experiment for errors of its function, except messages to the user, exhausted
+    memory, and bugs of a built-in experiment, which keep their traceback.
+    """
+    try:
+        yield
+    except Exception as error:
+        is_builtin = str(getattr(function, "__module__", "")).partition(".")[0] in _BUILTIN
+        if is_builtin or isinstance(error, LlmtrackError) or is_out_of_memory(error):
+            raise
+        raise _unusable(experiment, f"{name} raised {type(error).__name__}: {in_words(error)}") from error
 
 
 @dataclass(frozen=True)

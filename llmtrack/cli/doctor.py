@@ -15,7 +15,7 @@ from functools import partial
 from importlib.metadata import EntryPoint
 
 from llmtrack.convert.environment import BuildEnvironment, pinned_requirements
-from llmtrack.engines.registry import BUILTIN, backends, load_variant
+from llmtrack.engines.registry import BUILTIN, load_variant
 from llmtrack.errors import ExtensionError, LlmtrackError, in_words
 from llmtrack.host.entry_points import (
     ENGINE_POINTS,
@@ -24,7 +24,6 @@ from llmtrack.host.entry_points import (
     RECIPE_POINTS,
     experiment_of,
     extensions,
-    load_extension,
     title_of,
     unusable,
 )
@@ -207,7 +206,8 @@ def _spool() -> Finding:
 
 
 def _backends() -> Finding:
-    return Finding("backends", "ok", ", ".join(filter(available, backends())))
+    # Those of other packages have lines of their own.
+    return Finding("backends", "ok", ", ".join(filter(available, BUILTIN)))
 
 
 def _onnx() -> Finding:
@@ -294,15 +294,18 @@ def _recipe_labels(point: EntryPoint) -> str:
     return ", ".join(recipe.label for recipe in extension_recipes(point)) or "none"
 
 
-def _import(point: EntryPoint) -> str:
-    load_extension(point)
-    return point.value
+def _make_executor(point: EntryPoint) -> str:
+    from llmtrack.run.main import extension_executor
+    from llmtrack.run.settings import HereOptions
+
+    extension_executor(point, HereOptions()).close()
+    return f"{point.value} makes an executor"
 
 
 _EXTENSIONS: dict[str, Callable[[EntryPoint], str]] = {
     ENGINE_POINTS: _try_engine,
     RECIPE_POINTS: _recipe_labels,
-    EXECUTOR_POINTS: _import,
+    EXECUTOR_POINTS: _make_executor,
     EXPERIMENT_POINTS: lambda point: str(experiment_of(point).DECLARED.question),
 }
 

@@ -141,10 +141,10 @@ def make_executors(settings: HereOptions) -> Sequence[Executor]:
     point = find_extension(EXECUTOR_POINTS, settings.executor)
     if point is None:
         raise UsageError(f"unknown executor {settings.executor!r}")
-    return [_extension_executor(point, settings)]
+    return [extension_executor(point, settings)]
 
 
-def _extension_executor(point: EntryPoint, settings: HereOptions) -> Executor:
+def extension_executor(point: EntryPoint, settings: HereOptions) -> Executor:
     """Create a plug-in's executor.
 
     Raises:
@@ -161,7 +161,7 @@ def _extension_executor(point: EntryPoint, settings: HereOptions) -> Executor:
 
 def _missing_methods(executor: object) -> str:
     missing = [name for name in METHODS if not callable(getattr(executor, name, None))]
-    return f"the executor has no {' and no '.join(missing)}" if missing else ""
+    return f"the executor lacks {', '.join(missing)}" if missing else ""
 
 
 def _run_checked(run: Callable[..., None], point: EntryPoint, scenarios: Sequence[Scenario], emit: Emit) -> None:

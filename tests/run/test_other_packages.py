@@ -79,7 +79,7 @@ def test_a_plugin_executor_is_used():
     ("module", "why"),
     [
         ("raise ImportError('no such scheduler')", "ImportError: no such scheduler"),
-        ("def make(settings): return object()", "the executor has no machine and no check and no identify"),
+        ("def make(settings): return object()", "the executor lacks machine, check, identify, run, close"),
         ("def make(settings): return 1 / 0", "make raised ZeroDivisionError: division by zero"),
         ("make = 3", "it is a int, and not a function make"),
     ],
@@ -93,6 +93,8 @@ def test_a_broken_executor_is_named_in_one_line(tmp_path, monkeypatch, module, w
         entry.make_executor(Chosen(executor="broken"))
     assert "executor broken (broken_executor:make of the package broken_executor 1.0)" in str(caught.value)
     assert "\n" not in str(caught.value)
+    (result,) = (finding for finding in looked_at() if finding.topic == "executor broken")
+    assert (result.state, why in result.text) == ("broken", True)
 
 
 @pytest.mark.parametrize(("method", "arguments", "expected"), [
@@ -130,6 +132,8 @@ def test_an_executor_that_omits_scenarios_is_named(monkeypatch):
     ("build", [], "build returned a list, and not an Experiment"),
     ("build", ZeroDivisionError("no\nlength"), "build raised ZeroDivisionError: no length"),
     ("build", Experiment("x", "?", (3,)), "build returned an int among its scenarios, and not a Scenario"),
+    ("reading", ZeroDivisionError("no\nlength"), "reading raised ZeroDivisionError: no length"),
+    ("plots", KeyError("word"), "plots raised KeyError: 'word'"),
     ("reading", "one line", "reading returned a str, and not a list of lines"),
     ("plots", [], "plots returned a list, and not a mapping of names to figures"),
 ])  # fmt: skip
@@ -148,7 +152,8 @@ def test_an_experiment_with_a_wrong_return_type_is_named_in_one_line(named, gave
 
     with pytest.raises(ExtensionError) as caught:
         use()
-    assert f"experiment plugin_words cannot be used: {expected}" in str(caught.value)
+    package = "plugin_experiment of the package plugin_experiment 1.0"
+    assert f"experiment plugin_words ({package}) cannot be used: {expected}" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -204,7 +209,7 @@ def looked_at():
 def test_the_doctor_lists_plugins():
     findings = {finding.topic: (finding.state, finding.text) for finding in looked_at()}
     assert findings["experiment plugin_words"] == ("ok", "Does the word matter?")
-    assert findings["executor elsewhere"] == ("ok", "plugin_executor:make")
+    assert findings["executor elsewhere"] == ("ok", "plugin_executor:make makes an executor")
 
 
 class OneAtATime:

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit
 
 from rich.console import Console
 
+from llmtrack.errors import LlmtrackError, in_words
 from llmtrack.host.console import make_folder, write_neutral
 from llmtrack.host.secrets import redact
 from llmtrack.report.escape import in_markdown
@@ -42,7 +43,10 @@ class Parts:
         try:
             yield
         except Exception as error:
-            self.problems.append(f"{name}: {type(error).__name__}: {one_line(error)}")
+            words = (
+                in_words(error) if isinstance(error, LlmtrackError) else f"{type(error).__name__}: {one_line(error)}"
+            )
+            self.problems.append(f"{name}: {words}")
 
 
 @dataclass(frozen=True)
