@@ -61,7 +61,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     axes: dict[str, Any] = {"x": "batch_size", "x_label": "batch size", "log_x": True}
     return {
         "tokens_per_sec": line_plot(runs, y="tokens_per_sec", title="Throughput of the whole list", **axes),
-        "latency_per_sample": line_plot(runs, y="latency_per_sample_s", title="Time per sample worked off", **axes),
+        "latency_per_sample": line_plot(runs, y="latency_per_sample_s", title="Time per sample", **axes),
         "batch_latency": line_plot(runs, y="batch_latency_s", title="Time a sample waits for its batch", **axes),
     }
 

@@ -31,7 +31,7 @@ from llmtrack.worker.bytecode import cache_bytecode
 def main() -> None:
     """Measure how to run a causal language model on this machine, tracked in MLflow.
 
-    Experiments run through MLflow: mlflow run . -e baseline --env-manager local
+    Run an experiment by `llmtrack run baseline`, or through MLflow: mlflow run . -e baseline --env-manager local
     """
     cache_bytecode()
 
@@ -196,8 +196,9 @@ def run(ctx: click.Context, experiment: str | None, parameters: dict[str, str], 
         raise UsageError(f"there is no experiment {experiment!r}{near_names(experiment)}")
     if show_help:
         print_text("Of these, --NAME is the parameter -P NAME=VALUE, with underscores for dashes.")
+        command.options_metavar = "[-P NAME=VALUE]..."
     arguments = [f"{flag_of(name)}={value}" for name, value in parameters.items()]
-    command.main(["--help"] if show_help else arguments, prog_name=experiment)
+    command.main(["--help"] if show_help else arguments, prog_name=f"llmtrack run {experiment}")
 
 
 @main.command()

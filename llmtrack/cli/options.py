@@ -115,7 +115,7 @@ def layout(*styles: str, sort: bool = False) -> Callable[[F], F]:
     options = [
         click.option("--format", "style", type=click.Choice(styles or FORMATS), default="table", show_default=True),
         click.option("--columns", callback=comma_list, help="Only these columns, comma-separated."),
-        click.option("--wide", is_flag=True, help="Every column, even if the terminal is too narrow."),
+        click.option("--wide", is_flag=True, help="Keep all columns of the table, even if the terminal is too narrow."),
     ]
     if sort:
         options.append(click.option("--sort", callback=optional, help="Column to sort by; -COLUMN from high to low."))

@@ -59,7 +59,7 @@ def gather_candidates(runs: Runs, speed: str = SPEED, quality: str = QUALITY) ->
         experiments = " and ".join(sorted({run.experiment for run in finished} - {""}))
         raise UsageError(
             f"no finished run{f' of {experiments}' if experiments else ''} has {speed}: choose a study that measured it, "
-            "such as --study latest:precision, or measure one: mlflow run . -e precision"
+            "such as --study latest:precision, or measure one: llmtrack run precision"
         )
     notes: list[str] = []
     reference = reference_of(timed)

@@ -224,7 +224,7 @@ def require_metric(name: str, among: Sequence[str] = ()) -> str:
     Raises:
         UsageError: it is unknown; the message suggests close matches.
     """
-    names = [*schema.METRIC_BY_NAME, *among]
+    names = list(dict.fromkeys([*schema.METRIC_BY_NAME, *among]))
     if name in names:
         return name
     matches = difflib.get_close_matches(name, names, n=3, cutoff=0.5)

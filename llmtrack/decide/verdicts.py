@@ -28,7 +28,7 @@ from llmtrack.tracking.read.artifacts import samples_by_run
 
 # Prefixes of the warnings about disturbances; a test compares them with those of the measuring side.
 DISTURBED = ("the machine was busy:", "noisy:", "drift:")
-_DISTURBANCES = dict(zip(DISTURBED, ("others took {} % of the CPU", "varied by {} %", "drifted by {} %"), strict=True))
+_DISTURBANCES = dict(zip(DISTURBED, ("others took {}% of the CPU", "varied by {}%", "drifted by {}%"), strict=True))
 
 # Safety factor on the time cap, so that the requested repeats also fit for slower arms.
 _SLOWER_ARMS = 2.0
@@ -125,7 +125,7 @@ def measure_command(run: Run, repeats: int = 0) -> str:
         seconds = repeats * _SLOWER_ARMS * (run.number("total_latency_s") or 0.0)
         if seconds > (run.number("max_seconds") or RepeatPolicy.max_seconds):
             parameters["max_seconds"] = str(math.ceil(seconds))
-    return _mlflow_run(run.text("experiment") or "EXPERIMENT", parameters)
+    return _run_command(run.text("experiment") or "EXPERIMENT", parameters)
 
 
 def score_command(run: Run) -> str:
@@ -138,13 +138,14 @@ def score_command(run: Run) -> str:
         "dtype": run.text("dtype_requested"),
     }
     defaults = {"backend": Variant.backend, "device": Variant.device}
-    return _mlflow_run(
+    return _run_command(
         "perplexity", {name: value for name, value in parameters.items() if value and value != defaults.get(name)}
     )
 
 
-def _mlflow_run(experiment: str, parameters: Mapping[str, str]) -> str:
-    words = ["mlflow", "run", ".", "-e", experiment, "--env-manager", "local"]
+def _run_command(experiment: str, parameters: Mapping[str, str]) -> str:
+    # Not `mlflow run .`, which needs the project's folder and knows no experiment of another package.
+    words = ["llmtrack", "run", experiment]
     return shlex.join([*words, *(word for name, value in parameters.items() for word in ("-P", f"{name}={value}"))])
 
 
@@ -242,7 +243,9 @@ def group_warnings(warnings: Iterable[tuple[str, str]], runs: int) -> list[str]:
 
 def _subject(names: Sequence[str], runs: int) -> str:
     distinct = list(dict.fromkeys(names))
-    return f"all {runs} runs" if len(distinct) == runs > 1 else list_some(distinct)
+    if len(distinct) == runs > 1:
+        return "both runs" if runs == 2 else f"all {runs} runs"
+    return list_some(distinct)
 
 
 def _with_ranges(lines: Sequence[str]) -> str:

@@ -48,11 +48,11 @@ def last_seconds(step: str) -> float | None:
 
 
 def last_duration_text(step: str, model: str = "") -> str:
-    """Return `0:34 the last time`, or `0:34 for OTHER the last time` for another model; empty if short or unknown."""
+    """Return `last time 0:34`, or `last time 0:34, for OTHER` for another model; empty if short or unknown."""
     seconds, other = _read(step) or (0.0, "")
     if seconds < WORTH_SECONDS:
         return ""
-    return f"{clock_text(seconds)}{f' for {other}' if other != model else ''} the last time"
+    return f"last time {clock_text(seconds)}{f', for {other}' if other != model else ''}"
 
 
 def _read(step: str) -> tuple[float, str] | None:

@@ -69,7 +69,7 @@ def show_side_by_side(
     if not matching:
         raise UsageError(
             why_empty(study, tracking_uri)
-            or "no tracked run matches: widen the filters, or run an experiment first (mlflow run . -e baseline)"
+            or "no tracked run matches: widen the filters, or run an experiment first (llmtrack run baseline)"
         )
     matching = with_samples(matching, tracking_uri)
     shown = _sorted((matching if every else matching.newest_of_each()).in_order_of_time(), layout.sort)

@@ -60,7 +60,7 @@ def show_pareto(
     candidates = gather_candidates(runs, speed, quality)
     if not any(run.has(quality) for run in candidates.runs):
         raise UsageError(
-            f"no timed scenario has {quality}: score it too (mlflow run . -e perplexity) with the same model, backend, "
+            f"no timed scenario has {quality}: score it too (llmtrack run perplexity) with the same model, backend, "
             "dtype and quantization, or choose more runs"
         )
     console = make_console()

@@ -71,7 +71,7 @@ def draw(recommendation: Recommendation, runs: Runs, objective: str, target: Pat
     """
     candidates = gather_candidates(runs, objective)
     if not any(run.has(QUALITY) for run in candidates.runs):
-        raise UsageError("there is nothing to draw: no perplexity was scored (mlflow run . -e perplexity scores it)")
+        raise UsageError("there is nothing to draw: no perplexity was scored (llmtrack run perplexity scores it)")
     with drawing():
         figure = pareto_plot(candidates, objective, QUALITY, recommendation.run_id or "")
         figure.set_size_inches(10, 5.6)

@@ -84,7 +84,7 @@ class ManyTimingOptions(TimingOptions):
     6 against 6 for 23.
     """
 
-    min_repeats: Annotated[int, Option("Counted calls at least.", min=1)] = 6
+    min_repeats: Annotated[int, Option("Minimum number of counted calls.", min=1)] = 6
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,9 @@ def run(
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
-        min_repeats: Counted calls at least.
-        min_seconds: Seconds of counted calls at least.
-        max_seconds: Cap on the seconds of counted calls per scenario.
+        min_repeats: Minimum number of counted calls.
+        min_seconds: Minimum seconds of counted calls.
+        max_seconds: Maximum seconds of counted calls per scenario.
         executor: Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).
         address: executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.
         nodes: executor=ray: on nodes of one kind of hardware, or on each kind.
@@ -114,9 +114,9 @@ def run(
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
-        min_repeats: Counted calls at least.
-        min_seconds: Seconds of counted calls at least.
-        max_seconds: Cap on the seconds of counted calls per scenario.
+        min_repeats: Minimum number of counted calls.
+        min_seconds: Minimum seconds of counted calls.
+        max_seconds: Maximum seconds of counted calls per scenario.
         executor: Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).
         address: executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.
         nodes: executor=ray: on nodes of one kind of hardware, or on each kind.
@@ -174,11 +174,11 @@ def run(
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
         tensor_parallel: GPUs, or CPU processes, that share each layer (tensor parallelism); 1: no sharing; torch backend only.
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
-        min_repeats: Counted calls at least.
+        min_repeats: Minimum number of counted calls.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
-        min_seconds: Seconds of counted calls at least.
-        max_seconds: Cap on the seconds of counted calls per scenario.
+        min_seconds: Minimum seconds of counted calls.
+        max_seconds: Maximum seconds of counted calls per scenario.
         executor: Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).
         address: executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.
         nodes: executor=ray: on nodes of one kind of hardware, or on each kind.
@@ -236,9 +236,9 @@ def run(
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
-        min_repeats: Counted calls at least.
-        min_seconds: Seconds of counted calls at least.
-        max_seconds: Cap on the seconds of counted calls per scenario.
+        min_repeats: Minimum number of counted calls.
+        min_seconds: Minimum seconds of counted calls.
+        max_seconds: Maximum seconds of counted calls per scenario.
         executor: Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).
         address: executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.
         nodes: executor=ray: on nodes of one kind of hardware, or on each kind.
@@ -296,11 +296,11 @@ def run(
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
         tensor_parallel: GPUs, or CPU processes, that share each layer (tensor parallelism); 1: no sharing; torch backend only.
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
-        min_repeats: Counted calls at least.
+        min_repeats: Minimum number of counted calls.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
-        min_seconds: Seconds of counted calls at least.
-        max_seconds: Cap on the seconds of counted calls per scenario.
+        min_seconds: Minimum seconds of counted calls.
+        max_seconds: Maximum seconds of counted calls per scenario.
         executor: Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).
         address: executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.
         nodes: executor=ray: on nodes of one kind of hardware, or on each kind.
@@ -352,9 +352,9 @@ def run(
         backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
-        min_repeats: Counted calls at least.
-        min_seconds: Seconds of counted calls at least.
-        max_seconds: Cap on the seconds of counted calls per scenario.
+        min_repeats: Minimum number of counted calls.
+        min_seconds: Minimum seconds of counted calls.
+        max_seconds: Maximum seconds of counted calls per scenario.
         executor: Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).
         address: executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.
         nodes: executor=ray: on nodes of one kind of hardware, or on each kind.
@@ -500,11 +500,11 @@ def run(
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Intra-op threads on the CPU; 0: PyTorch's default.
-        min_repeats: Counted calls at least.
+        min_repeats: Minimum number of counted calls.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
-        min_seconds: Seconds of counted calls at least.
-        max_seconds: Cap on the seconds of counted calls per scenario.
+        min_seconds: Minimum seconds of counted calls.
+        max_seconds: Maximum seconds of counted calls per scenario.
         executor: Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).
         address: executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.
         nodes: executor=ray: on nodes of one kind of hardware, or on each kind.
@@ -655,8 +655,8 @@ def run(
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
-        min_seconds: Seconds of counted calls at least.
-        max_seconds: Cap on the seconds of counted calls per scenario.
+        min_seconds: Minimum seconds of counted calls.
+        max_seconds: Maximum seconds of counted calls per scenario.
         executor: Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).
         address: executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.
         nodes: executor=ray: on nodes of one kind of hardware, or on each kind.
@@ -774,9 +774,9 @@ def run(
         device_map: auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
-        min_repeats: Counted calls at least.
-        min_seconds: Seconds of counted calls at least.
-        max_seconds: Cap on the seconds of counted calls per scenario.
+        min_repeats: Minimum number of counted calls.
+        min_seconds: Minimum seconds of counted calls.
+        max_seconds: Maximum seconds of counted calls per scenario.
         executor: Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).
         address: executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.
         nodes: executor=ray: on nodes of one kind of hardware, or on each kind.

@@ -163,7 +163,9 @@ class Parameter:
             raise UsageError(f"{self.name} {truncated(value)!r} is not {_KINDS[self.kind]}")
         if self.kind is str:
             if option.choices and value not in option.choices:
-                raise UsageError(f"no {self.name} {truncated(value)!r}: use {' or '.join(map(str, option.choices))}")
+                raise UsageError(
+                    f"no {self.name} {truncated(value)!r}: use one of {', '.join(map(str, option.choices))}"
+                )
             if len(value) < (option.min or 0):
                 raise UsageError(f"{self.name} is empty: give some text{f', or {NONE}' if self.optional else ''}")
         elif self.kind in (int, float) and not self._within(value):

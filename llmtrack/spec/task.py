@@ -43,9 +43,9 @@ class RepeatPolicy(Checked):
     """
 
     warmup: Annotated[int, Option("Calls made first and not counted.", min=0)] = 1
-    min_repeats: Annotated[int, Option("Counted calls at least.", min=1)] = 5
-    min_seconds: Annotated[float, Option("Seconds of counted calls at least.", min=0)] = 1.0
-    max_seconds: Annotated[float, Option("Cap on the seconds of counted calls per scenario.", above=0)] = 60.0
+    min_repeats: Annotated[int, Option("Minimum number of counted calls.", min=1)] = 5
+    min_seconds: Annotated[float, Option("Minimum seconds of counted calls.", min=0)] = 1.0
+    max_seconds: Annotated[float, Option("Maximum seconds of counted calls per scenario.", above=0)] = 60.0
     max_repeats: int = 200
     target_ci: float = 0.05
 

@@ -142,7 +142,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     def on_batch(batch: Batch) -> None:
         if batch.number == 1:
             estimate = durations.last_duration_text(work, model)
-            batches = plural(batch.of, "batch", "batches") + (f", {estimate}" if estimate else "")
+            batches = plural(batch.of, "batch", "batches") + (f" ({estimate})" if estimate else "")
             emit(Log(f"  {name}: scoring the perplexity of {task.corpus} in {batches} ..."))
         emit(Progress(name, f"batch {batch.number}/{batch.of}", batch.number / batch.of))
         if task.verbose:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import llmtrack
-from llmtrack.decide.compare import COLUMNS, compare
+from llmtrack.decide.compare import COLUMNS, compare, require_metric
 from llmtrack.engines.scripted import FakeClock
 from llmtrack.errors import UsageError
 from llmtrack.spec.events import Event
@@ -358,3 +358,9 @@ def test_one_tokenizer_under_two_names_is_compared(tracker: Tracker, uri: str, t
     truncated = PerplexityTask(corpus=str(corpus), max_length=20)
     baseline, candidate = track(tracker, BYTES, "bytes", truncated), track(tracker, BYTES, "again", truncated)
     assert list(compare(baseline, candidate, ["perplexity"], tracking_uri=uri)["verdict"]) == ["same"]
+
+
+def test_a_suggested_metric_is_named_once():
+    with pytest.raises(UsageError) as caught:
+        require_metric("tokens_per_se", ["tokens_per_sec", "custom_tokens_per_sec"])
+    assert str(caught.value).count(" tokens_per_sec") == 1

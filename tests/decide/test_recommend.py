@@ -89,8 +89,8 @@ def test_a_single_baseline_repeat_is_inconclusive_with_the_command_to_measure_mo
     answer = recommend(runs, Limits(0.01))
     assert (answer.scenario, answer.run_id) == (None, None)
     assert "14.1" not in answer.sentence
-    assert f"(too few repeats, {n} against 8); to settle it run: mlflow run" in answer.sentence
-    assert answer.measure == "mlflow run . -e quantization --env-manager local -P model=m -P min_repeats=4"
+    assert f"(too few repeats, {n} against 8); to settle it run: llmtrack run" in answer.sentence
+    assert answer.measure == "llmtrack run quantization -P model=m -P min_repeats=4"
     assert answer.sentence.endswith(f"to settle it run: {answer.measure}")
     assert {f"read with care: torch-float32: {line}" for line in ("noisy: 134%", BUSY)} <= set(answer.notes)
 
@@ -228,7 +228,7 @@ def test_a_study_without_the_objective_names_one_that_has_it():
     assert result.exit_code == 2
     assert result.stderr.startswith("error: no finished run of ")
     assert result.stderr.endswith(
-        "has train_tokens_per_sec: choose a study that measured it, such as --study latest:precision, or measure one: mlflow run . -e precision\n"
+        "has train_tokens_per_sec: choose a study that measured it, such as --study latest:precision, or measure one: llmtrack run precision\n"
     )
 
 
@@ -239,4 +239,4 @@ def test_the_sentence_marks_a_disturbed_run():
         run("int8", dtype="int8", warnings=BUSY, **interval("tokens_per_sec", 25.0, 24.5, 25.5, 8), **common),
     )
     words = recommend(runs, Limits()).sentence
-    assert words.startswith("Run int8 (in doubt: others took 82 % of the CPU): the fastest of 2 scenarios")
+    assert words.startswith("Run int8 (in doubt: others took 82% of the CPU): the fastest of 2 scenarios")

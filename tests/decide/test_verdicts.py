@@ -160,8 +160,8 @@ def test_the_front_follows_from_the_same_verdicts_which_are_symmetric(store, arm
     ("durations", "words"),
     [
         # Mean 1.1, deviations 0.1 and 0.3: sd 0.2, 18 %.
-        ([1.0, 1.0, 1.0, 1.4], "varied by 18 %"),
-        ([1.0] * 4 + [1.12] * 8, "drifted by 12 %"),
+        ([1.0, 1.0, 1.0, 1.4], "varied by 18%"),
+        ([1.0] * 4 + [1.12] * 8, "drifted by 12%"),
         ([1.0, 1.0, 1.0, 1.0], ""),
     ],
 )
@@ -173,8 +173,8 @@ def test_a_disturbance_is_summarized_from_the_warning_of_a_busy_machine(monkeypa
     monkeypatch.setattr("llmtrack.measure.disturbances.BUSY_SHARE", 0.1)
     readings = CpuReading(0, 0, 0), CpuReading(50, 10, 100), CpuReading(50, 10, 100, stolen=35)
     ours, stolen = (busy_warning(readings[0], after) for after in readings[1:])
-    assert disturbance(ours) == "others took 40 % of the CPU"
-    assert disturbance(stolen) == "others took 35 % of the CPU"
+    assert disturbance(ours) == "others took 40% of the CPU"
+    assert disturbance(stolen) == "others took 35% of the CPU"
 
 
 def test_the_prefixes_of_disturbances_are_those_of_the_measuring_side():
@@ -201,7 +201,8 @@ def test_the_command_that_measures_more_has_valid_parameters(name):
     if name in ("perplexity", "training"):
         row["max_new_tokens"] = None
     words = shlex.split(measure_command(make_runs(row)[0], 4))
-    assert words[:5] == ["mlflow", "run", ".", "-e", name]
+    # In any folder: `mlflow run` needs the project's.
+    assert words[:3] == ["llmtrack", "run", name]
     parameters = dict(word.split("=", 1) for word in words[words.index("-P") + 1 :: 2])
     assert set(parameters) <= PARAMETERS[name]
     assert parameters["model"] == "a folder/model,synthetic:tiny"
@@ -233,7 +234,7 @@ def test_warnings_and_commands_of_many_runs_are_merged():
     runs = make_runs(*(repeated(name, 10.0, 20.0, warnings="the machine was busy") for name in "abcdefg"))
     (note, *_) = pareto_table(gather_candidates(runs), ("tokens_per_sec", "perplexity")).notes
     assert note == "read with care: all 7 runs: the machine was busy"
-    command = "mlflow run . -e precision -P dtypes=float32 -P min_repeats={} -P max_new_tokens=4"
+    command = "llmtrack run precision -P dtypes=float32 -P min_repeats={} -P max_new_tokens=4"
     assert merge_commands(
         [
             command.format(5),
@@ -242,6 +243,6 @@ def test_warnings_and_commands_of_many_runs_are_merged():
             command.format(5) + " -P max_seconds=102",
         ]
     ) == [
-        "mlflow run . -e precision -P dtypes=float32 -P max_new_tokens=4 -P min_repeats=6 -P max_seconds=102",
+        "llmtrack run precision -P dtypes=float32 -P max_new_tokens=4 -P min_repeats=6 -P max_seconds=102",
         "another",
     ]

@@ -66,7 +66,7 @@ from llmtrack.run.settings import EngineOptions, RunOptions
 class Config(EngineOptions, RunOptions):
     """What the experiment takes."""
 
-    flavour: Annotated[str, Option("What it tastes of.", choices=("plain", "sweet"))] = "plain"
+    flavour: Annotated[str, Option("Its flavour.", choices=("plain", "sweet"))] = "plain"
 
 
 def build(config):
@@ -84,7 +84,7 @@ def reading(runs):
     return ["It does."]
 
 
-DECLARED = Declaration("tasting", "Does it taste?", Config, build, plots, reading, position=11)
+DECLARED = Declaration("tasting", "Does it taste?", Config, build, plots, reading, position=999)
 
 main = command(DECLARED)
 '''
@@ -163,7 +163,7 @@ def test_a_backend_of_this_package_is_a_module_and_its_line(monkeypatch):
 class Flavoured(ThreadOption):
     """Options of a backend."""
 
-    flavour: Annotated[str, Option("What it tastes of.", choices=("plain", "sweet"))] = "plain"
+    flavour: Annotated[str, Option("Its flavour.", choices=("plain", "sweet"))] = "plain"
 
 
 def test_an_option_of_a_backend_is_a_field_that_every_experiment_accepts(monkeypatch):
@@ -173,7 +173,7 @@ def test_an_option_of_a_backend_is_a_field_that_every_experiment_accepts(monkeyp
         experiment = declared.experiment(declared.config(backend="mine flavour=sweet"))
         assert experiment.scenarios[0].variant.options == (("flavour", "sweet"),)
     assert registry.load_engine("any", backend="mine", flavour="sweet").info.context_length == 3
-    with pytest.raises(UsageError, match="no flavour 'sour': use plain or sweet"):
+    with pytest.raises(UsageError, match="no flavour 'sour': use one of plain, sweet"):
         registry.load_engine("any", backend="mine", flavour="sour")
 
 

@@ -64,7 +64,7 @@ class Options(Checked):
         ),
         (
             replace(TINY, backend="onnx", quantization="int8-static", options=(("calibration_method", "best"),)),
-            "no calibration_method 'best': use minmax or percentile or entropy",
+            "no calibration_method 'best': use one of minmax, percentile, entropy",
         ),
         (
             replace(TINY, backend="onnx", quantization="int8-dynamic", options=(("keep_quality", "much"),)),

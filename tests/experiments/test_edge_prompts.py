@@ -170,7 +170,7 @@ def test_with_few_repeats_outliers_are_inconclusive_with_the_command_to_settle_t
     line, more = outlier_lines(make_runs(*ORDINARY, row))
     words = f"inconclusive: too few repeats among 5 comparisons, 6 against {n}: measure at least 5"
     assert words in line
-    command = "mlflow run . -e precision --env-manager local -P max_new_tokens=11 -P min_repeats=5"
+    command = "llmtrack run precision -P max_new_tokens=11 -P min_repeats=5"
     assert more.endswith(f"to settle it run: {command}")
 
 

@@ -27,7 +27,7 @@ def test_cluster_options_require_a_cluster(config, name):
 def test_tune_refuses_cluster_options():
     names = {parameter.name for parameter in parameters(tune.Config)}
     assert names.isdisjoint(parameter.name for parameter in parameters(ClusterOptions))
-    with pytest.raises(UsageError, match="no executor 'ray': use process or inline"):
+    with pytest.raises(UsageError, match="no executor 'ray': use one of process, inline"):
         tune.Config(executor="ray")
 
 

@@ -164,10 +164,10 @@ def of_dtypes(*warnings):
 @pytest.mark.parametrize(
     ("warning", "prefix"),
     [
-        (NOISY, "varied by 72 %"),
-        (DRIFTED, "drifted by 31 %"),
-        (BUSY, "others took 82 % of the CPU"),
-        (f"random weights\n{NOISY}", "varied by 72 %"),
+        (NOISY, "varied by 72%"),
+        (DRIFTED, "drifted by 31%"),
+        (BUSY, "others took 82% of the CPU"),
+        (f"random weights\n{NOISY}", "varied by 72%"),
     ],
 )
 def test_the_headline_begins_with_the_disturbance_of_its_run(warning, prefix):
@@ -179,10 +179,10 @@ def test_the_headline_begins_with_the_disturbance_of_its_run(warning, prefix):
 def test_no_ranking_is_claimed_if_all_runs_were_disturbed():
     first, second, *_ = precision.reading(of_dtypes(NOISY, DRIFTED))
     assert first == (
-        "Which precision is fastest is inconclusive: all 2 were disturbed (float32 varied by 72 %, bfloat16 drifted by 31 %); "
-        "to settle it run, on a quiet machine: mlflow run . -e precision --env-manager local"
+        "Which precision is fastest is inconclusive: both were disturbed (float32: varied by 72%; bfloat16: drifted by 31%); "
+        "to settle it run, on a quiet machine: llmtrack run precision"
     )
-    assert "in doubt: float32 varied by 72 %, bfloat16 drifted by 31 %" in second
+    assert "in doubt: float32 varied by 72%, bfloat16 drifted by 31%" in second
 
 
 def test_other_warnings_are_not_called_a_disturbance():
@@ -212,7 +212,7 @@ def test_each_sentence_about_a_disturbed_run_says_so():
     )
     of_speed = [line for line in lines if not line.startswith(("Peak memory", "Warning"))]
     assert len(of_speed) == 4
-    assert all("(in doubt: varied by 72 %)" in line for line in of_speed)
+    assert all("(in doubt: varied by 72%)" in line for line in of_speed)
 
 
 @pytest.mark.parametrize("lengths", [(), (16,), (16, 16), (16, 16, 16)])

@@ -27,9 +27,9 @@ def test_a_step_is_announced_with_its_last_duration(caplog):
         "exporting to ONNX took 0:00",
     ]
     durations.record_duration("exporting to ONNX", 94.2, "gpt2")
-    assert log_of_a_step(caplog)[0] == "exporting to ONNX (once, then cached; 1:34 the last time) ..."
+    assert log_of_a_step(caplog)[0] == "exporting to ONNX (once, then cached; last time 1:34) ..."
     durations.record_duration("exporting to ONNX", 94.2, "llama")
-    assert log_of_a_step(caplog)[0] == "exporting to ONNX (once, then cached; 1:34 for llama the last time) ..."
+    assert log_of_a_step(caplog)[0] == "exporting to ONNX (once, then cached; last time 1:34, for llama) ..."
 
 
 def test_a_failed_step_is_not_recorded(caplog):

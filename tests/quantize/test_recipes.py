@@ -131,7 +131,7 @@ def test_each_calibration_method(method, exported, exact_loss, tmp_path):
 
 
 def test_an_unknown_calibration_method_is_refused(exported, tmp_path):
-    with pytest.raises(UsageError, match="no calibration_method 'guess': use minmax or percentile or entropy"):
+    with pytest.raises(UsageError, match="no calibration_method 'guess': use one of minmax, percentile, entropy"):
         apply("onnx/int8-static", exported, tmp_path / "out", calibration_method="guess")
 
 

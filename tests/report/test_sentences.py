@@ -149,7 +149,7 @@ FLOOR = (
     "Equal settings differed by 16% in this suite (precision/float32 10, baseline/again 11.6 tokens/s): differences below that "
     "are not shown as wins."
 )
-MORE = "to settle it run: mlflow run . -e precision --env-manager local"
+MORE = "to settle it run: llmtrack run precision"
 
 
 def test_a_verdict_within_the_noise_floor():
@@ -205,8 +205,7 @@ TAKEAWAYS: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[str]]] = [
         "what is faster was disturbed",
         [BASE, timed("b", 20.0, warnings=BUSY)],
         [
-            "Whether anything beat its baseline is inconclusive: b was disturbed; to settle it run: mlflow run . -e precision "
-            "--env-manager local"
+            "Whether anything beat its baseline is inconclusive: b was disturbed; to settle it run: llmtrack run precision"
         ],
     ),
     (
@@ -241,9 +240,7 @@ TAKEAWAYS: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[str]]] = [
     (
         "the plain call was disturbed",
         [run("a", baseline=True, **CALL, warnings=BUSY)],
-        [
-            "Where the time goes is inconclusive: a was disturbed; to settle it run: mlflow run . -e precision --env-manager local"
-        ],
+        ["Where the time goes is inconclusive: a was disturbed; to settle it run: llmtrack run precision"],
     ),
     ("a scenario failed", [FAILED], ["1 of 1 scenario failed: int2 (precision)."]),
     (
@@ -335,7 +332,7 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
         Limits(0.01),
         RATE,
         "Nothing fits: none of 1 scenario keeps to perplexity +1 %; the nearest is unknown (no perplexity was scored); "
-        "to score it run: mlflow run . -e perplexity --env-manager local -P model=packaged:smollm2, then ask again with "
+        "to score it run: llmtrack run perplexity -P model=packaged:smollm2, then ask again with "
         "--model packaged:smollm2",
         ["float32: no perplexity was scored"],
     ),

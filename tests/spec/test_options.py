@@ -91,7 +91,7 @@ def test_a_text_is_parsed(name, text, value):
         ("sizes", "1;2", "sizes '1;2' is not a whole number"),
         ("sizes", "1," * 5_000, "sizes: give 1 to 100 values"),
         ("dtypes", "int3", "unknown dtype 'int3'"),
-        ("side", "up", "no side 'up': use left or right"),
+        ("side", "up", "no side 'up': use one of left, right"),
         ("text", "", "text is empty: give some text, or none"),
         ("limit", "-1", "limit -1 is not possible: use 1 or more"),
         ("fast", "maybe", "fast 'maybe' is not true or false"),

@@ -31,9 +31,9 @@ ROLLING = PerplexityTask(protocol="rolling", max_length=64, stride=16, bos_rule=
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"protocol": "sliding"}, "no protocol 'sliding': use documents or rolling"),
-        ({"bos_rule": "yes"}, "no bos_rule 'yes': use tokenizer or model or none"),
-        ({"padding_side": "middle"}, "no padding_side 'middle': use right or left"),
+        ({"protocol": "sliding"}, "no protocol 'sliding': use one of documents, rolling"),
+        ({"bos_rule": "yes"}, "no bos_rule 'yes': use one of tokenizer, model, none"),
+        ({"padding_side": "middle"}, "no padding_side 'middle': use one of right, left"),
         ({"protocol": "rolling", "stride": 513}, "stride 513 is not possible: use 1 to max_length, which is 512"),
         ({"protocol": "rolling", "stride": -1}, "stride -1 is not possible"),
         ({"protocol": "rolling", "max_tokens": 1}, "max_tokens 1 is not possible: use 2 or more, or 0 for all"),

@@ -120,9 +120,10 @@ def undecided(question: str, runs: Runs) -> list[str]:
     """
     if len(runs) < 2 or not all(map(is_disturbed, runs)):
         return []
-    disturbances = ", ".join(f"{run.name} {disturbance(run.warnings)}" for run in runs)
+    disturbances = "; ".join(f"{run.name}: {disturbance(run.warnings)}" for run in runs)
+    which = "both" if len(runs) == 2 else f"all {len(runs)}"
     return [
-        f"{question} is inconclusive: all {len(runs)} were disturbed ({disturbances}); to settle it run, on a quiet "
+        f"{question} is inconclusive: {which} were disturbed ({disturbances}); to settle it run, on a quiet "
         f"machine: {measure_command(runs[0])}"
     ]
 
@@ -198,10 +199,8 @@ def doubts(runs: Runs) -> list[str]:
     if len(kinds) < len(set(warned)) or len(kinds) > _MOST_WARNINGS:
         studies = list(dict.fromkeys(filter(None, (run.study_id for run in runs))))
         option = f" --study {studies[0]}" if len(studies) == 1 else ""
-        hidden = plural(len(kinds) - _MOST_WARNINGS, "other kind") if len(kinds) > _MOST_WARNINGS else ""
-        lines.append(
-            f"Warnings{f' ({hidden} of them not shown)' if hidden else ''} run by run: llmtrack compare{option} --warnings"
-        )
+        hidden = plural(len(kinds) - _MOST_WARNINGS, "more kind") if len(kinds) > _MOST_WARNINGS else ""
+        lines.append(f"Warnings run by run{f', with {hidden}' if hidden else ''}: llmtrack compare{option} --warnings")
     return lines
 
 

@@ -45,9 +45,10 @@ def announcement(experiments: Sequence[Experiment], scenarios: int, took: Mappin
     )
     if cap:
         sentences.append(
-            f"Counted calls take {clock_text(cap)} at most, and mostly less; loading, warming up and scoring come on top."
+            f"Counted calls take up to {clock_text(cap)}, plus the last one of each scenario; loading, warm-up and scoring "
+            "come on top."
         )
-    return " ".join([*sentences, "The time left is estimated as it goes on."])
+    return " ".join([*sentences, "The remaining time is estimated while it runs."])
 
 
 def last_duration(experiment: Experiment, environment_id: str) -> float | None:

@@ -89,7 +89,7 @@ def _check(variant: Variant, machine: Mapping[str, str]) -> None:
         raise UsageError(f"unknown backend {variant.backend!r}: there are {', '.join(backends())}")
     devices = _listed(machine, "devices")
     if device_of(variant.device, machine) not in devices:
-        raise UsageError(f"unknown device {variant.device!r}: this machine has {', '.join(devices)}, or use auto")
+        raise UsageError(f"unknown device {variant.device!r}: use auto, or one of this machine: {', '.join(devices)}")
 
 
 def device_of(requested: str, machine: Mapping[str, str]) -> str:

@@ -133,7 +133,7 @@ def _measure_again(executor: Executor, scenario: Scenario, on_event: Callable[[E
 def _with_first_quality(first: Measurement, newer: Measurement) -> Measurement:
     """Combine the newer timing with the quality scored beside the first, which is unaffected by a busy machine."""
     before, after = (measurement.metrics.get("tokens_per_sec") for measurement in (first, newer))
-    speeds = f" ({significant(before)} -> {significant(after)} tokens/s)" if before and after else ""
+    speeds = f" ({significant(before)} tokens/s before, {significant(after)} now)" if before and after else ""
     warning = f"remeasured: the first run was disturbed{speeds}"
     return replace(
         newer,

@@ -166,7 +166,7 @@ def test_only_the_first_kinds_of_warnings_are_listed():
     runs = make_runs(*(run(name, warnings=f"kind {name}") for name in "abcdef"))
     assert reading.doubts(runs)[-2:] == [
         "Warning: d: kind d",
-        "Warnings (2 other kinds of them not shown) run by run: llmtrack compare --study precision-1 --warnings",
+        "Warnings run by run, with 2 more kinds: llmtrack compare --study precision-1 --warnings",
     ]
 
 
@@ -179,7 +179,7 @@ def test_one_token_is_singular():
 
 def test_a_warning_of_some_runs_is_not_attributed_to_all():
     assert group_warnings([("a", "busy: 87%"), ("b", "busy: 92%")], runs=3) == ["a, b: busy: 87 to 92%"]
-    assert group_warnings([("a", "busy: 87%"), ("b", "busy: 92%")], runs=2) == ["all 2 runs: busy: 87 to 92%"]
+    assert group_warnings([("a", "busy: 87%"), ("b", "busy: 92%")], runs=2) == ["both runs: busy: 87 to 92%"]
 
 
 DONE = Measurement(

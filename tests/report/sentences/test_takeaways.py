@@ -100,7 +100,7 @@ def test_a_single_repeat_is_not_a_win():
     assert [gain.difference.verdict for gain in gains(make_runs(BASE, once))] == ["unknown"]
     assert takeaways(make_runs(BASE, once)) == [
         "1 comparison of speed is inconclusive, such as once against float32 (too few repeats, 5 against 1); "
-        "to settle it run: mlflow run . -e precision --env-manager local -P min_repeats=4"
+        "to settle it run: llmtrack run precision -P min_repeats=4"
     ]
 
 

@@ -24,15 +24,16 @@ def experiment(name: str, *seconds: float) -> Experiment:
 
 
 ONE, TWO = experiment("batching", 30.0, 30.0), experiment("perplexity")
-NEW = "loading, warming up and scoring come on top. The time left is estimated as it goes on."
+CALLS = "Counted calls take up to 1:00, plus the last one of each scenario; loading, warm-up and scoring come on top."
+REST = "The remaining time is estimated while it runs."
 
 
 @pytest.mark.parametrize(
     ("experiments", "took", "words"),
     [
         ([ONE], {"batching": 61.0}, "Plan: 3 scenarios, about 1:01: as long as the same took here the last time."),
-        ([ONE], {}, f"Plan: 3 scenarios. Counted calls take 1:00 at most, and mostly less; {NEW}"),
-        ([TWO], {}, "Plan: 1 scenario. The time left is estimated as it goes on."),
+        ([ONE], {}, f"Plan: 3 scenarios. {CALLS} {REST}"),
+        ([TWO], {}, f"Plan: 1 scenario. {REST}"),
         (
             [ONE, TWO],
             {"batching": 61.0, "perplexity": 20.0},
@@ -42,7 +43,7 @@ NEW = "loading, warming up and scoring come on top. The time left is estimated a
             [TWO, ONE],
             {"perplexity": 20.0},
             "Plan: 2 experiments (perplexity, batching), 4 scenarios. perplexity took 0:20 here the last time, the others are "
-            f"new. Counted calls take 1:00 at most, and mostly less; {NEW}",
+            f"new. {CALLS} {REST}",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_disturbed_baseline_is_remeasured_and_the_newer_counts():
     assert (other, log) == (OTHER, Log("again")), "only the baseline is measured again"
     assert newer.scenario == BASE
     assert newer.metrics == {"tokens_per_sec": 23.0, "perplexity": 20.0}
-    assert newer.warnings == ("remeasured: the first run was disturbed (1.3 -> 23 tokens/s)",)
+    assert newer.warnings == ("remeasured: the first run was disturbed (1.3 tokens/s before, 23 now)",)
     assert not first.scenario.baseline
     assert first.metrics == FIRST.metrics
     assert "measured once more" in first.warnings[-1]
