@@ -59,6 +59,7 @@ def relative_perplexity(baseline: Run | None, run: Run) -> tuple[float | None, s
     if (
         baseline
         and baseline.has("perplexity")
+        and baseline.metrics["perplexity"] > 0
         and run.has("perplexity")
         and not why_not_comparable(baseline, run, "perplexity")
     ):

@@ -139,7 +139,7 @@ def _judge_regardless_of_floor(difference: Difference, tests: int, alpha: float)
     if abs(difference.ratio.value - 1) <= entry.tolerance:
         tolerance = f" beyond {100 * entry.tolerance:.1f} %" if entry.tolerance else ""
         return replace(difference, verdict="same", words=f"no difference{tolerance}")
-    return _with_direction(difference, difference.ratio)
+    return with_direction(difference, difference.ratio)
 
 
 def _judge_repeats(difference: Difference, ratio: Ratio, tests: int, alpha: float) -> Difference:
@@ -149,12 +149,12 @@ def _judge_repeats(difference: Difference, ratio: Ratio, tests: int, alpha: floa
         return replace(difference, words=words, repeats_needed=enough_repeats(tests, alpha))
     significant = difference.p_adjusted is None or difference.p_adjusted < alpha
     if significant and not ratio.low <= 1 <= ratio.high:
-        return _with_direction(difference, ratio)
+        return with_direction(difference, ratio)
     words = f"no significant difference: {difference_text(difference)}"
     return replace(difference, verdict="same", words=words)
 
 
-def _with_direction(difference: Difference, ratio: Ratio) -> Difference:
+def with_direction(difference: Difference, ratio: Ratio) -> Difference:
     """Add the verdict of a significant change, in words such as `faster: 1.12x (1.08 to 1.15)`."""
     entry = schema.metric(difference.metric)
     more, less = _WORDS.get(entry.unit, ("higher", "lower"))

@@ -12,6 +12,7 @@ from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not_comparable
 from llmtrack.decide.compare import require_metric
 from llmtrack.decide.differences import (
+    Difference,
     Verdict,
     below_floor_text,
     comparison_text,
@@ -24,6 +25,7 @@ from llmtrack.decide.selection import Pair, Selection, as_runs, pair_runs, runs_
 from llmtrack.decide.significance import ALPHA, Ratio, holm, least_p, mann_whitney_p
 from llmtrack.decide.verdicts import difference_between, with_samples_of_pairs
 from llmtrack.errors import UsageError
+from llmtrack.host.formatting import list_some
 from llmtrack.spec.parameter import CHANCE, read_number, require_texts
 from llmtrack.tracked.run import FAILED, Run
 from llmtrack.tracked.runs import Runs
@@ -106,7 +108,10 @@ def parse_rule(text: str) -> Rule:
             f"invalid rule {text!r}: give a metric, < or >, and a change in percent, "
             "such as 'tokens_per_sec < -5%' or 'perplexity > +1%'"
         )
-    return Rule(require_metric(match[1]), match[2] == "<", read_number("change", match[3]) / 100)
+    rule = Rule(require_metric(match[1]), match[2] == "<", read_number("change", match[3]) / 100)
+    if rule.below and rule.limit <= -1:
+        raise UsageError(f"invalid rule {text!r}: nothing falls by 100 % or more, so that it would never fire")
+    return rule
 
 
 def parse_rules(texts: Sequence[str]) -> list[Rule]:
@@ -157,6 +162,20 @@ def check_values(rule: Rule, baseline: float, candidate: float) -> Check:
     return Check(rule, "broken" if beyond else "kept", change, why)
 
 
+def check_interval(rule: Rule, difference: Difference, floor: float = 0.0) -> Check:
+    """Check the interval of a difference whose raw samples cannot be read: decided if both ends are on one side."""
+    ratio = difference.ratio
+    assert ratio is not None
+    change = comparison_text(rule.metric, ratio, interval=True)
+    sizes = difference.n_baseline, difference.n_candidate
+    check = Check(rule, "inconclusive", change, "", sizes=sizes, ratio=ratio.value, floor=floor)
+    if difference.repeats_needed:
+        return dataclasses.replace(check, why=difference.words)
+    if check.beyond(ratio.low) != check.beyond(ratio.high):
+        return dataclasses.replace(check, why="the tracked intervals include the limit: measure more repeats")
+    return _within_floor_or(check, "broken" if check.beyond(ratio.value) else "kept", "by the tracked intervals")
+
+
 def decide_checks(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
     """Decide the checks with samples, keeping the order and the other checks.
 
@@ -177,24 +196,28 @@ def decide_checks(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
 
 
 def _decide_check(check: Check, p_broken: float, tests: int, alpha: float) -> Check:
-    outcome: CheckOutcome = "inconclusive"
-    within = "within" if check.rule.below == (check.rule.limit < 0) else "on the right side of"
-    if p_broken < alpha and is_within_floor(check.ratio, check.floor):
-        why = f"beyond the limit, but {below_floor_text(check.floor)}"
-    elif p_broken < alpha:
-        outcome, why = "broken", f"beyond the limit (p = {p_broken:.2g})"
-    elif check.p_kept is not None and check.p_kept < alpha:
-        floor = 1 + check.floor
-        if check.beyond(check.ratio / floor if check.rule.below else check.ratio * floor):
-            why = f"{within} the limit, but nearer to it than equal settings differed here, {check.floor:.0%}"
-        else:
-            outcome, why = "kept", f"{within} the limit (p = {check.p_kept:.2g})"
+    if p_broken < alpha:
+        return _within_floor_or(check, "broken", f"p = {p_broken:.2g}")
+    if check.p_kept is not None and check.p_kept < alpha:
+        return _within_floor_or(check, "kept", f"p = {check.p_kept:.2g}")
     # One-sided: half of the smallest two-sided p-value.
-    elif least_p(*check.sizes) / 2 * tests >= alpha:
-        why = too_few_text(*check.sizes, tests, alpha, sides=1)
-    else:
-        why = "the noise includes the limit: measure more repeats"
-    return dataclasses.replace(check, outcome=outcome, why=why)
+    if least_p(*check.sizes) / 2 * tests >= alpha:
+        return dataclasses.replace(check, why=too_few_text(*check.sizes, tests, alpha, sides=1))
+    return dataclasses.replace(check, why="the noise includes the limit: measure more repeats")
+
+
+def _within_floor_or(check: Check, outcome: CheckOutcome, evidence: str) -> Check:
+    """Return the check with its outcome, or inconclusive if the noise floor covers the difference from the limit."""
+    if outcome == "broken":
+        if is_within_floor(check.ratio, check.floor):
+            return dataclasses.replace(check, why=f"beyond the limit, but {below_floor_text(check.floor)}")
+        return dataclasses.replace(check, outcome=outcome, why=f"beyond the limit ({evidence})")
+    within = "within" if check.rule.below == (check.rule.limit < 0) else "on the right side of"
+    floor = 1 + check.floor
+    if check.beyond(check.ratio / floor if check.rule.below else check.ratio * floor):
+        why = f"{within} the limit, but nearer to it than equal settings differed here, {check.floor:.0%}"
+        return dataclasses.replace(check, why=why)
+    return dataclasses.replace(check, outcome=outcome, why=f"{within} the limit ({evidence})")
 
 
 @dataclass(frozen=True)
@@ -297,7 +320,8 @@ def gate(
     decided = decide_checks([pair_check.check for pair_check in undecided], alpha)
     checks = tuple(PairCheck(pair_check.pair, check) for pair_check, check in zip(undecided, decided, strict=True))
     floors = noise_floor_lines(runs_of_pairs(pairs), *dict.fromkeys(rule.metric for rule in rules))
-    notes = (*_unpaired_notes(baselines, pairs, unmatched), *same_as_notes, *floors, *_warning_notes(pairs))
+    unread = _unread_notes(pairs, rules)
+    notes = (*_unpaired_notes(baselines, pairs, unmatched), *same_as_notes, *unread, *floors, *_warning_notes(pairs))
     return GateResult(checks, notes, strict, unchecked, allow_missing)
 
 
@@ -347,12 +371,16 @@ def _check(rule: Rule, pair: Pair, across_environments: bool, alpha: float) -> C
     if reason := why_not_comparable(baseline, candidate, rule.metric, across_environments):
         return Check(rule, "inconclusive", why=f"not comparable: {reason}")
     samples = baseline.samples.get(rule.metric, ()), candidate.samples.get(rule.metric, ())
-    if not all(samples) or min(map(min, samples)) <= 0:
-        return check_values(rule, before, after)
-    check = check_samples(rule, *samples, noise_floor_of(rule.metric, baseline, candidate))
     difference = difference_between(
         baseline, candidate, rule.metric, across_environments=across_environments, alpha=alpha
     )
+    floor = noise_floor_of(rule.metric, baseline, candidate)
+    if all(samples) and min(map(min, samples)) > 0:
+        check = check_samples(rule, *samples, floor)
+    elif difference.repeated and difference.ratio is not None:
+        check = check_interval(rule, difference, floor)
+    else:
+        return check_values(rule, before, after)
     return dataclasses.replace(check, verdict=difference.verdict, words=difference.words)
 
 
@@ -372,6 +400,13 @@ def _unpaired_notes(baselines: Runs, pairs: Sequence[Pair], unmatched: Sequence[
     unpaired = dict.fromkeys(run.name for run in baselines if run.name not in paired)
     notes = [f"{name} is not in the baseline: not checked" for name in unmatched]
     return notes + [f"{name} is only in the baseline: not checked" for name in unpaired]
+
+
+def _unread_notes(pairs: Sequence[Pair], rules: Sequence[Rule]) -> list[str]:
+    """Name the repeated runs whose raw samples cannot be read."""
+    metrics = {rule.metric for rule in rules}
+    unread = [run.name for run in runs_of_pairs(pairs) if not run.samples and any(map(run.spread, metrics))]
+    return [f"raw samples cannot be read of {list_some(unread)}: the tracked intervals count"] if unread else []
 
 
 def _warning_notes(pairs: Sequence[Pair]) -> list[str]:

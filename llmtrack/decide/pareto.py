@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from llmtrack import metrics as schema
@@ -14,8 +14,6 @@ from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
 Position = Literal["on", "off", "open", "missing"]
-# By study and scenario: the scenarios that eliminated it.
-Eliminators = Mapping[tuple[str, str], Collection[str]]
 
 
 @dataclass(frozen=True)
@@ -44,9 +42,8 @@ def pareto_front(runs: Runs, metrics: Sequence[str]) -> list[Standing]:
     """
     runs = with_context(runs)
     complete = [all(map(run.has, metrics)) for run in runs]
-    eliminators = _eliminators(runs)
     return [
-        _standing(run, [rival for j, rival in enumerate(runs) if complete[j] and j != i], metrics, eliminators)
+        _standing(run, [rival for j, rival in enumerate(runs) if complete[j] and j != i], metrics)
         for i, run in enumerate(runs)
     ]
 
@@ -70,21 +67,7 @@ def position_of(verdicts: Mapping[int, Collection[Verdict]]) -> tuple[Position, 
     return ("open", unclear) if unclear else ("on", [])
 
 
-def _eliminators(runs: Runs) -> Eliminators:
-    """Return which scenarios of its study eliminated each run of `tune`, directly or through others."""
-    direct = {(run.study_id, run.scenario): run.text("race_beaten_by") for run in runs}
-    eliminators = {}
-    for study_id, scenario in direct:
-        found: list[str] = []
-        name = direct[study_id, scenario]
-        while name and name not in found:
-            found.append(name)
-            name = direct.get((study_id, name), "")
-        eliminators[study_id, scenario] = frozenset(found)
-    return eliminators
-
-
-def _standing(run: Run, rivals: Sequence[Run], metrics: Sequence[str], eliminators: Eliminators) -> Standing:
+def _standing(run: Run, rivals: Sequence[Run], metrics: Sequence[str]) -> Standing:
     for name in metrics:
         if not run.has(name):
             return Standing("missing", f"no {name}")
@@ -92,7 +75,7 @@ def _standing(run: Run, rivals: Sequence[Run], metrics: Sequence[str], eliminato
     # Cheap checks first: a rival that is worse in one metric cannot dominate, whatever the others say.
     for name in sorted(metrics, key=lambda name: schema.metric(name).sureness == "sampled"):
         remaining = list(differences)
-        in_metric = _differences_in(name, run, [rivals[index] for index in remaining], eliminators)
+        in_metric = _differences_in(name, run, [rivals[index] for index in remaining])
         for index, difference in zip(remaining, in_metric, strict=True):
             differences[index].append(difference)
             if difference.verdict == "worse":
@@ -113,28 +96,10 @@ def _standing(run: Run, rivals: Sequence[Run], metrics: Sequence[str], eliminato
     return Standing(position, why, measure_command(run, repeats) if repeats else "")
 
 
-def _differences_in(metric: str, run: Run, rivals: Sequence[Run], eliminators: Eliminators) -> list[Difference]:
-    if schema.metric(metric).of_text:
-        return [judge(_quality_difference(metric, run.metrics[metric], rival.metrics[metric])) for rival in rivals]
-    differences = []
-    for rival in rivals:
-        difference = difference_between(run, rival, metric)
-        verdict = _verdict_of_race(metric, run, rival, eliminators)
-        differences.append(difference if verdict is None else replace(difference, verdict=verdict))
-    return differences
-
-
-def _verdict_of_race(metric: str, run: Run, rival: Run, eliminators: Eliminators) -> Verdict | None:
-    """Return what `tune` found about a rival in its objective; None if nothing.
-
-    It compares samples taken within seconds of each other, and stops when one is better: the tracked repeats of an
-    eliminated candidate are often too few to show that again.
-    """
-    if metric != run.text("tuned_for") or run.study_id != rival.study_id:
-        return None
-    if rival.scenario in eliminators[run.study_id, run.scenario]:
-        return "better"
-    return "worse" if run.scenario in eliminators[rival.study_id, rival.scenario] else None
+def _differences_in(metric: str, run: Run, rivals: Sequence[Run]) -> list[Difference]:
+    if not schema.metric(metric).of_text:
+        return [difference_between(run, rival, metric) for rival in rivals]
+    return [judge(_quality_difference(metric, run.metrics[metric], rival.metrics[metric])) for rival in rivals]
 
 
 def _quality_difference(metric: str, baseline: float, candidate: float) -> Difference:

@@ -198,6 +198,14 @@ class Race:
         self.held.discard(name)
         self.dropped[name] = Dropped(why)
 
+    def eliminators(self, name: str) -> list[str]:
+        """Return the candidates that are better than an eliminated one by their samples: its eliminator, that one's ..."""
+        found = []
+        while (dropped := self.dropped.get(name)) is not None and dropped.by:
+            name = dropped.by
+            found.append(name)
+        return found
+
     def hold(self, name: str) -> None:
         """Exclude a candidate from winning and from dropping others until it is admitted."""
         self.held.add(name)

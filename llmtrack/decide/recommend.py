@@ -26,6 +26,8 @@ _PERCENT = re.compile(r"\s*\+?(\d+(?:\.\d+)?)\s*%\s*")
 
 
 _NOT_SCORED = "no perplexity was scored"
+# Of a text that only the search of `tune` scored, in part.
+_RELATIVE = "reference_perplexity_ratio"
 # Superlatives by unit.
 _SUPERLATIVES = {"tokens/s": "the fastest", "s": "the quickest", "ms": "the quickest", "MiB": "the smallest"}
 
@@ -174,7 +176,9 @@ def _violations(run: Run, reference: Run | None, limits: Limits) -> list[Violati
     violations = []
     if limits.perplexity_increase is not None:
         increase, most = _increase(run, reference), limits.perplexity_increase
-        if increase is None:
+        if increase is None and run.has(QUALITY) and reference is not None:
+            violations.append(Violation(f"of the baseline {reference.name} {_NOT_SCORED}"))
+        elif increase is None:
             violations.append(Violation(_NOT_SCORED))
         elif increase > most:
             words = f"perplexity {share_text(increase)} is over {share_text(most)}"
@@ -184,14 +188,19 @@ def _violations(run: Run, reference: Run | None, limits: Limits) -> list[Violati
         if memory is None:
             violations.append(Violation("no peak memory was measured"))
         elif memory > limits.memory_mib:
-            words = f"peak memory {memory:,.0f} MiB is over {limits.memory_mib:,.0f} MiB"
+            words = f"peak memory {memory:,.0f} MiB is over {significant(limits.memory_mib)} MiB"
             violations.append(Violation(words, memory / max(limits.memory_mib, 1e-9) - 1))
     return violations
 
 
 def _increase(run: Run, reference: Run | None) -> float | None:
-    value = run.number(QUALITY)
-    base = None if reference is None else reference.number(QUALITY)
+    """Return the relative increase of the perplexity; of a part of the text if the whole was not scored (`tune`)."""
+    if reference is None:
+        return None
+    value, base = run.number(QUALITY), reference.number(QUALITY)
+    if value is None or not base:
+        value = run.number(_RELATIVE)
+        base = reference.number(_RELATIVE) or (1.0 if reference.baseline else None)
     return None if value is None or not base else value / base - 1
 
 
@@ -225,10 +234,12 @@ def _sentence(
         increase = _increase(best, reference)
         if increase is not None:
             is_reference = reference is not None and reference.run_id == best.run_id
-            change = "" if is_reference else f" ({share_text(increase)})"
-            parts.append(f"perplexity {best.metrics[QUALITY]:.3f}{change}")
+            change = "" if is_reference else share_text(increase)
+            value = f"{best.metrics[QUALITY]:.3f}" if best.has(QUALITY) else ""
+            if value or change:
+                parts.append(f"perplexity {f'{value} ({change})' if value and change else value or change}")
         elif limits.perplexity_increase is None:
-            parts.append("perplexity not known")
+            parts.append("unknown perplexity")
     if best.has(MEMORY) and objective != MEMORY:
         parts.append(f"{best.metrics[MEMORY]:,.0f} MiB peak memory")
     among = f"{_best_in(objective)} of {plural(len(timed), 'scenario')}" if len(timed) > 1 else "the only scenario"
@@ -268,8 +279,9 @@ def _nothing_fits(timed: Runs, violations: Sequence[Sequence[Violation]], limits
     if limits.perplexity_increase is not None:
         requested.append(f"perplexity {share_text(limits.perplexity_increase)}")
     if limits.memory_mib is not None:
-        requested.append(f"{limits.memory_mib:,.0f} MiB")
-    start = f"Nothing fits: none of {plural(len(timed), 'scenario')} keeps to {_enumerated(requested)}"
+        requested.append(f"{significant(limits.memory_mib)} MiB of memory")
+    none = f"none of {plural(len(timed), 'scenario')} is" if len(timed) > 1 else "the only scenario is not"
+    start = f"Nothing fits: {none} within {_enumerated(requested)}"
     # Fewest limits violated first, then the smallest excess; unknown values do not count as near.
     ranked = []
     for index, of_run in enumerate(violations):
@@ -280,7 +292,8 @@ def _nothing_fits(timed: Runs, violations: Sequence[Sequence[Violation]], limits
         unknown = dict.fromkeys(
             violation.words for of_run in violations for violation in of_run if violation.excess is None
         )
-        return f"{start}; the nearest is unknown ({', '.join(unknown)}){_how_to_score(timed[0], unknown)}"
+        unscored = next((run for run in timed if not run.has(QUALITY)), timed[0])
+        return f"{start}; which is nearest is unknown ({', '.join(unknown)}){_how_to_score(unscored, unknown)}"
     index = min(ranked)[2]
     nearest, words = timed[index], ", ".join(violation.words for violation in violations[index])
     return f"{start}; the nearest is {nearest.name}{_of_model(nearest)} ({words})."
@@ -288,7 +301,7 @@ def _nothing_fits(timed: Runs, violations: Sequence[Sequence[Violation]], limits
 
 def _how_to_score(run: Run, unknown: Iterable[str]) -> str:
     """Return the end of a sentence without perplexities: the command to score the model."""
-    if _NOT_SCORED not in unknown:
+    if not any(words.endswith(_NOT_SCORED) for words in unknown):
         return "."
     model = run.text("model_id") or run.text("model")
     return f"; to score it run: {score_command(run)}, then ask again with --model {shlex.quote(model)}"

@@ -15,7 +15,14 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from llmtrack.decide.comparability import why_not_comparable
-from llmtrack.decide.differences import Difference, Verdict, build_difference, judge
+from llmtrack.decide.differences import (
+    Difference,
+    Verdict,
+    build_difference,
+    is_within_floor,
+    judge,
+    with_direction,
+)
 from llmtrack.decide.noise_floor import family_size, noise_floor_of, with_context, with_related_runs
 from llmtrack.decide.selection import Pair, runs_of_pairs
 from llmtrack.decide.significance import ALPHA
@@ -105,7 +112,33 @@ def difference_between(
     tests, floor = family_size(baseline, candidate), noise_floor_of(metric, baseline, candidate)
     difference = build_difference(metric, before, after, samples, candidate_samples, known_spreads)
     judged = judge(difference, alpha, tests, floor)
+    if judged.repeats_needed and not is_within_floor(judged.ratio.value if judged.ratio else 1.0, floor):
+        judged = _as_searched(judged, baseline, candidate)
     return dataclasses.replace(judged, doubts=(*named_warnings(baseline), *named_warnings(candidate)))
+
+
+def _as_searched(difference: Difference, baseline: Run, candidate: Run) -> Difference:
+    """Return the difference of two runs with too few repeats as `tune` decided it when it eliminated one of them.
+
+    It compares samples taken within seconds of each other, and stops once one is better: the few tracked repeats would
+    be doubted afterwards. It decides on candidates of one search, in its objective.
+    """
+    objectives = {run.text("tuned_for") for run in (baseline, candidate)}
+    if baseline.study_id != candidate.study_id or objectives != {difference.metric}:
+        return difference
+    found: dict[str, bool] = {
+        "worse": baseline.scenario in _eliminators(candidate),
+        "better": candidate.scenario in _eliminators(baseline),
+    }
+    assert difference.ratio is not None  # else repeats would not help
+    decided = with_direction(difference, difference.ratio)
+    if not found.get(decided.verdict):
+        return difference
+    return dataclasses.replace(decided, words=f"{decided.words}, as the search found", repeats_needed=0)
+
+
+def _eliminators(run: Run) -> list[str]:
+    return run.text("race_beaten_by").split(", ")
 
 
 # --- commands that measure more
@@ -129,17 +162,20 @@ def measure_command(run: Run, repeats: int = 0) -> str:
 
 
 def score_command(run: Run) -> str:
-    """Return the command that scores a text with a timed run's model, in each precision it supports."""
+    """Return the command that scores a text with a timed run's model, in its recipe or in each precision it supports."""
     parameters = {
         "model": run.text("model_id") or run.text("model"),
         "revision": run.text("revision"),
-        "backend": run.text("backend"),
         "device": run.text("device_requested"),
-        "dtype": run.text("dtype_requested"),
     }
+    if is_quantized := run.text("quantization") not in ("", Variant.quantization):
+        parameters["recipes"] = f"{run.text('backend')}/{run.text('quantization')}"
+    else:
+        parameters |= {"backend": run.text("backend"), "dtype": run.text("dtype_requested")}
     defaults = {"backend": Variant.backend, "device": Variant.device}
     return _run_command(
-        "perplexity", {name: value for name, value in parameters.items() if value and value != defaults.get(name)}
+        "quantization" if is_quantized else "perplexity",
+        {name: value for name, value in parameters.items() if value and value != defaults.get(name)},
     )
 
 

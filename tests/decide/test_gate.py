@@ -17,7 +17,7 @@ from llmtrack.errors import UsageError
 from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.tracking.read.lookup import set_alias
 from tests.decide.scripted import track
-from tests.report.artificial_runs import make_runs, run
+from tests.report.artificial_runs import make_runs, repeated, run
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
@@ -48,6 +48,8 @@ def test_rules_are_parsed(text, rule):
         ("tokens_per_sec < -5", "a change in percent"),
         ("tokens_per_sec -5%", "invalid rule"),
         ("token_per_sec < -5%", "did you mean tokens_per_sec"),
+        ("tokens_per_sec < -100%", "nothing falls by 100 % or more"),
+        ("tokens_per_sec < -500%", "nothing falls by 100 % or more"),
     ],
 )
 def test_invalid_rules(text, message):
@@ -414,3 +416,27 @@ def test_a_scenario_same_as_an_absent_one_is_missing():
     measured = {"outcome": "finished", "same_as": None, "perplexity": 15.0}
     result = gate(precision("a", **measured), precision("b", same_as="bfloat16"), ["perplexity > +1%"])
     assert (result.exit_code, [checked.check.outcome for checked in result.checks]) == (2, ["kept", "missing"])
+
+
+def without_samples(name, speed, **values):
+    """A run of 8 repeats whose raw samples cannot be read: 1 % to both sides of its median are tracked."""
+    return repeated(name, speed, run_id=f"id-{speed}", study_id=f"precision-{speed}", **values)
+
+
+@pytest.mark.parametrize(
+    ("speed", "outcome", "why"),
+    [
+        (2.5, "broken", "beyond the limit (by the tracked intervals)"),
+        (9.9, "kept", "within the limit (by the tracked intervals)"),
+        (9.5, "inconclusive", "the tracked intervals include the limit: measure more repeats"),
+    ],
+)
+@pytest.mark.usefixtures("uri")
+def test_without_readable_samples_the_tracked_intervals_decide(speed, outcome, why):
+    result = gate(
+        make_runs(without_samples("a", 10.0)), make_runs(without_samples("a", speed)), ["tokens_per_sec < -5%"]
+    )
+    ((check,),) = (result.checks,)
+    assert (check.check.outcome, check.check.why) == (outcome, why)
+    assert "raw samples cannot be read of a, a: the tracked intervals count" in result.notes
+    assert result.exit_code == (3 if outcome == "broken" else 0)

@@ -202,3 +202,14 @@ def test_a_race_that_is_always_disturbed_is_judged_like_a_calm_one():
 def test_three_common_disturbed_blocks_make_candidates_comparable():
     assert not race_of([*CALM, *[DISTURBED] * 2], NAMES).comparable("wide", "narrow")
     assert race_of([*CALM, *[DISTURBED] * 3], NAMES).comparable("wide", "narrow")
+
+
+def test_eliminators_are_named_from_the_direct_one_on():
+    race = Race(["a", "b", "c", "d"], exact=True)
+    for name, value in {"a": 1.0, "b": 2.0, "c": 3.0}.items():
+        race.add_sample(name, value)
+    race.drop("d", "its quality")
+    assert {name: race.eliminators(name) for name in race.names} == {"a": ["b", "c"], "b": ["c"], "c": [], "d": []}
+    # Its verdicts fall with a disqualified one.
+    race.disqualify("c", "its quality")
+    assert race.eliminators("b") == []

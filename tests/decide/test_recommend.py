@@ -52,7 +52,7 @@ def test_memory_is_limited_and_without_limits_the_fastest_is_best():
     assert recommend(RUNS, Limits(0.01, 550)).scenario == "int8_slow"
     best = recommend(RUNS, Limits())
     assert best.scenario == "unscored"
-    assert "perplexity not known" in best.sentence
+    assert "unknown perplexity" in best.sentence
     smallest = recommend(RUNS, Limits(0.01), "peak_memory_mib")
     assert smallest.scenario == "int8_slow"
 
@@ -62,7 +62,7 @@ def test_if_nothing_fits_the_nearest_is_named():
     answer = recommend(RUNS, Limits(0.001, 100))
     assert (answer.scenario, answer.run_id) == (None, None)
     assert answer.sentence == (
-        "Nothing fits: none of 5 scenarios keeps to perplexity +0.1 % and 100 MiB; the nearest is fp32 for "
+        "Nothing fits: none of 5 scenarios is within perplexity +0.1 % and 100 MiB of memory; the nearest is fp32 for "
         "packaged:smollm2 on cpu (precision-1) (peak memory 2,000 MiB is over 100 MiB)."
     )
     assert len(answer.ruled_out) == 6
@@ -135,7 +135,7 @@ def test_the_nearest_violates_the_fewest_limits_by_the_least():
     )
     assert "the nearest is one for packaged:smollm2" in recommend(runs, Limits(0.01, 1000)).sentence
     unscored = recommend(make_runs(timed("unscored", 90.0)), Limits(0.01))
-    assert "the nearest is unknown (no perplexity was scored)" in unscored.sentence
+    assert "which is nearest is unknown (no perplexity was scored)" in unscored.sentence
 
 
 def test_a_scored_baseline_is_the_reference_even_if_not_timed():
@@ -240,3 +240,28 @@ def test_the_sentence_marks_a_disturbed_run():
     )
     words = recommend(runs, Limits()).sentence
     assert words.startswith("Run int8 (in doubt: others took 82% of the CPU): the fastest of 2 scenarios")
+
+
+def of_tune(name, speed, ratio, **values):
+    """A candidate that `tune` scored in part, relative to the baseline."""
+    return timed(name, speed, reference_perplexity_ratio=ratio, **values)
+
+
+def test_a_perplexity_that_is_known_relative_to_the_baseline_counts():
+    base = of_tune("base", 10.0, 1.0, baseline=True, perplexity=20.0)
+    lossy = of_tune("lossy", 30.0, 1.289, quantization="int4", peak_memory_mib=900.0)
+    runs = make_runs(base, lossy, of_tune("good", 20.0, 1.004, peak_memory_mib=400.0))
+    answer = recommend(runs, Limits(0.01))
+    assert (answer.scenario, dict(answer.ruled_out)["lossy"]) == ("good", "perplexity +28.9 % is over +1 %")
+    assert "perplexity +0.4 %" in answer.sentence
+    assert "perplexity +28.9 %" in recommend(runs, Limits()).sentence, "the fastest, with what it costs"
+    # 1.004 / 1.289 of another baseline.
+    assert "perplexity -22.1 %" in recommend(runs, Limits(memory_mib=500.0), baseline="lossy").sentence
+
+
+def test_an_unscored_baseline_is_named_and_scored_in_its_recipe():
+    lossy = timed("lossy", 30.0, backend="genai", quantization="int4")
+    runs = make_runs(timed("base", 10.0, perplexity=20.0), lossy)
+    answer = recommend(runs, Limits(0.01), baseline="lossy")
+    assert dict(answer.ruled_out)["base"] == "of the baseline lossy no perplexity was scored"
+    assert "llmtrack run quantization -P model=packaged:smollm2 -P recipes=genai/int4, then" in answer.sentence

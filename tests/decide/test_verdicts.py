@@ -246,3 +246,29 @@ def test_warnings_and_commands_of_many_runs_are_merged():
         "llmtrack run precision -P dtypes=float32 -P max_new_tokens=4 -P min_repeats=6 -P max_seconds=102",
         "another",
     ]
+
+
+@pytest.mark.parametrize(
+    ("beaten_by", "changes", "verdict"),
+    [
+        ("fast", {}, "worse"),
+        ("other, fast", {}, "worse"),
+        ("other", {}, "unknown"),
+        ("", {}, "unknown"),
+        ("fast", {"tuned_for": "decode_tokens_per_sec"}, "unknown"),
+        ("fast", {"study_id": "tune-2"}, "unknown"),
+        # The few tracked repeats show the opposite.
+        ("fast", {"tokens_per_sec": 40.0}, "unknown"),
+    ],
+)
+def test_what_a_search_eliminated_is_worse_with_few_repeats(beaten_by, changes, verdict):
+    found = {"tuned_for": "tokens_per_sec"}
+    rows = repeated("fast", 30.0, n=3, **found), repeated("slow", 28.0, n=3, **found, race_beaten_by=beaten_by)
+    fast, slow = make_runs(rows[0], rows[1] | changes)
+    difference = difference_between(fast, slow, "tokens_per_sec")
+    assert difference.verdict == verdict
+    opposite = {"worse": "better"}.get(verdict, verdict)
+    assert difference_between(slow, fast, "tokens_per_sec").verdict == opposite
+    if verdict == "worse":
+        assert difference.words == "slower: 0.93x (0.91 to 0.95), as the search found"
+        assert difference.repeats_needed == 0

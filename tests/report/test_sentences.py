@@ -286,7 +286,7 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
         [BASE, timed("b", 20.0)],
         Limits(),
         RATE,
-        f"Run b: the fastest of 2 scenarios {OF}, with 20 tokens/s, 2.00x (1.92 to 2.08) that of float32 and perplexity not known.",
+        f"Run b: the fastest of 2 scenarios {OF}, with 20 tokens/s, 2.00x (1.92 to 2.08) that of float32 and unknown perplexity.",
         ["float32: 10 tokens/s, 0.50x (0.48 to 0.52)"],
     ),
     (
@@ -319,7 +319,7 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
         [FP32, INT4],
         Limits(0.001, 100.0),
         RATE,
-        f"Nothing fits: none of 2 scenarios keeps to perplexity +0.1 % and 100 MiB; the nearest is fp32 {OF} (peak memory 2,000 MiB "
+        f"Nothing fits: none of 2 scenarios is within perplexity +0.1 % and 100 MiB of memory; the nearest is fp32 {OF} (peak memory 2,000 MiB "
         "is over 100 MiB).",
         [
             "fp32: peak memory 2,000 MiB is over 100 MiB",
@@ -331,7 +331,7 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
         [BASE],
         Limits(0.01),
         RATE,
-        "Nothing fits: none of 1 scenario keeps to perplexity +1 %; the nearest is unknown (no perplexity was scored); "
+        "Nothing fits: the only scenario is not within perplexity +1 %; which is nearest is unknown (no perplexity was scored); "
         "to score it run: llmtrack run perplexity -P model=packaged:smollm2, then ask again with "
         "--model packaged:smollm2",
         ["float32: no perplexity was scored"],
