@@ -92,6 +92,11 @@ def optional(ctx: click.Context, param: click.Parameter, value: str | None) -> s
     return None if value is None or value.strip().lower() in ("", NONE) else value
 
 
+def optional_study(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Parse `none` as None; leave an empty text, such as an unset variable of a shell, to be refused."""
+    return optional(ctx, param, value) if value is None or value.strip() else value
+
+
 def comma_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     """Parse comma-separated names."""
     text = optional(ctx, param, value)
@@ -168,7 +173,7 @@ def filters(command: F) -> F:
         click.option("--experiment", callback=optional, help="Name of an llmtrack or MLflow experiment."),
         click.option(
             "--study",
-            callback=optional,
+            callback=optional_study,
             help="Id of a study, suite or its run; latest, latest:EXPERIMENT or alias:NAME; each also with #SCENARIO.",
         ),
         click.option("--model", callback=optional, help="Part of the model's name."),

@@ -55,6 +55,10 @@ def gather_candidates(runs: Runs, speed: str = SPEED, quality: str = QUALITY) ->
     """
     finished = runs.finished.where(lambda run: run.kind == "scenario").in_order_of_time()
     timed = finished.measured(speed)
+    if not finished:
+        raise UsageError(
+            "no finished scenario matches: widen the filters, or run an experiment first (llmtrack run precision)"
+        )
     if not timed:
         experiments = " and ".join(sorted({run.experiment for run in finished} - {""}))
         raise UsageError(

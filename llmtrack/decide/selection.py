@@ -13,7 +13,14 @@ from llmtrack.tracked.frames import runs_of
 from llmtrack.tracked.run import FINISHED, VARIANT, Run
 from llmtrack.tracked.runs import Key, Runs, keys
 from llmtrack.tracking.read.lookup import is_study_id, may_be_id, run_of_alias
-from llmtrack.tracking.read.query import of_scenario, runs_of_id, study_run, tracked_runs, why_empty
+from llmtrack.tracking.read.query import (
+    of_scenario,
+    runs_of_id,
+    split_scenario,
+    study_run,
+    tracked_runs,
+    why_empty,
+)
 from llmtrack.tracking.read.source import Source
 
 if TYPE_CHECKING:
@@ -30,12 +37,20 @@ _CHOSEN_BY = ("workload_id", "environment_id", *VARIANT)
 
 
 def as_runs(selection: Selection, experiment: str | None, tracking_uri: str | None) -> Runs:
-    """Return the selected runs."""
+    """Return the selected runs.
+
+    Raises:
+        UsageError: rows have no ids or unreadable times, or a selector is invalid or matches nothing.
+    """
     import pandas as pd
 
     if isinstance(selection, Runs):
         return selection
     if isinstance(selection, pd.DataFrame):
+        if selection.index.name == "run_id":
+            selection = selection.reset_index()
+        if "run_id" not in selection.columns:
+            raise UsageError("rows without the column run_id: give rows of llmtrack.runs")
         return runs_of(selection)
     return select_all(selection, experiment, tracking_uri)
 
@@ -63,7 +78,7 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
         UsageError: the selector is invalid, or matches no run.
         TrackingError: the store cannot be read.
     """
-    named, _, scenario = selector.strip().partition("#")
+    named, scenario = split_scenario(selector)
     runs = _matching_runs(named, experiment, tracking_uri)
     if not runs:
         names_study = is_study_id(named.removeprefix("study:")) or named.startswith("latest")
@@ -79,9 +94,7 @@ def single_run_id(selector: str, tracking_uri: str | None = None) -> str:
         UsageError: it matches several runs, or none.
         TrackingError: the store cannot be read.
     """
-    named, _, scenario = selector.strip().partition("#")
-    if not named:
-        raise UsageError("the run's name is empty: give its id, latest or latest:EXPERIMENT#SCENARIO")
+    named, scenario = split_scenario(selector)
     kind, colon, value = named.partition(":")
     if not scenario and may_be_id(named):
         return named
@@ -163,6 +176,8 @@ def pair_runs(baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]
         raise UsageError(
             f"the baseline has no finished run{f': {baselines[0].name} {baselines[0].state}' if baselines else ''}"
         )
+    if not candidates:
+        raise UsageError("the candidate has no runs: there is nothing to compare")
     names = keys(finished, _NAME)
     configuration = finished.configuration()
     pairs, unmatched = [], []

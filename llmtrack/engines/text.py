@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from llmtrack.engine import Engine, GenerateRequest
@@ -63,6 +63,8 @@ def chat_text(engine: Engine, messages: Messages) -> str:
     Raises:
         UsageError: a message is incomplete, the tokenizer has no chat template, or the template rejects them.
     """
+    if isinstance(messages, str) or not isinstance(messages, Iterable):
+        raise UsageError('invalid prompt: give a text, or a list of {"role": ..., "content": ...}')
     if not all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in messages):
         raise UsageError('invalid message: give a list of {"role": ..., "content": ...}, or a text')
     # Engines of other packages may have no transformers tokenizer.

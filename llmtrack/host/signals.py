@@ -24,7 +24,7 @@ STOPPING = tuple(
 
 REPEAT_SECONDS = 0.01
 """Interval at which a signal that arrived in a finalizer is repeated, until it arrives elsewhere."""
-_ENDING = b"llmtrack: ending already; nothing that was measured is lost\n"
+_ENDING = b"llmtrack: already ending; nothing that was measured is lost\n"
 
 
 class Terminated(BaseException):

@@ -11,7 +11,7 @@ import psutil
 from llmtrack.devices import free_on_card, on_gpu
 from llmtrack.engine import EngineInfo
 from llmtrack.errors import ScenarioError
-from llmtrack.host.formatting import GIB
+from llmtrack.host.formatting import GIB, plural
 from llmtrack.host.machine import control_groups, read_text
 
 CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -131,7 +131,7 @@ def check_memory(
     free = free_memory(info.device) if free is None else free
     if needed > free:
         raise ScenarioError(
-            f"a batch of {rows:,} rows of {length:,} tokens takes {needed / GIB:,.1f} GiB of memory at least, and "
+            f"a batch of {plural(rows, 'row')} of {length:,} tokens takes {needed / GIB:,.1f} GiB of memory at least, and "
             f"{free / GIB:,.1f} GiB are free on {info.device}: ask for fewer rows or tokens",
             kind="out_of_memory",
         )

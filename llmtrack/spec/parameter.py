@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmtrack.errors import UsageError
-from llmtrack.host.formatting import truncate
+from llmtrack.host.formatting import truncate, type_name
 
 NONE = "none"
 # Beyond any real number of tokens, calls or seconds; context and memory limits are checked where they are known.
@@ -254,7 +254,8 @@ def require_text(name: str, value: object) -> str:
     """
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
-        raise UsageError(f"{name} {truncate(repr(value), 60, '...')} is a {type(value).__name__}: give a text")
+        given = "" if value is None else f"{truncate(repr(value), 60, '...')} "
+        raise UsageError(f"{name} {given}is {type_name(value)}: give a text")
     return text
 
 

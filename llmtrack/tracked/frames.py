@@ -60,7 +60,12 @@ def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def runs_of(table: pd.DataFrame) -> Runs:
-    """Convert rows of `llmtrack.runs` back to runs, including the caller's changes."""
+    """Convert rows of `llmtrack.runs` back to runs, including the caller's changes, also after a CSV file.
+
+    Raises:
+        UsageError: a time cannot be read.
+    """
+    table = _with_times(table)
     count = len(table)
     identity: list[dict[str, Any]] = [{} for _ in range(count)]
     params: list[dict[str, Any]] = [{} for _ in range(count)]
@@ -91,6 +96,20 @@ def runs_of(table: pd.DataFrame) -> Runs:
         )
         for fields, conditions, numbers, facts in zip(identity, params, metrics, environment, strict=True)
     )
+
+
+def _with_times(table: pd.DataFrame) -> pd.DataFrame:
+    import pandas as pd
+
+    times = {}
+    for name in _TIMES:
+        if name in table.columns and not isinstance(table[name].dtype, pd.DatetimeTZDtype):
+            try:
+                # The offset is lost in some formats: times are UTC.
+                times[name] = pd.to_datetime(table[name], utc=True, format="ISO8601")
+            except (ValueError, TypeError) as error:
+                raise UsageError(f"the column {name} has a value that is not a time: {error}") from error
+    return table.assign(**times)
 
 
 def lines_of(text: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import logging
 import os
 import select
 import socket
+import sqlite3
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -108,6 +109,8 @@ def open_existing(tracking_uri: str | None = None) -> MlflowClient:
             f"there is no tracking database {path}: run an experiment first, or name the store "
             "(MLFLOW_TRACKING_URI or tracking_uri)"
         )
+    if path is not None and not (_has_runs(path) or _has_runs_once_made(path, uri)):
+        raise TrackingError(f"{path} is not a database of MLflow: name the store (MLFLOW_TRACKING_URI or tracking_uri)")
     return open_store(uri)
 
 
@@ -161,7 +164,7 @@ def check_reachable(uri: str) -> None:
     try:
         socket.create_connection((host, port or _PORTS[scheme]), timeout=CONNECT_S).close()
     except OSError as error:
-        raise UnreachableError(f"no answer from {redact(uri)} ({one_line(error)})") from error
+        raise UnreachableError(f"no answer from {redact(uri)} ({one_line(error)}): is the server running?") from error
 
 
 def _server(uri: str) -> tuple[str, str | None, int | None]:
@@ -235,6 +238,26 @@ def _has_tables(uri: str) -> bool:
     timeout = {"connect_timeout": round(CONNECT_S)} if has_option else {}
     engine = create_engine(uri, poolclass=NullPool, connect_args=timeout)
     return {*Base.metadata.tables, "alembic_version"} <= {*inspect(engine).get_table_names()}
+
+
+def _has_runs(path: Path) -> bool:
+    """Return whether an SQLite file has MLflow's table of runs; a file that cannot be read is left to MLflow."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            return bool(database.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchone())
+    except sqlite3.Error:
+        return True
+
+
+def _has_runs_once_made(path: Path, uri: str) -> bool:
+    """Return the same after any other process has created its tables."""
+    from filelock import Timeout
+
+    try:
+        with user_lock("store", uri).acquire(timeout=_INITIALISE_TIMEOUT_S):
+            return _has_runs(path)
+    except Timeout:
+        return True
 
 
 @contextlib.contextmanager

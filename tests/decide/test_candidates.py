@@ -112,6 +112,8 @@ def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_with_a_note(ch
 def test_without_a_timed_run_there_is_nothing_to_choose():
     with pytest.raises(UsageError, match="no finished run of precision has tokens_per_sec"):
         gather_candidates(make_runs(scored("ppl", 20.0)))
+    with pytest.raises(UsageError, match="no finished scenario matches: widen the filters"):
+        gather_candidates(make_runs())
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import llmtrack
@@ -364,3 +366,23 @@ def test_a_suggested_metric_is_named_once():
     with pytest.raises(UsageError) as caught:
         require_metric("tokens_per_se", ["tokens_per_sec", "custom_tokens_per_sec"])
     assert str(caught.value).count(" tokens_per_sec") == 1
+
+
+@pytest.mark.slow(2)
+def test_rows_from_a_file_compare_as_before(studies, uri):
+    before = compare(studies[0], studies[1], tracking_uri=uri)
+    tables = [runs(study=study, tracking_uri=uri) for study in studies[:2]]
+    through = {
+        "csv": lambda table: pd.read_csv(io.StringIO(table.to_csv(index=False))),
+        "json": lambda table: pd.read_json(io.StringIO(table.to_json(orient="records"))),
+        "index": lambda table: table.set_index("run_id"),
+    }
+    for name, convert in through.items():
+        after = compare(*map(convert, tables), tracking_uri=uri)
+        assert after[["scenario", "metric", "verdict"]].equals(before[["scenario", "metric", "verdict"]]), name
+    with pytest.raises(UsageError, match="rows without the column run_id: give rows of"):
+        compare(tables[0].drop(columns="run_id"), tables[1], tracking_uri=uri)
+    with pytest.raises(UsageError, match="the column start_time has a value that is not a time"):
+        compare(tables[0].assign(start_time="soon"), tables[1], tracking_uri=uri)
+    with pytest.raises(UsageError, match="the candidate has no runs"):
+        compare(tables[0], tables[1][:0], tracking_uri=uri)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 from mlflow import MlflowClient
 
-from llmtrack.decide.selection import as_selector, select, select_all
+import llmtrack
+from llmtrack.cli import main
+from llmtrack.decide.selection import as_selector, select, select_all, single_run_id
 from llmtrack.errors import UsageError
 from llmtrack.tracking.read.lookup import set_alias
 from llmtrack.tracking.read.query import newest_study, runs, study_run
@@ -231,3 +234,19 @@ def test_latest_finds_a_suite_without_its_own_run(tracker, uri):
     tracker.log(study, measurement("a"))
     tracker.finish_study(study, "finished")
     assert newest_study(tracking_uri=uri) == "suite-20261128-014301-3f2a"
+
+
+@pytest.mark.parametrize("unset", ["", "#", "#a", "study:", "study:#a", "latest#", "study:x#"])
+@pytest.mark.usefixtures("studies")
+def test_an_unset_variable_selects_neither_the_newest_study_nor_all(uri, unset):
+    for use in (
+        lambda: select(unset, tracking_uri=uri),
+        lambda: runs(study=unset, tracking_uri=uri),
+        lambda: single_run_id(unset, uri),
+        lambda: llmtrack.compare("latest", unset, tracking_uri=uri),
+    ):
+        with pytest.raises(UsageError, match=r"names no (run or study|scenario after #): use for example latest"):
+            use()
+    for arguments in (["alias", "production", unset], ["report", unset], ["runs", "--study", unset]):
+        done = CliRunner().invoke(main, [*arguments, "--tracking-uri", uri])
+        assert (done.exit_code, done.stderr.count("\n"), "production" in done.stdout) == (2, 1, False)

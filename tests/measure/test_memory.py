@@ -59,7 +59,7 @@ def test_the_context_is_checked_before_memory():
 def test_the_pads_of_generated_texts_take_memory(monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda device: 2**22)
     generate_texts(engine(), "a", 1, pad_to_multiple=8)
-    with pytest.raises(ScenarioError, match="1 rows of 1,000,001 tokens"):
+    with pytest.raises(ScenarioError, match="1 row of 1,000,001 tokens"):
         generate_texts(engine(), "a", 1, pad_to_multiple=1_000_000)
 
 

@@ -161,6 +161,9 @@ def test_messages_use_the_chat_template():
     for wrong in ([{"content": "x"}], [*messages, "x"], [3]):
         with pytest.raises(UsageError, match="invalid message"):
             chat_text(engine, wrong)
+    for wrong in (None, 3):
+        with pytest.raises(UsageError, match="invalid prompt: give a text, or a list of"):
+            llmtrack.generate_text(engine, wrong)
 
 
 def test_the_lines_name_the_loaded_model():

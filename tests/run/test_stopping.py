@@ -63,7 +63,7 @@ def test_only_the_first_signal_ends_the_work(number, capfd):
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated), end_on_signal():
         work()
     assert done
-    assert "ending already" in capfd.readouterr().err
+    assert "already ending" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sqlite3
 import time
 
 import pytest
 from mlflow import MlflowClient
 
+import llmtrack
 from llmtrack.errors import TrackingError
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.write.delivery import Delivery
@@ -32,6 +34,26 @@ def test_an_unreachable_store_makes_the_delivery_go_offline(uri, tmp_path, messa
     assert len(messages) == 1
     assert "\n" not in messages[0]
     assert "pw@" not in messages[0]
+
+
+@pytest.mark.parametrize("content", ["of another program", "empty"])
+def test_reading_writes_nothing_into_a_database_without_runs(content, tmp_path):
+    path = tmp_path / "app.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        if content != "empty":
+            database.execute("CREATE TABLE customers (name TEXT)")
+            database.commit()
+    path.touch()
+    before = path.read_bytes()
+    uri = f"sqlite:///{path}"
+    for read in (
+        lambda: llmtrack.runs(tracking_uri=uri),
+        lambda: llmtrack.compare("latest", "latest", tracking_uri=uri),
+        lambda: store.open_existing(uri),
+    ):
+        with pytest.raises(TrackingError, match="is not a database of MLflow: name the store"):
+            read()
+    assert path.read_bytes() == before
 
 
 class OperationalError(Exception):

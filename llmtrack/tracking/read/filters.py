@@ -52,7 +52,8 @@ class RunFilter:
         """Validate the types; raises a UsageError."""
         for name in ("experiment", "study_id", "model", "kind", "search", "status"):
             optional_text(name.removesuffix("_id"), getattr(self, name))
-        if not isinstance(self.tags, Mapping) or not all(isinstance(tag, str) for tag in self.tags):
+        texts = [*self.tags, *self.tags.values()] if isinstance(self.tags, Mapping) else [None]
+        if not all(isinstance(text, str) for text in texts):
             raise UsageError(f"tags {self.tags!r} must map strings to strings: {{'KEY': 'VALUE'}}")
 
     @property

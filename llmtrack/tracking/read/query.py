@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.host.console import neutral_console
 from llmtrack.host.libraries import gc_paused
-from llmtrack.spec.parameter import optional_text, require_texts
+from llmtrack.spec.parameter import require_text, require_texts
 from llmtrack.tracked.frames import frame_of, pick
 from llmtrack.tracked.run import FINISHED, RUNNING, Run
 from llmtrack.tracked.runs import Runs
@@ -115,8 +115,8 @@ def tracked_runs(
     source = Source(tracking_uri)
     everywhere = list(source.names)
     run_filter = RunFilter(experiment, None, model, kind, search, status, tags or {}, since, until)
-    selector, _, scenario = (optional_text("study", study) or "").partition("#")
-    study_id = _study_id(source, selector, experiment) if study else None
+    selector, scenario = ("", "") if study is None else split_scenario(require_text("study", study))
+    study_id = _study_id(source, selector, experiment) if selector else None
     # Only older versions have a tag for each value: filter by the others after reading.
     packed_tags = packed.packed_only(run_filter.tags)
     searched = {key: value for key, value in run_filter.tags.items() if key not in packed_tags}
@@ -141,6 +141,19 @@ def tracked_runs(
         lambda run: all(_as_tag(run.get(packed.column(key))) == value for key, value in packed_tags.items())
     )
     return of_scenario(tracked, scenario, selector) if scenario else tracked
+
+
+def split_scenario(selector: str) -> tuple[str, str]:
+    """Split `NAME#SCENARIO`; return the scenario empty without `#`.
+
+    Raises:
+        UsageError: a part is empty, such as an unset variable of a shell: it must not mean the newest study, or all.
+    """
+    name, mark, scenario = selector.strip().partition("#")
+    if not name or name == "study:" or (mark and not scenario):
+        missing = "scenario after #" if name and name != "study:" else "run or study"
+        raise UsageError(f"{selector!r} names no {missing}: use for example latest, latest:precision or latest#float32")
+    return name, scenario
 
 
 def of_scenario(candidates: Runs, scenario: str, selector: str) -> Runs:

@@ -25,7 +25,7 @@ def test_an_invalid_time_is_refused(moment):
         RunFilter(since=moment).filters()
 
 
-@pytest.mark.parametrize("tags", [["a"], "a", {3: "x"}])
+@pytest.mark.parametrize("tags", [["a"], "a", {3: "x"}, {"a": 1}])
 def test_invalid_tags_are_refused(tags):
     with pytest.raises(UsageError, match="must map strings to strings"):
         RunFilter(tags=tags)
