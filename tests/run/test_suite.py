@@ -106,9 +106,15 @@ def test_an_experiment_whose_reading_breaks_has_its_table_and_its_reason(tracker
     mistaken = replace(prompt_length.build(config_from(prompt_length.Config, SETTINGS, lengths=(4, 8))), reading=broken)
     result = suite(tracker, console, mistaken)
     assert result.exit_code == 1
-    assert result.results["prompt_length"].problems == ("reading: ZeroDivisionError: a <mistake>",)
+    assert result.results["prompt_length"].problems == (
+        "reading: experiment prompt_length cannot be used: reading raised ZeroDivisionError: a <mistake>: fix or update "
+        "its package",
+    )
     report = artifact(uri, result.study.run_id, "report.html", tmp_path)
-    assert "a part of its report could not be made: reading: ZeroDivisionError: a &lt;mistake&gt;" in report
+    assert (
+        "a part of its report could not be made: reading: experiment prompt_length cannot be used: reading raised ZeroDivisionError: a &lt;mistake&gt;"
+        in report
+    )
     assert report.count("prompt_8") >= 2
     assert "data:image/png" in report  # the plots are parts of their own
 

@@ -259,7 +259,10 @@ def test_a_failing_report_in_a_suite_costs_no_measurement(tracker, uri, console)
     broken = replace(lengths(4), name="broken", reading=broken_reading)
     result = suite(tracker, console, broken, perplexity.build(config_from(perplexity.Config, SETTINGS)))
     assert result.exit_code == 1
-    assert result.results["broken"].problems == ("reading: ZeroDivisionError: a bug in a reading",)
+    assert result.results["broken"].problems == (
+        "reading: experiment broken cannot be used: reading raised ZeroDivisionError: a bug in a reading: fix or update its "
+        "package",
+    )
     assert dict(studies(tracking_uri=uri).set_index("experiment")["status"]) == {
         "suite": "FINISHED",
         "broken": "FINISHED",
