@@ -199,7 +199,7 @@ class Race:
         self.dropped[name] = Dropped(why)
 
     def eliminators(self, name: str) -> list[str]:
-        """Return the candidates that are better than an eliminated one by their samples: its eliminator, that one's ..."""
+        """Return the candidates that eliminated one by their samples, directly or through others."""
         found = []
         while (dropped := self.dropped.get(name)) is not None and dropped.by:
             name = dropped.by

@@ -198,7 +198,7 @@ def _increase(run: Run, reference: Run | None) -> float | None:
     if reference is None:
         return None
     value, base = run.number(QUALITY), reference.number(QUALITY)
-    if value is None or not base:
+    if (value is None or not base) and run.study_id == reference.study_id:
         value = run.number(_RELATIVE)
         base = reference.number(_RELATIVE) or (1.0 if reference.baseline else None)
     return None if value is None or not base else value / base - 1

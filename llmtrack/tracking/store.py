@@ -109,7 +109,7 @@ def open_existing(tracking_uri: str | None = None) -> MlflowClient:
             f"there is no tracking database {path}: run an experiment first, or name the store "
             "(MLFLOW_TRACKING_URI or tracking_uri)"
         )
-    if path is not None and not (_has_runs(path) or _has_runs_once_made(path, uri)):
+    if path is not None and not _is_tracking_database(path, uri):
         raise TrackingError(f"{path} is not a database of MLflow: name the store (MLFLOW_TRACKING_URI or tracking_uri)")
     return open_store(uri)
 
@@ -249,10 +249,12 @@ def _has_runs(path: Path) -> bool:
         return True
 
 
-def _has_runs_once_made(path: Path, uri: str) -> bool:
-    """Return the same after any other process has created its tables."""
+def _is_tracking_database(path: Path, uri: str) -> bool:
+    """Return whether an SQLite file has MLflow's tables, once another process has created them."""
     from filelock import Timeout
 
+    if _has_runs(path):
+        return True
     try:
         with user_lock("store", uri).acquire(timeout=_INITIALISE_TIMEOUT_S):
             return _has_runs(path)
