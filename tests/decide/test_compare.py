@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.task import PerplexityTask
 from llmtrack.tracking.read.query import runs
+from llmtrack.tracking.uri import sqlite_path
 from llmtrack.tracking.write.tracker import Tracker
 from llmtrack.worker.perplexity import measure_perplexity
 from tests.decide.scripted import REPEATS
@@ -386,3 +389,13 @@ def test_rows_from_a_file_compare_as_before(studies, uri):
         compare(tables[0].assign(start_time="soon"), tables[1], tracking_uri=uri)
     with pytest.raises(UsageError, match="the candidate has no runs"):
         compare(tables[0], tables[1][:0], tracking_uri=uri)
+
+
+@pytest.mark.slow(1)
+def test_unreadable_samples_of_a_repeated_run_are_not_none(studies, uri, tmp_path):
+    run_id = runs(study=studies[0], tracking_uri=uri)["run_id"].iloc[0]
+    with closing(sqlite3.connect(sqlite_path(uri))) as database:
+        database.execute("UPDATE runs SET artifact_uri = ?", (str(tmp_path / "gone"),))
+        database.commit()
+    with pytest.raises(UsageError, match=r"samples.json of run \w+ cannot be read, which repeated its calls"):
+        llmtrack.measurements(run_id, tracking_uri=uri)

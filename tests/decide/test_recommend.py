@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from llmtrack.cli import main
 from llmtrack.decide.recommend import Limits, parse_percent, parse_size, recommend
 from llmtrack.errors import UsageError
+from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.read.query import newest_study
 from tests.report.artificial_runs import interval, make_runs, repeated, run
 from tests.report.artificial_runs import timed as timed_once
@@ -255,6 +256,9 @@ def test_a_perplexity_that_is_known_relative_to_the_baseline_counts():
     assert (answer.scenario, dict(answer.ruled_out)["lossy"]) == ("good", "perplexity +28.9 % is over +1 %")
     assert "perplexity +0.4 %" in answer.sentence
     assert "perplexity +28.9 %" in recommend(runs, Limits()).sentence, "the fastest, with what it costs"
+    elsewhere = of_tune("elsewhere", 40.0, 0.9, study_id="tune-2")
+    unrelated = recommend(Runs([*runs, *make_runs(elsewhere)]), Limits(0.01))
+    assert dict(unrelated.ruled_out)["elsewhere"] == "no perplexity was scored", "that study's reference is another"
     # 1.004 / 1.289 of another baseline.
     assert "perplexity -22.1 %" in recommend(runs, Limits(memory_mib=500.0), baseline="lossy").sentence
 

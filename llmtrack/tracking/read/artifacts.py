@@ -19,6 +19,7 @@ from llmtrack.spec.parameter import require_text
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.read import direct
 from llmtrack.tracking.read.lookup import run_of_id
+from llmtrack.tracking.read.query import runs_of_id
 from llmtrack.tracking.read.source import Source
 from llmtrack.tracking.uri import resolve_tracking_uri
 
@@ -76,7 +77,7 @@ def measurements(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
             scored once.
 
     Raises:
-        UsageError: there is no such run, or its artifact `samples.json` is not in llmtrack's format.
+        UsageError: there is no such run, or its artifact `samples.json` cannot be read.
         TrackingError: there is no store.
     """
     import pandas as pd
@@ -89,6 +90,14 @@ def measurements(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
         for metric, values in raw_samples(run.run_id, tracking_uri).items()
         for number, value in enumerate(values, start=1)
     ]
+    if not rows and any(
+        name.startswith(schema.SPREAD_PREFIX)
+        for tracked in runs_of_id(run.run_id, tracking_uri)
+        for name in tracked.metrics
+    ):
+        raise UsageError(
+            f"{_FILE} of run {run.run_id} cannot be read, which repeated its calls: is its folder reachable?"
+        )
     dtypes = {"metric": "string", "unit": "string", "repeat": "Int64", "value": "float64"}
     return pd.DataFrame(rows, columns=list(dtypes)).astype(dtypes)
 
