@@ -198,13 +198,16 @@ class Race:
         self.held.discard(name)
         self.dropped[name] = Dropped(why)
 
-    def eliminators(self, name: str) -> list[str]:
-        """Return the candidates that eliminated one by their samples, directly or through others."""
-        found = []
-        while (dropped := self.dropped.get(name)) is not None and dropped.by:
-            name = dropped.by
-            found.append(name)
-        return found
+    def better_than(self, name: str) -> list[str]:
+        """Return the candidates that are significantly better by their samples: those that eliminated one, directly or
+        through others, and those whose interval says so.
+        """
+        found, eliminated = [], name
+        while (dropped := self.dropped.get(eliminated)) is not None and dropped.by:
+            eliminated = dropped.by
+            found.append(eliminated)
+        sampled = [other for other in self.names if self.samples[other] and other != name] if self.samples[name] else []
+        return found + [other for other in sampled if other not in found and self._beats(other, name)]
 
     def hold(self, name: str) -> None:
         """Exclude a candidate from winning and from dropping others until it is admitted."""
@@ -293,14 +296,20 @@ class Race:
         if leader is None:
             return
         for name in self.tried:
-            if name == leader or not self.comparable(leader, name):
-                continue
-            ratio = self.ratio(leader, name)
-            single = len(self.samples[name]) == 1 and not self.exact
-            if ratio is None or ratio.low <= 1 or (single and ratio.value < self.rules.far):
+            if name == leader or (ratio := self._beats(leader, name)) is None:
                 continue
             self.dropped[name] = Dropped(f"{leader} is better", ratio, leader)
             self.held.discard(name)
+
+    def _beats(self, one: str, other: str) -> Ratio | None:
+        """Return how many times as good a candidate is as one that it is significantly better than, else None."""
+        if not self.comparable(one, other):
+            return None
+        ratio = self.ratio(one, other)
+        single = len(self.samples[other]) == 1 and not self.exact
+        if ratio is None or ratio.low <= 1 or (single and ratio.value < self.rules.far):
+            return None
+        return ratio
 
     def _comparable_components(self) -> np.ndarray:
         """Return the component of each candidate by the pairs that are comparable."""

@@ -118,7 +118,7 @@ def difference_between(
 
 
 def _as_searched(difference: Difference, baseline: Run, candidate: Run) -> Difference:
-    """Return the difference of two runs with too few repeats as `tune` decided it when it eliminated one of them.
+    """Return the difference of two runs with too few repeats as a search of `tune` decided it, if it did.
 
     It compares samples taken within seconds of each other, and stops once one is better: the few tracked repeats would
     be doubted afterwards. It decides on candidates of one search, in its objective.
@@ -127,8 +127,8 @@ def _as_searched(difference: Difference, baseline: Run, candidate: Run) -> Diffe
     if baseline.study_id != candidate.study_id or objectives != {difference.metric}:
         return difference
     found: dict[str, bool] = {
-        "worse": baseline.scenario in _eliminators(candidate),
-        "better": candidate.scenario in _eliminators(baseline),
+        "worse": baseline.scenario in _better_than(candidate),
+        "better": candidate.scenario in _better_than(baseline),
     }
     assert difference.ratio is not None  # else repeats would not help
     decided = with_direction(difference, difference.ratio)
@@ -137,7 +137,7 @@ def _as_searched(difference: Difference, baseline: Run, candidate: Run) -> Diffe
     return dataclasses.replace(decided, words=f"{decided.words}, as the search found", repeats_needed=0)
 
 
-def _eliminators(run: Run) -> list[str]:
+def _better_than(run: Run) -> list[str]:
     return run.text("race_beaten_by").split(", ")
 
 

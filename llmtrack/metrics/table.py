@@ -121,7 +121,7 @@ PARAMS: tuple[Param, ...] = (
     _named("tuned_for", str, "of `tune`: the metric to optimize"),
     _found("race_place", str, "of `tune`: `winner` (proven), `unproven` (the best so far), `proven` (but another measured better), `equal` (no significant difference to the winner), `dropped`, `not tried` (out of time), or `open`", shown=Shown("place", order=5, priority=93)),
     _found("race_reason", str, "of `tune`: why the candidate won or was dropped, with the figures", shown=Shown("why", order=6, priority=79)),
-    _found("race_beaten_by", str, "of `tune`: the candidates that eliminated this one by their samples, directly or through others"),
+    _found("race_beaten_by", str, "of `tune`: the candidates that are better in its objective by the samples of the search"),
     _found("race_proofs", int, "of `tune`, if the finalists were remeasured: number of candidates proven against the baseline"),
     _found("race_not_tried", str, "of `tune`'s answer: the most promising candidates that were not tried, and why"),
     _found("race_hopeless", str, "of `tune`'s answer: candidates that were not started because they cannot win"),

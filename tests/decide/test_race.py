@@ -204,12 +204,27 @@ def test_three_common_disturbed_blocks_make_candidates_comparable():
     assert race_of([*CALM, *[DISTURBED] * 3], NAMES).comparable("wide", "narrow")
 
 
-def test_eliminators_are_named_from_the_direct_one_on():
+def test_what_is_better_is_named_with_or_without_an_elimination():
     race = Race(["a", "b", "c", "d"], exact=True)
     for name, value in {"a": 1.0, "b": 2.0, "c": 3.0}.items():
         race.add_sample(name, value)
     race.drop("d", "its quality")
-    assert {name: race.eliminators(name) for name in race.names} == {"a": ["b", "c"], "b": ["c"], "c": [], "d": []}
-    # Its verdicts fall with a disqualified one.
+    assert {name: race.better_than(name) for name in race.names} == {"a": ["b", "c"], "b": ["c"], "c": [], "d": []}
+    # A disqualified one eliminates nothing, and is faster all the same.
     race.disqualify("c", "its quality")
-    assert race.eliminators("b") == []
+    assert race.better_than("b") == ["c"]
+
+
+def test_what_is_equal_to_the_leader_is_better_than_what_the_leader_eliminated():
+    generator = np.random.default_rng(0)
+    race = Race(["simple", "leader", "slow"])
+    for _ in range(8):
+        race.begin_block()
+        for name, speed in (("simple", 2.99), ("leader", 3.0), ("slow", 2.0)):
+            race.add_sample(name, speed * math.exp(0.01 * generator.standard_normal()))
+    assert {*race.better_than("slow")} == {"simple", "leader"}
+    assert race.better_than("simple") == []
+    single = Race(["a", "b"])
+    single.add_sample("a", 1.0)
+    single.add_sample("b", 1.2)
+    assert single.better_than("a") == [], "of a single sample nothing is known"

@@ -182,8 +182,8 @@ def _outcome_of(name: str, trials: Trials, tuning: Tuning) -> Outcome:
     is_baseline = name == tuning.goal.baseline
     place, reason = _result(name, tuning)
     facts: dict[str, Scalar] = {"tuned_for": tuning.goal.objective, "race_place": place, "race_reason": reason}
-    if place == "dropped" and (eliminators := tuning.race.eliminators(name)):
-        facts["race_beaten_by"] = ", ".join(eliminators)
+    if better := tuning.race.better_than(name):
+        facts["race_beaten_by"] = ", ".join(better)
     proof_visits = trials.fresh.get((tuning.proven_of, name), [])
     fresh = [proof_visits[number] for number in tuning.proofs.rounds(tuning.proven_of)] if proof_visits else []
     visits = fresh or trials.rounds[name]
