@@ -26,6 +26,8 @@ from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, Train
 from tests.experiments.installed import pretend
 
 SETTINGS = Settings(model="m", revision="r", device="cpu", max_new_tokens=7, warmup=2, min_repeats=3)
+# Experiments that compare numbers of new tokens of their own.
+OWN_LENGTHS = {"cache_padding"}
 
 
 @pytest.mark.parametrize("name", suite.NAMES)
@@ -48,11 +50,10 @@ def test_every_experiment(name):
             "cpu",
         )
         if isinstance(scenario.task, GenerateTask):
+            if name not in OWN_LENGTHS:
+                assert scenario.task.max_new_tokens == 7, "or it belongs to OWN_LENGTHS"
             assert scenario.task.ignore_eos
             assert scenario.repeat == RepeatPolicy(2, 3, 1.0, 60.0)
-    tasks = [scenario.task for scenario in experiment.scenarios]
-    lengths = {task.max_new_tokens for task in tasks if isinstance(task, GenerateTask)}
-    assert lengths <= {7} or len(lengths) > 1, "unless it compares numbers of new tokens"
     assert experiment.settings.get("max_new_tokens", 7) == 7, "of those that generate"
     assert all(isinstance(value, (str, int, float, bool)) for value in experiment.settings.values())
 

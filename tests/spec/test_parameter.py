@@ -22,7 +22,8 @@ def type_name(value):
 
 @pytest.mark.parametrize("value", [None, *NOT_TEXTS], ids=type_name)
 def test_an_argument_that_is_not_a_text_is_refused_with_its_type(value):
-    with pytest.raises(UsageError, match=f"^model .*is (an? )?{type_name(value).removesuffix('Type')}.*: give a text"):
+    expected = "^model is None: give a text$" if value is None else f"is an? {type_name(value)}: give a text$"
+    with pytest.raises(UsageError, match=expected):
         require_text("model", value)
     with pytest.raises(UsageError):
         require_texts("prompt", [value])
