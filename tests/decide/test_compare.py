@@ -399,3 +399,6 @@ def test_unreadable_samples_of_a_repeated_run_are_not_none(studies, uri, tmp_pat
         database.commit()
     with pytest.raises(UsageError, match=r"samples.json of run \w+ cannot be read, which repeated its calls"):
         llmtrack.measurements(run_id, tracking_uri=uri)
+    # The study's own run has none, whatever its scenarios have.
+    own = runs(study=studies[0], kind="study", tracking_uri=uri)["run_id"].iloc[0]
+    assert llmtrack.measurements(own, tracking_uri=uri).empty

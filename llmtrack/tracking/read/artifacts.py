@@ -90,11 +90,8 @@ def measurements(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
         for metric, values in raw_samples(run.run_id, tracking_uri).items()
         for number, value in enumerate(values, start=1)
     ]
-    if not rows and any(
-        name.startswith(schema.SPREAD_PREFIX)
-        for tracked in runs_of_id(run.run_id, tracking_uri)
-        for name in tracked.metrics
-    ):
+    own = [] if rows else [tracked for tracked in runs_of_id(run.run_id, tracking_uri) if tracked.run_id == run.run_id]
+    if any(name.startswith(schema.SPREAD_PREFIX) for tracked in own for name in tracked.metrics):
         raise UsageError(
             f"{_FILE} of run {run.run_id} cannot be read, which repeated its calls: is its folder reachable?"
         )
