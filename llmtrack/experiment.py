@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from llmtrack.errors import ExtensionError, LlmtrackError, in_words, is_out_of_memory
-from llmtrack.host.entry_points import EXPERIMENT_POINTS, find_extension, unusable
+from llmtrack.errors import ExtensionError
+from llmtrack.host.entry_points import EXPERIMENT_POINTS, find_extension, naming_plugin, unusable
 from llmtrack.host.formatting import type_name
 from llmtrack.spec.options import non_defaults, tracked_settings
 from llmtrack.spec.scenario import Scalar, Scenario
@@ -170,18 +171,11 @@ def _unusable(experiment: str, why: str) -> ExtensionError:
     return ExtensionError(f"experiment {experiment} cannot be used: {why}: fix or update its package")
 
 
-@contextmanager
-def _naming_package(experiment: str, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Raise an ExtensionError naming the experiment for errors of its function, except messages to the user, exhausted
-    memory, and bugs of a built-in experiment, which keep their traceback.
-    """
-    try:
-        yield
-    except Exception as error:
-        is_builtin = str(getattr(function, "__module__", "")).partition(".")[0] in _BUILTIN
-        if is_builtin or isinstance(error, LlmtrackError) or is_out_of_memory(error):
-            raise
-        raise _unusable(experiment, f"{name} raised {type(error).__name__}: {in_words(error)}") from error
+def _naming_package(experiment: str, name: str, function: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Name the experiment in errors of its function; bugs of a built-in experiment keep their traceback."""
+    if str(getattr(function, "__module__", "")).partition(".")[0] in _BUILTIN:
+        return nullcontext()
+    return naming_plugin(partial(_unusable, experiment), name)
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,12 @@ def optional(ctx: click.Context, param: click.Parameter, value: str | None) -> s
 
 
 def optional_study(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Parse `none` as None; leave an empty text, such as an unset variable of a shell, to be refused."""
-    return optional(ctx, param, value) if value is None or value.strip() else value
+    """Parse `none` as None; refuse an empty text, such as an unset variable of a shell."""
+    if value is not None and not value.strip():
+        from llmtrack.tracking.read.query import split_scenario
+
+        split_scenario(value)
+    return optional(ctx, param, value)
 
 
 def comma_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:

@@ -70,12 +70,10 @@ def compare(
         others = ("model", "search", "tags", "since", "until")
         if every or output or warnings or any(chosen[name] for name in others):
             raise UsageError("with --baseline, choose runs by --candidate, --study and --experiment only")
-        latest = (
-            None if candidate or chosen["study"] is not None else _latest(chosen["tracking_uri"], chosen["experiment"])
-        )
+        latest = None if candidate or chosen["study"] else _latest(chosen["tracking_uri"], chosen["experiment"])
         show_differences(
             baseline,
-            candidate or (as_selector("latest" if chosen["study"] is None else chosen["study"]),),
+            candidate or (as_selector(chosen["study"] or "latest"),),
             metric or None,
             experiment=chosen["experiment"],
             across_environments=across_environments,
@@ -264,7 +262,7 @@ def recommend(
 
 def _latest_unless_chosen(chosen: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Default to the newest study (or suite) if the user selected nothing."""
-    if any(value or value == "" for name, value in chosen.items() if name != "tracking_uri"):
+    if any(value for name, value in chosen.items() if name != "tracking_uri"):
         return chosen, None
     return {**chosen, "study": "latest"}, _latest(chosen["tracking_uri"])
 

@@ -231,20 +231,27 @@ def _sentence(
     if lead is not None and lead.ratio is not None and reference is not None:
         parts[0] += f", {_lead_text(lead, reference.name)}"
     if objective != QUALITY:
-        increase = _increase(best, reference)
-        if increase is not None:
-            is_reference = reference is not None and reference.run_id == best.run_id
-            change = "" if is_reference else share_text(increase)
-            value = f"{best.metrics[QUALITY]:.3f}" if best.has(QUALITY) else ""
-            if value or change:
-                parts.append(f"perplexity {f'{value} ({change})' if value and change else value or change}")
-        elif limits.perplexity_increase is None:
+        perplexity = _perplexity_text(best, reference)
+        if perplexity:
+            parts.append(f"perplexity {perplexity}")
+        elif perplexity is None and limits.perplexity_increase is None:
             parts.append("unknown perplexity")
     if best.has(MEMORY) and objective != MEMORY:
         parts.append(f"{best.metrics[MEMORY]:,.0f} MiB peak memory")
     among = f"{_best_in(objective)} of {plural(len(timed), 'scenario')}" if len(timed) > 1 else "the only scenario"
     within = " that keeps to the limits" if limits != Limits() else ""
     return f"Run {best.scenario}{doubt(best)}: {among}{within}{_of_model(best)}, with {_enumerated(parts)}."
+
+
+def _perplexity_text(run: Run, reference: Run | None) -> str | None:
+    """Return a perplexity and its increase, as far as known; None without an increase."""
+    increase = _increase(run, reference)
+    if increase is None or reference is None:
+        return None
+    value = f"{run.metrics[QUALITY]:.3f}" if run.has(QUALITY) else ""
+    if run.run_id == reference.run_id:
+        return value
+    return f"{value} ({share_text(increase)})" if value else share_text(increase)
 
 
 def _best_in(metric: str) -> str:

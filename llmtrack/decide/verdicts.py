@@ -112,33 +112,28 @@ def difference_between(
     tests, floor = family_size(baseline, candidate), noise_floor_of(metric, baseline, candidate)
     difference = build_difference(metric, before, after, samples, candidate_samples, known_spreads)
     judged = judge(difference, alpha, tests, floor)
-    if judged.repeats_needed and not is_within_floor(judged.ratio.value if judged.ratio else 1.0, floor):
-        judged = _as_searched(judged, baseline, candidate)
+    if judged.repeats_needed:
+        judged = _as_searched(judged, baseline, candidate, floor)
     return dataclasses.replace(judged, doubts=(*named_warnings(baseline), *named_warnings(candidate)))
 
 
-def _as_searched(difference: Difference, baseline: Run, candidate: Run) -> Difference:
+def _as_searched(difference: Difference, baseline: Run, candidate: Run, floor: float) -> Difference:
     """Return the difference of two runs with too few repeats as a search of `tune` decided it, if it did.
 
     It compares samples taken within seconds of each other, and stops once one is better: the few tracked repeats would
     be doubted afterwards. It decides on candidates of one search, in its objective.
     """
+    ratio = difference.ratio
     objectives = {run.text("tuned_for") for run in (baseline, candidate)}
+    if ratio is None or is_within_floor(ratio.value, floor):
+        return difference
     if baseline.study_id != candidate.study_id or objectives != {difference.metric}:
         return difference
-    found: dict[str, bool] = {
-        "worse": baseline.scenario in _better_than(candidate),
-        "better": candidate.scenario in _better_than(baseline),
-    }
-    assert difference.ratio is not None  # else repeats would not help
-    decided = with_direction(difference, difference.ratio)
-    if not found.get(decided.verdict):
+    decided = with_direction(difference, ratio)
+    better, worse = (candidate, baseline) if decided.verdict == "better" else (baseline, candidate)
+    if better.scenario not in worse.text("race_beaten_by").split(", "):
         return difference
     return dataclasses.replace(decided, words=f"{decided.words}, as the search found", repeats_needed=0)
-
-
-def _better_than(run: Run) -> list[str]:
-    return run.text("race_beaten_by").split(", ")
 
 
 # --- commands that measure more

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -105,8 +105,8 @@ def instance_of(expected: str, *types: type) -> ReturnCheck:
 
 
 @contextmanager
-def naming_plugin(point: EntryPoint, function: str) -> Iterator[None]:
-    """Raise an ExtensionError naming the plug-in for errors of its function, except messages to the user and exhausted
+def naming_plugin(error_of: Callable[[str], ExtensionError], function: str) -> Iterator[None]:
+    """Raise a plug-in's error, given the reason, for errors of its function, except messages to the user and exhausted
     memory.
     """
     try:
@@ -114,7 +114,7 @@ def naming_plugin(point: EntryPoint, function: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, LlmtrackError) or is_out_of_memory(error):
             raise
-        raise unusable(point, f"{function} raised {type(error).__name__}: {in_words(error)}") from error
+        raise error_of(f"{function} raised {type(error).__name__}: {in_words(error)}") from error
 
 
 def make_checked(
@@ -136,7 +136,7 @@ def make_checked(
     Raises:
         ExtensionError: making it failed, or it is unusable.
     """
-    with naming_plugin(point, function):
+    with naming_plugin(partial(unusable, point), function):
         plugin = make()
     if reason := why_unusable(plugin):
         raise unusable(point, reason)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -161,7 +161,7 @@ class Recipe:
         if options is not None and parameters(self.options):
             arguments = (*arguments, options)
         point, function = _provider(self), f"apply of {self.label}"
-        with naming_plugin(point, function) if point else nullcontext():
+        with naming_plugin(partial(unusable, point), function) if point else nullcontext():
             result = self.apply(*arguments)
         check = _RETURNS.get(self.backend)
         if point and check and (problem := check.problem(function, result)):

@@ -25,6 +25,10 @@ class Warn:
     text: str
 
 
+LOADING = "loading"
+"""Beginning of a step that loads a model, which may take an hour in silence."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """A step of a scenario is about to start.

@@ -28,7 +28,7 @@ from llmtrack.tracking.store_errors import (
     one_line,
     refusal,
 )
-from llmtrack.tracking.uri import is_database, resolve_tracking_uri, sqlite_path
+from llmtrack.tracking.uri import is_database, open_read_only, resolve_tracking_uri, sqlite_path
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -243,7 +243,7 @@ def _has_tables(uri: str) -> bool:
 def _has_runs(path: Path) -> bool:
     """Return whether an SQLite file has MLflow's table of runs; a file that cannot be read is left to MLflow."""
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        with contextlib.closing(open_read_only(path)) as database:
             return bool(database.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchone())
     except sqlite3.Error:
         return True
@@ -258,8 +258,8 @@ def _is_tracking_database(path: Path, uri: str) -> bool:
     try:
         with user_lock("store", uri).acquire(timeout=_INITIALISE_TIMEOUT_S):
             return _has_runs(path)
-    except Timeout:
-        return True
+    except (Timeout, OSError):
+        return True  # `initialise` reports it.
 
 
 @contextlib.contextmanager

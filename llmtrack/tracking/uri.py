@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -62,6 +63,11 @@ def sqlite_path(uri: str) -> Path | None:
         # MLflow percent-encodes the path, and only some SQLAlchemy releases decode it.
         path = make_url(uri).database
     return Path(path) if path and path != ":memory:" else None
+
+
+def open_read_only(path: Path) -> sqlite3.Connection:
+    """Open an SQLite file without writing or creating it."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
 def is_database(uri: str) -> bool:

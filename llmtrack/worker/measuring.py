@@ -12,7 +12,7 @@ from llmtrack.engine import Engine
 from llmtrack.engines.options import ThreadOption, loaded_as
 from llmtrack.errors import ExtensionError, LlmtrackError, ScenarioError
 from llmtrack.measure.timing import Clock
-from llmtrack.spec.events import Emit, Event, Log, Progress, SoFar, Warn
+from llmtrack.spec.events import LOADING, Emit, Event, Log, Progress, SoFar, Warn
 from llmtrack.spec.options import chosen
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario, Variant
@@ -105,7 +105,7 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
     try:
         with preparation_logged(emit):
             # It may take an hour, in silence: whoever waits must know that it is no step of a measurement.
-            engine, fresh = engines.get(scenarios[0].variant, lambda: emit(Progress(scenarios[0].name, "loading")))
+            engine, fresh = engines.get(scenarios[0].variant, lambda: emit(Progress(scenarios[0].name, LOADING)))
     except Exception as error:
         # A scenario's own error (out of memory, unsupported ...) is more specific than a loading failure.
         is_unspecific = isinstance(error, LlmtrackError) and not isinstance(error, ScenarioError)

@@ -26,7 +26,7 @@ from llmtrack.quality.encoding import tokens_digest
 from llmtrack.quality.metrics import cut_warnings, quality_warnings
 from llmtrack.quality.perplexity import Batch, prepare, score_shard, score_texts
 from llmtrack.quality.shards import share_out
-from llmtrack.spec.events import Emit, Log, Progress, SoFar
+from llmtrack.spec.events import LOADING, Emit, Log, Progress, SoFar
 from llmtrack.spec.outcome import Failure, Measurement, StepValues
 from llmtrack.spec.scenario import QualityCheck, Scalar, Scenario, Variant
 from llmtrack.spec.scores import Compared, Part
@@ -115,7 +115,7 @@ def with_quality(
     # Loading a second model takes the most memory, so it comes last.
     emit(SoFar(timed))
     try:
-        emit(Progress(name, "loading the reference"))
+        emit(Progress(name, f"{LOADING} the reference"))
         reference = load(check.reference)
         tags = reference_tags(reference)
         try:
@@ -226,7 +226,7 @@ def measure_shard(
             part, text = _score_shard(scenario.name, task, engine, corpus, text, emit, clock)
         else:
             assert scenario.quality.reference is not None  # otherwise there is nothing to compare with
-            emit(Progress(scenario.name, "loading the reference"))
+            emit(Progress(scenario.name, f"{LOADING} the reference"))
             reference = load(scenario.quality.reference)
             tags |= reference_tags(reference)
             check, name = scenario.quality, scenario.name

@@ -20,7 +20,7 @@ from llmtrack.measure.system_metrics import system_reader, system_values
 from llmtrack.measure.timing import Clock
 from llmtrack.quality.metrics import compute_perplexity, quality_warnings
 from llmtrack.quality.perplexity import Batch
-from llmtrack.spec.events import Begun, Emit, Log, Progress, SoFar, Steps, Warn
+from llmtrack.spec.events import LOADING, Begun, Emit, Log, Progress, SoFar, Steps, Warn
 from llmtrack.spec.options import chosen
 from llmtrack.spec.outcome import Failure, Measurement, Outcome, StepValues
 from llmtrack.spec.scenario import Scenario
@@ -41,7 +41,7 @@ PROMPT_TOKENS = 16
 def measure_training(scenario: Scenario, task: TrainTask, emit: Emit, clock: Clock) -> None:
     """Train and emit the outcome; if a signal requests to stop, save a checkpoint first."""
     started = time.time()
-    emit(Progress(scenario.name, "loading", 0.0))
+    emit(Progress(scenario.name, LOADING, 0.0))
     # Catch everything: the steps are not the engine's own calls.
     with defer_signals() as should_stop, threads_set(chosen(TorchOptions, scenario.variant.options).threads):
         try:

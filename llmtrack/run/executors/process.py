@@ -17,9 +17,9 @@ from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.host.formatting import clock_text
 from llmtrack.host.processes import OUT_OF_MEMORY
 from llmtrack.run.executors.executor import BESIDE, ParallelWorkers, PartialResults
-from llmtrack.run.executors.timeouts import LOADING, STARTING, Patience
+from llmtrack.run.executors.timeouts import STARTING, Patience
 from llmtrack.run.executors.worker_process import WorkerProcess
-from llmtrack.spec.events import Emit, Progress, SoFar, event_from_json
+from llmtrack.spec.events import LOADING, Emit, Progress, SoFar, event_from_json
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import Scenario, Variant
 from llmtrack.spec.serialization import to_json

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from llmtrack.errors import ScenarioError
 from llmtrack.host.formatting import clock_text
-from llmtrack.spec.events import Event, Progress
+from llmtrack.spec.events import LOADING, Event, Progress
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Scenario
 
-STARTING, LOADING = "starting", "loading"
-"""Step prefixes with their own timeout."""
+STARTING = "starting"
+"""Beginning of the step before `LOADING`; both have a timeout of their own."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class StepTimeout:
 
     def __init__(self, emit: Callable[[Event], None], seconds: float, clock: Callable[[], float], first: str) -> None:
         self._emit, self._seconds, self._clock = emit, seconds, clock
-        self._at = Progress(first, "loading")
+        self._at = Progress(first, LOADING)
         self._overruns: dict[str, str] = {}
         self._since = clock()
 

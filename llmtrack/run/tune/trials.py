@@ -25,7 +25,7 @@ from llmtrack.run.study.journal import Journal
 from llmtrack.run.study.progress import SearchProgress
 from llmtrack.run.tune.priors import prior_of, uncompiled
 from llmtrack.run.tune.search_space import Candidate
-from llmtrack.spec.events import Collected, Event, Log, Progress
+from llmtrack.spec.events import LOADING, Collected, Event, Log, Progress
 from llmtrack.spec.outcome import Failure, Measurement, Outcome
 from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.spec.serialization import from_json, to_json
@@ -120,7 +120,7 @@ class Trials:
         self.acts: list[Act] = []
         self.before_s = 0.0
         self._gone: set[str] = set()
-        self._at = Progress("", "loading")
+        self._at = Progress("", LOADING)
         self._text_digests: dict[int, Scalar] = {}
         self._parts = []
         for number, texts in enumerate(parts_of(goal.corpus)):
@@ -284,7 +284,7 @@ class Trials:
                 self._progress.on_event(event)
 
         # Initial phase: it may have to be loaded, or even built.
-        self._at = Progress(scenario.name, "loading")
+        self._at = Progress(scenario.name, LOADING)
         self._progress.step(self._at)
         collected = Collected(hear)
         self._pool.run((scenario,), collected, seconds)

@@ -21,7 +21,7 @@ from llmtrack.host.libraries import gc_paused
 from llmtrack.metrics import DETAILS_TAG, ENVIRONMENT_TAG, SERIES_PREFIX, SYSTEM_PREFIX
 from llmtrack.tracking.read.filters import RunFilter
 from llmtrack.tracking.read.parsing import RunParser
-from llmtrack.tracking.uri import sqlite_path
+from llmtrack.tracking.uri import open_read_only, sqlite_path
 
 NEWEST = (3, 17)
 """Newest MLflow release whose tables were verified; a newer one may store values elsewhere."""
@@ -139,7 +139,7 @@ def _query(uri: str, ask: Callable[[sqlite3.Connection], Answer], tables: Mappin
     if path is None or "?" in uri or not _is_known_mlflow():
         return None
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        with closing(open_read_only(path)) as database:
             known = all(_is_known(database, table, columns) for table, columns in tables.items())
             return ask(database) if known else None
     except (sqlite3.Error, ValueError):

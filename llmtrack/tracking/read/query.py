@@ -150,8 +150,8 @@ def split_scenario(selector: str) -> tuple[str, str]:
         UsageError: a part is empty, such as an unset variable of a shell: it must not mean the newest study, or all.
     """
     name, mark, scenario = selector.strip().partition("#")
-    if not name or name == "study:" or (mark and not scenario):
-        missing = "scenario after #" if name and name != "study:" else "run or study"
+    missing = "run or study" if name in ("", "study:") else "scenario after #" if mark and not scenario else ""
+    if missing:
         raise UsageError(f"{selector!r} names no {missing}: use for example latest, latest:precision or latest#float32")
     return name, scenario
 

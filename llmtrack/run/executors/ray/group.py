@@ -13,8 +13,8 @@ from llmtrack.host.formatting import plural
 from llmtrack.run.executors.executor import BESIDE, PartialResults
 from llmtrack.run.executors.ray.files import Parcel, home_of, note_home, with_files
 from llmtrack.run.executors.ray.kinds import Node
-from llmtrack.run.executors.timeouts import LOADING, STARTING
-from llmtrack.spec.events import Begun, Emit, Log, Progress, SoFar, event_from_json
+from llmtrack.run.executors.timeouts import STARTING
+from llmtrack.spec.events import LOADING, Begun, Emit, Log, Progress, SoFar, event_from_json
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.serialization import to_json
